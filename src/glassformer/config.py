@@ -1,0 +1,191 @@
+"""Configs: frozen dataclasses that survive JSON, with a registry of kinds.
+
+    class MixerConfig(Config, family=True): ...
+    @dataclass(frozen=True)
+    class Softmax(MixerConfig, kind="softmax"): ...
+
+A *family* is an abstract config; the class statement of a member registers its kind inside the family. Decoding is
+strict: an unknown field or kind raises and lists what exists. No torch here.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Self
+
+from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
+
+FORMAT_VERSION = 1
+
+
+class Config:
+    """Base of all configs. Members are frozen dataclasses with plain fields: numbers, strings, tuples, other configs."""
+
+    kind: ClassVar[str | None] = None
+    registry: ClassVar[dict[str, type["Config"]]] = {}
+
+    def __init_subclass__(cls, *, kind: str | None = None, family: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if family:
+            cls.registry = {}
+        if kind is not None:
+            if kind in cls.registry:
+                raise ConfigError(f'kind "{kind}" is already registered by {cls.registry[kind].__qualname__}.')
+            cls.kind = kind
+            cls.registry[kind] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data; members of a family carry their `kind`."""
+        head = {"kind": self.kind} if self.kind else {}
+        return head | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(typing.cast(Any, self))}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Build a config from JSON data.
+
+        Raises:
+            UnknownKind: The kind is not registered in this family.
+            UnknownField: A field the kind does not have.
+            ConfigError: A value of the wrong type, a missing field, or fields that exclude each other.
+        """
+        return _decode_config(cls, data, cls.__name__)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps({"format": FORMAT_VERSION} | self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of `to_json`; raises `ConfigError` for anything that is not such a document."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{cls.__name__}: not valid JSON ({error}).") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"{cls.__name__}: expected a JSON object, found {type(data).__name__}.")
+        found = data.pop("format", FORMAT_VERSION)
+        if found != FORMAT_VERSION:
+            raise ConfigError(f"{cls.__name__}: written in format {found!r}; this version reads {FORMAT_VERSION}.")
+        return cls.from_dict(data)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; an unknown name raises `UnknownField`."""
+        names = [f.name for f in dataclasses.fields(typing.cast(Any, self))]
+        for name in changes:
+            if name not in names:
+                raise UnknownField(_no_field(type(self), name, names))
+        return dataclasses.replace(typing.cast(Any, self), **changes)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ConfigError(message)` unless the condition holds: the one-line form for `__post_init__`."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode_config(cls: type, data: object, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected an object, found {type(data).__name__} ({_short(data)}).")
+    data = dict(data)
+    if cls.registry and ("kind" in data or not dataclasses.is_dataclass(cls)):
+        cls = _member(cls, data.pop("kind", None), where)
+    hints = _hints(cls)
+    for name in data:
+        if name not in hints:
+            raise UnknownField(f"{where}: " + _no_field(cls, str(name), list(hints)))
+    values = {name: _decode(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
+    if missing:
+        raise ConfigError(f"{where}: missing " + ", ".join(f'"{name}"' for name in missing) + ".")
+    return cls(**values)
+
+
+def _member(family: type[Config], kind: object, where: str) -> type[Config]:
+    if isinstance(kind, str) and kind not in family.registry:
+        for entry in entry_points(group="glassformer.mechanisms"):
+            if entry.name == kind:
+                entry.load()
+    if not isinstance(kind, str) or kind not in family.registry:
+        known = ", ".join(sorted(family.registry))
+        hint = nearest(kind, family.registry) if isinstance(kind, str) else ""
+        raise UnknownKind(f"{where}: no kind {kind!r}.{hint} Known: {known}.")
+    member = family.registry[kind]
+    if not issubclass(member, family):
+        raise UnknownKind(f"{where}: kind {kind!r} is a {member.__name__}, not a {family.__name__}.")
+    return member
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(arguments, value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where}: expected a list, found {_short(value)}.")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        if len(value) != len(arguments):
+            raise ConfigError(f"{where}: expected {len(arguments)} items, found {len(value)}.")
+        return tuple(_decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(arguments, value)))
+    if origin is typing.Literal:
+        if value not in arguments or isinstance(value, bool) != any(isinstance(a, bool) for a in arguments):
+            known = ", ".join(repr(a) for a in arguments)
+            hint_text = nearest(value, [str(a) for a in arguments]) if isinstance(value, str) else ""
+            raise ConfigError(f"{where}: {_short(value)} is not one of {known}.{hint_text}")
+        return value
+    if isinstance(hint, type) and issubclass(hint, Config):
+        return _decode_config(hint, value, where)
+    # bool is an int in Python, and an int is a fine float: say both explicitly
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        if hint is float and (value != value or value in (float("inf"), float("-inf"))):
+            raise ConfigError(f"{where}: {value!r} is not a finite number.")
+        return value
+    raise ConfigError(f"{where}: expected {hint.__name__}, found {_short(value)}.")
+
+
+def _decode_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    options = [a for a in arguments if a is not type(None)]
+    if value is None:
+        raise ConfigError(f"{where}: null is not allowed here.")
+    if len(options) == 1:
+        return _decode(options[0], value, where)
+    failures = []
+    for option in options:
+        try:
+            return _decode(option, value, where)
+        except ConfigError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(cls)}
+    return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _no_field(cls: type, name: str, names: list[str]) -> str:
+    return f'{cls.__name__} has no field "{name}".{nearest(name, names)} Fields: {", ".join(names)}.'
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,90 @@
+"""Public exceptions and the "nearest name" helper.
+
+Every message says what was asked, what was found and what would work. Each class also derives from the built-in that a
+caller would reach for, so `except ValueError` keeps working.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GlassformerError(Exception):
+    """Base of every error this package raises on purpose; the command line turns it into exit code 2."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message, quotes and all
+        return "\n".join(str(a) for a in self.args)
+
+
+class ConfigError(GlassformerError, ValueError):
+    """A config whose fields do not fit together, or whose JSON cannot be read."""
+
+
+class UnknownField(ConfigError):
+    """A config names a field that its kind does not have."""
+
+
+class UnknownKind(ConfigError):
+    """A config names a kind that nothing registered."""
+
+
+class UnknownSite(GlassformerError, KeyError):
+    """A read or an edit names a site that the model does not have."""
+
+
+class UnknownAxis(GlassformerError, ValueError):
+    """`At(...)` or a labelled tensor is addressed by an axis name it does not have."""
+
+
+class ShapeMismatch(GlassformerError, ValueError):
+    """A value does not fit the place it is put into."""
+
+
+class SiteNotRead(GlassformerError, KeyError):
+    """A run lacks a site that an analysis needs; the message lists what to add to `read=`."""
+
+
+class AnalysisUnavailable(GlassformerError, ValueError):
+    """An analysis is not defined for this mechanism; the message names trait, mechanism and the nearest alternative."""
+
+
+class NoPattern(AnalysisUnavailable):
+    """A pattern was asked of a mechanism, or of a route, that has none."""
+
+
+class UnknownModel(GlassformerError, KeyError):
+    """No shipped model, preset or folder of that name."""
+
+
+class CheckpointError(GlassformerError, ValueError):
+    """A checkpoint is truncated, damaged, of a refused format, or does not fit its config."""
+
+
+class SaveError(GlassformerError, OSError):
+    """Something could not be written; whatever was there before is still whole."""
+
+
+class TextError(GlassformerError, ValueError):
+    """Text that cannot be used: empty, longer than the context, or not UTF-8."""
+
+
+class TokenOutOfRange(GlassformerError, ValueError):
+    """A token id is outside the model's vocabulary."""
+
+
+class DataError(GlassformerError, ValueError):
+    """A corpus holds no usable text, or a task's parameters exclude each other."""
+
+
+class RunFolderError(GlassformerError, RuntimeError):
+    """A run folder is in use by another process, or belongs to a different recipe."""
+
+
+class MissingExtra(GlassformerError, ImportError):
+    """An optional library is not installed; the message names the extra that brings it."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return ` Nearest: "x".` for the closest candidate, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.4)
+    return f' Nearest: "{close[0]}".' if close else ""

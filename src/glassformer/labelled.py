@@ -1,0 +1,168 @@
+"""Labelled tensors and the base of every result.
+
+`Labelled` is values + axis names + coordinates. It selects, ranks and exports; it does no algebra: use `.values`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
+
+Coordinate = str | int | float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labelled:
+    """A tensor whose axes have names and, where it helps, coordinates.
+
+    Args:
+        values: The numbers.
+        axes: One name per dimension.
+        coords: Labels along an axis (token strings, `L3H5`, …); axes without labels count from 0.
+    """
+
+    values: Tensor
+    axes: tuple[str, ...]
+    coords: Mapping[str, Sequence[Coordinate]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != self.values.ndim:
+            raise ShapeMismatch(f"{len(self.axes)} axis names {self.axes} for a tensor of shape {self.shape}.")
+        for axis, labels in self.coords.items():
+            if len(labels) != self.size(axis):
+                raise ShapeMismatch(f'axis "{axis}" has {self.size(axis)} entries but {len(labels)} coordinates.')
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def size(self, axis: str) -> int:
+        return self.shape[self.dim(axis)]
+
+    def dim(self, axis: str) -> int:
+        """Return the dimension an axis name stands for; raises `UnknownAxis`."""
+        if axis not in self.axes:
+            raise UnknownAxis(f'no axis "{axis}".{nearest(axis, self.axes)} Axes: {" ".join(self.axes)}.')
+        return self.axes.index(axis)
+
+    def labels(self, axis: str) -> list[Coordinate]:
+        return list(self.coords.get(axis, range(self.size(axis))))
+
+    def select(self, **at: int | slice | str) -> "Labelled":
+        """Pick along named axes: an integer or a coordinate drops the axis, a slice keeps it."""
+        index: list[int | slice] = [slice(None)] * len(self.axes)
+        for axis, where in at.items():
+            d = self.dim(axis)
+            index[d] = self._position(axis, where) if isinstance(where, str) else where
+        axes = tuple(a for a, i in zip(self.axes, index) if isinstance(i, slice))
+        coords = {a: list(c)[index[self.dim(a)]] for a, c in self.coords.items() if a in axes}
+        return Labelled(self.values[tuple(index)], axes, coords)
+
+    def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False) -> list[tuple[tuple[Coordinate, ...], float]]:
+        """Return the k largest (smallest, or largest in absolute value) entries as (coordinates, value)."""
+        flat = self.values.detach().flatten()
+        order = (flat.abs() if by_size else flat).topk(min(k, flat.numel()), largest=largest).indices
+        labels = [self.labels(axis) for axis in self.axes]
+        rows = []
+        for i in order.tolist():
+            position = torch.unravel_index(torch.tensor(i), self.shape)
+            rows.append((tuple(names[int(p)] for names, p in zip(labels, position)), float(flat[i])))
+        return rows
+
+    def to_frame(self) -> Any:
+        """Return a long-form pandas DataFrame with one column per axis and one called `value`."""
+        import pandas as pd
+
+        labels = [self.labels(axis) for axis in self.axes]
+        index = pd.MultiIndex.from_product(labels, names=self.axes) if self.axes else None
+        return pd.DataFrame({"value": self.values.detach().float().cpu().flatten().numpy()}, index=index).reset_index()
+
+    def to_xarray(self) -> Any:
+        try:
+            import xarray
+        except ImportError as error:
+            raise MissingExtra("to_xarray needs xarray: pip install 'glassformer[xarray]'.") from error
+        coords = {axis: list(labels) for axis, labels in self.coords.items()}
+        return xarray.DataArray(self.values.detach().float().cpu().numpy(), coords=coords, dims=self.axes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data: axes, coordinates and nested lists of values."""
+        coords = {axis: list(labels) for axis, labels in self.coords.items()}
+        return {"axes": list(self.axes), "coords": coords, "values": self.values.detach().float().cpu().tolist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Labelled":
+        return cls(torch.tensor(data["values"]), tuple(data["axes"]), data["coords"])
+
+    def __repr__(self) -> str:
+        sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape))
+        return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')})"
+
+    def _position(self, axis: str, label: str) -> int:
+        labels = self.labels(axis)
+        if label not in labels:
+            raise UnknownAxis(f'axis "{axis}" has no "{label}".{nearest(label, map(str, labels))}')
+        return labels.index(label)
+
+
+class Result:
+    """Base of what an analysis returns: a frozen dataclass of labelled tensors, numbers and strings.
+
+    A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`) and prints as a short summary; tables, figures and
+    pages are views made elsewhere.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in _fields(self)}
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+    def to_frame(self) -> Any:
+        """Return the first labelled field as a long-form DataFrame."""
+        for field in _fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Labelled):
+                return value.to_frame()
+        raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
+
+    def save(self, path: str | Path) -> Path:
+        path = Path(path)
+        path.write_text(self.to_json(indent=1), encoding="utf-8")
+        return path
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def __repr__(self) -> str:
+        parts = [f"{f.name}={_brief(getattr(self, f.name))}" for f in _fields(self)]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _fields(result: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(result)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Labelled, Result)):
+        return value.to_dict()
+    if isinstance(value, Tensor):
+        return value.detach().cpu().tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
