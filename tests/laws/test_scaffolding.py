@@ -1,0 +1,36 @@
+"""The test scaffolding itself: a comparison that cannot fail, or poison that does not poison, would hide every bug."""
+
+import pytest
+import torch
+from closeness import close
+from torch import Tensor
+
+from glassformer.config import Config
+from glassformer.labelled import Labelled
+
+
+def test_fresh_memory_is_poisoned() -> None:
+    assert torch.empty(1000).isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([1.0, 2.1]), torch.tensor([1.0, torch.nan]), torch.tensor([0.9, 2.0])])
+def test_close_rejects_what_differs(wrong: Tensor) -> None:
+    with pytest.raises(AssertionError, match="of the reference's RMS"):
+        close(wrong, torch.tensor([1.0, 2.0]), tolerance=1e-3)
+
+
+def test_close_measures_errors_against_the_size_of_the_reference() -> None:
+    reference = torch.tensor([1e6, 2e6])
+    close(reference + 1, reference)
+    with pytest.raises(AssertionError):
+        close(torch.tensor([1e-6]), torch.tensor([2e-6]))
+
+
+def test_annotations_are_checked_at_run_time() -> None:
+    with pytest.raises(Exception, match="Labelled"):
+        Labelled(torch.zeros(2), axes=3)  # type: ignore[arg-type]
+
+
+def test_a_method_that_returns_self_can_be_checked() -> None:
+    with pytest.raises(Exception, match="indent"):
+        Config.from_json("{}").to_json(indent="two")  # type: ignore[arg-type]
