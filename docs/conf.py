@@ -20,7 +20,6 @@ extensions = [
     "offline",
 ]
 exclude_patterns = ["_build", "_templates", "_extensions"]
-suppress_warnings = ["toc.empty_glob"]
 templates_path = ["_templates"]
 
 # docstrings write `name` for code, as Markdown does
