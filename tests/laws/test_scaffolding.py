@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from closeness import close
 from torch import Tensor
 
+from closeness import close
 from glassformer.config import Config
 from glassformer.labelled import Labelled
 
