@@ -38,6 +38,7 @@ check: $(DEV) docs
 	$(BIN)/python docs/run_examples.py
 
 docs: $(DEV)
+	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 
 bench: $(DEV)

@@ -6,7 +6,7 @@ from sphinx.application import Sphinx
 def indented_paragraphs_are_literal(
     app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]
 ) -> None:
-    """Put `::` before an indented paragraph that follows a flush one; sections like `Args:` have no blank line between."""
+    """Put `::` before an indented paragraph after a flush one; sections like `Args:` have no blank line between."""
     shown: list[str] = []
     flush = False  # whether the last paragraph started at the margin and is no list item or directive
     for before, line in zip(["", *lines], lines):
