@@ -31,9 +31,8 @@ def fixed_seed() -> None:
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fill fresh `torch.empty` with NaN (floats) or the largest value (integers), so that reading it shows."""
-    # torch poisons only while deterministic algorithms are asked for; warn_only leaves operators without one usable
+    # torch poisons while deterministic algorithms are asked for; warn_only leaves operators without one usable
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
 
