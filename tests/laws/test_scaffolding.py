@@ -1,7 +1,10 @@
 """The test scaffolding itself: a comparison that cannot fail, or poison that does not poison, would hide every bug."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from closeness import close
@@ -27,10 +30,16 @@ def test_close_measures_errors_against_the_size_of_the_reference() -> None:
 
 
 def test_annotations_are_checked_at_run_time() -> None:
-    with pytest.raises(Exception, match="Labelled"):
+    with pytest.raises(TypeCheckError, match="axes"):
         Labelled(torch.zeros(2), axes=3)  # type: ignore[arg-type]
 
 
-def test_a_method_that_returns_self_can_be_checked() -> None:
-    with pytest.raises(Exception, match="indent"):
-        Config.from_json("{}").to_json(indent="two")  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Empty(Config):
+    pass
+
+
+def test_a_method_that_returns_self_is_checked_too() -> None:
+    assert Empty.from_json("{}") == Empty()
+    with pytest.raises(TypeCheckError, match="text"):
+        Empty.from_json(5)  # type: ignore[arg-type]
