@@ -6,6 +6,7 @@ from glassformer.data.sources import Document, python_stdlib, read_source
 from glassformer.data.tasks import Induction, Repeat
 from glassformer.data.text import TextConfig, TextData
 from glassformer.data.tokenizer import Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.data.translation import ZhEnConfig
 
 __all__ = [
     "Batch",
@@ -19,6 +20,7 @@ __all__ = [
     "TextConfig",
     "TextData",
     "Tokenizer",
+    "ZhEnConfig",
     "bytes_tokenizer",
     "python_stdlib",
     "read_source",
