@@ -1,0 +1,115 @@
+"""Batches, and what every source of them promises.
+
+A `DataConfig` says which data; `config.build(tokenizer)` gives a `Data`, whose `batch(step, split)` is a pure function
+of the config, the split and the step. A run that stops and resumes therefore sees the same batches, bit for bit.
+
+Axes: `batch pos`; an encoder-decoder batch adds `batch source_pos`.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from glassformer.config import Config
+from glassformer.data.tokenizer import Tokenizer
+from glassformer.errors import DataError, nearest
+
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """What one training step reads.
+
+    Args:
+        tokens: Input of the decoder, int64 `batch pos`.
+        targets: The token that follows each input, int64 `batch pos`.
+        weight: True where the target counts in the loss, `batch pos`.
+        documents: Document of each input position, counted from 0 in each row; None if a row is one document.
+        lengths: Real input positions per row; what lies beyond is padding. None if every row is full.
+        source: Input of the encoder, int64 `batch source_pos`; None for decoders.
+        source_lengths: Real positions per source row.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    weight: Tensor
+    documents: Tensor | None = None
+    lengths: Tensor | None = None
+    source: Tensor | None = None
+    source_lengths: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the batch on another device."""
+        return dataclasses.replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+
+    def rows(self, count: int) -> Self:
+        """Return the first `count` rows."""
+        return dataclasses.replace(self, **{name: value[:count] for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are present, by name."""
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {name: value for name, value in fields if value is not None}
+
+
+class Data(Protocol):
+    """A source of batches.
+
+    `tokenizer` is the one that was passed in, or the one built in its place. `documents` yields token ids without
+    specials and is empty for data without documents.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+
+    def batch(self, step: int, split: Split = "train") -> Batch: ...
+    def documents(self, split: Split) -> Iterator[list[int]]: ...
+    def describe(self) -> dict[str, Any]: ...
+
+
+class DataConfig(Config, family=True):
+    """Which data, how many rows per batch, how long, and with which seed."""
+
+    batch_size: int
+    length: int
+    seed: int
+
+    def build(self, tokenizer: Tokenizer | None = None) -> Data:
+        """Read or prepare the data; without a tokenizer, one that fits is built."""
+        raise NotImplementedError
+
+
+def check_split(split: str) -> None:
+    """Raise `DataError` unless the split exists."""
+    if split not in SPLITS:
+        raise DataError(f'no split "{split}".{nearest(split, SPLITS)} Splits: {", ".join(SPLITS)}.')
+
+
+def generator(*key: object) -> torch.Generator:
+    """Return a generator seeded by the whole key, such as (seed, split, step)."""
+    return torch.Generator().manual_seed(hash64(*key) >> 1)
+
+
+def hash64(*key: object) -> int:
+    """Return a 64-bit hash that is the same in every process and on every machine."""
+    text = "\x1f".join(map(str, key))
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def is_heldout(share: float, *key: object) -> bool:
+    """Decide by hash whether the thing with this key is held out; true for about `share` of all keys."""
+    return hash64(*key) < share * 2**64
+
+
+def next_token_batch(sequence: Tensor, weight: Tensor | None = None, **fields: Tensor | None) -> Batch:
+    """Split rows of length + 1 tokens into inputs and next tokens; without a weight, every position counts."""
+    tokens, targets = sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
+    if weight is None:
+        weight = torch.ones(targets.shape, dtype=torch.bool)
+    return Batch(tokens, targets, weight, **fields)

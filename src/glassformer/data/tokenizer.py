@@ -1,0 +1,234 @@
+"""Tokenizers: text to token ids and back, with a readable form of every single token.
+
+One class wraps a `tokenizers.Tokenizer`; four functions build one: byte-level BPE, bytes, words, or any tokenizer.json.
+Specials are found by name (`<bos>`, `<eos>`, `<pad>`, `<unk>` and what well-known files call them). Text never turns
+into a special token: a document that happens to contain "<bos>" cannot forge a document boundary.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+from glassformer.errors import CheckpointError, ConfigError, SaveError, TextError, TokenOutOfRange
+
+FILE_NAME = "tokenizer.json"
+WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+_NAMES = {
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+_CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.encode_special_tokens = True
+        self._inner = inner
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without specials; raises `TextError` if it has none."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of many texts; faster than one by one."""
+        try:
+            encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError as error:
+            raise TextError("a text holds a lone surrogate, which has no bytes. Replace or drop it.") from error
+        except Exception as error:  # the library raises bare Exception
+            raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
+        return [item.ids for item in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
+        return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)
+
+    def token(self, id: int) -> str:
+        """Return one token as readable text: its spaces are spaces, bytes that are no UTF-8 are `<0xHH>`."""
+        text = self._inner.id_to_token(self._checked(id))
+        if text is None or id in self.specials:
+            return text or f"<{id}>"
+        if self._is_byte_level and all(c in _BYTE_OF for c in text):
+            escaped = bytes(_BYTE_OF[c] for c in text).decode("utf-8", "surrogateescape")
+            return re.sub("[\udc80-\udcff]", lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", escaped)
+        return text.replace("\u2581", " ")
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return each token as readable text."""
+        return [self.token(i) for i in ids]
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def specials(self) -> dict[int, str]:
+        """Special tokens by id."""
+        return {id: t.content for id, t in self._inner.get_added_tokens_decoder().items() if t.special}
+
+    @property
+    def bos(self) -> int | None:
+        return self._special("bos")
+
+    @property
+    def eos(self) -> int | None:
+        return self._special("eos")
+
+    @property
+    def pad(self) -> int | None:
+        return self._special("pad")
+
+    @property
+    def unk(self) -> int | None:
+        return self._special("unk")
+
+    def to_json(self) -> str:
+        """Return the content of its tokenizer.json."""
+        return self._inner.to_str()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `tokenizer.json` into the folder, whole or not at all; raises `SaveError`."""
+        path = Path(folder) / FILE_NAME
+        temporary = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            os.replace(temporary, path)
+        except OSError as error:
+            if temporary and os.path.exists(temporary):
+                os.unlink(temporary)
+            raise SaveError(f'cannot write "{path}": {error.strerror or error}.') from error
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer.json, or the one in a folder; raises `CheckpointError` if it is missing or broken."""
+        path = Path(path)
+        if path.is_dir():
+            path = path / FILE_NAME
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, CheckpointError) as error:
+            raise CheckpointError(f'cannot read the tokenizer "{path}": {error}') from error
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """Inverse of `to_json`; raises `CheckpointError`."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"not a tokenizer.json of the tokenizers library ({error}).") from error
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._inner.model.__class__.__name__}, vocab_size={self.vocab_size})"
+
+    def _special(self, role: str) -> int | None:
+        ids = (self._inner.token_to_id(name) for name in _NAMES[role])
+        return next((id for id in ids if id is not None), None)
+
+    def _checked(self, id: int) -> int:
+        if not 0 <= id < self.vocab_size:
+            raise TokenOutOfRange(f"token id {id} is outside the vocabulary: 0 to {self.vocab_size - 1}.")
+        return int(id)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.to_json())["decoder"])
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+    """Train a byte-level BPE: every text can be encoded, and the same texts give the same tokenizer.
+
+    Args:
+        texts: What to learn the merges from; read once, so a generator will do.
+        vocab_size: Specials, the 256 bytes and the merges together.
+        specials: Names of special tokens, which get the first ids.
+
+    Raises:
+        ConfigError: There is no room for the bytes and the specials.
+    """
+    specials = list(specials)
+    if vocab_size < 256 + len(specials):
+        raise ConfigError(
+            f"vocab_size={vocab_size} is too small for byte-level BPE: 256 bytes and {len(specials)} specials need "
+            f"at least {256 + len(specials)}."
+        )
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=sorted(_BYTE_OF),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(inner)
+
+
+def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+    """Return the tokenizer whose token ids are byte values; specials follow from 256 on."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={c: b for c, b in _BYTE_OF.items()}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(specials))
+    return Tokenizer(inner)
+
+
+def word_tokenizer(texts: Iterable[str], specials: Iterable[str] = WORD_SPECIALS) -> Tokenizer:
+    """Build a vocabulary of whole words, and of single Chinese characters.
+
+    Words are runs of letters and digits; punctuation stands alone. Decoding joins words with spaces, and Chinese
+    characters without. Words outside the vocabulary become `<unk>`, if that is among the specials.
+
+    Args:
+        texts: Texts or single words; ids follow the order of first appearance, after the specials.
+        specials: Names of special tokens, which get the first ids.
+    """
+    specials = list(specials)
+    splitter = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_CHINESE), behavior="isolated"), pre_tokenizers.Whitespace()]
+    )
+    words = dict.fromkeys(word for text in texts for word, _ in splitter.pre_tokenize_str(text))
+    vocab = {word: id for id, word in enumerate([*specials, *(w for w in words if w not in specials)])}
+    unknown = "<unk>" if "<unk>" in specials else None
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab, **({"unk_token": unknown} if unknown else {})))
+    inner.pre_tokenizer = splitter
+    chinese = decoders.Replace(Regex(f"^ (?={_CHINESE})"), "")
+    inner.decoder = decoders.Sequence([decoders.WordPiece(prefix="##", cleanup=True), chinese])
+    inner.add_special_tokens(specials)
+    return Tokenizer(inner)
+
+
+def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+    """Give each symbol its place in the list as id: for synthetic tasks. Texts are symbols with spaces between."""
+    inner = tokenizers.Tokenizer(models.WordLevel({symbol: id for id, symbol in enumerate(symbols)}))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens([name for name in specials if name in symbols])
+    return Tokenizer(inner)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the printable character that byte-level models write for each byte.
+
+    Source: Radford et al. 2019 (GPT-2): printable bytes stand for themselves, the others move up past U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
