@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing files whole or not at all."""
 
 import os
 import tempfile
@@ -7,41 +7,41 @@ from pathlib import Path
 from glassformer.errors import SaveError
 
 
-def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file under a temporary name beside it and move it into place; text is written as UTF-8.
+def write(path: str | Path, content: bytes | str) -> Path:
+    """Write a file so that a reader sees the old content or the new, never a part; missing folders are made.
 
     Raises:
-        SaveError: It could not be written. A file that was there before is still whole.
+        SaveError: The disk is full, the folder is read-only, or a part of the path is no folder. Nothing has changed.
     """
     path = Path(path)
-    temporary = None
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary: str | None = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
-        # mkstemp makes files for the owner alone; give the mode an ordinary write would have given
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        if temporary and os.path.exists(temporary):
+        if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise cannot_write(path, error) from error
+        reason = error.strerror or str(error)
+        raise SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to and has room.') from error
     return path
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise `SaveError` if a file cannot be made at this path: cheaper to learn before the work than after it."""
+    """Raise `SaveError` if a file could not be written here: cheaper to learn before long work than after it."""
     path = Path(path)
     if path.is_dir():
-        raise SaveError(f'cannot write "{path}": it is a folder. Give the name of a file.')
+        raise SaveError(f'cannot write "{path}": it is a folder. Add the name of a file.')
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path.parent)
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> SaveError:
-    return SaveError(f'cannot write "{path}": {error.strerror or error}.')
+        reason = error.strerror or str(error)
+        raise SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to.') from error

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.errors import CheckpointError, ShapeMismatch, SiteNotRead, nearest
-from glassformer.files import write_whole
+from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
@@ -102,7 +102,7 @@ class Run(Mapping[str, Labelled]):
         tensors = {f"run.{name}": value for name, value in extra.items() if value is not None}
         tensors |= {f"site.{name}": site.values for name, site in self.sites.items()}
         content = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
-        return write_whole(path, content)
+        return write(path, content)
 
     @classmethod
     def load(cls, path: str | Path, model: Any = None) -> "Run":
