@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Repeat, TextConfig
+from glassformer.data import MixtureConfig, Repeat, TextConfig, ZhEnConfig
+from glassformer.data.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
-from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.training.loop import TrainConfig
 from glassformer.training.optim import OptimConfig
 
@@ -21,7 +22,19 @@ def gpt_4l() -> TrainConfig:
     return TrainConfig(model, text, optim=optim, steps=4500, log_every=25, evaluate_every=250, save_every=250)
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"gpt-4l": gpt_4l}
+def zh_en() -> TrainConfig:
+    """An encoder-decoder in the original post-norm wiring, from Chinese to English."""
+    kind = dict(n_heads=4, mlp=Mlp(512, activation="relu"), bias=True, wiring="post", dropout=0.05)
+    encoder, decoder = repeat(block(**kind), 2), repeat(block(cross=True, **kind), 2)
+    model = EncoderDecoderConfig(zh_en_tokenizer().vocab_size, 128, encoder, decoder, max_len=64)
+    optim = OptimConfig(lr=1.0, schedule="noam", warmup=800, weight_decay=0.0, clip=1.0)
+    data = ZhEnConfig(batch_size=64)
+    return TrainConfig(
+        model, data, optim=optim, steps=5000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
+    )
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {"gpt-4l": gpt_4l, "zh-en": zh_en}
 
 
 def recipe(name: str) -> TrainConfig:
