@@ -7,6 +7,8 @@
 A *family* is an abstract config; the class statement of a member registers its kind inside the family. Decoding is
 strict: an unknown field or kind raises and lists what exists. No torch here.
 """
+# JSON has no static type
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import dataclasses
 import json
@@ -22,7 +24,7 @@ FORMAT_VERSION = 1
 
 
 class Config:
-    """Base of all configs. Members are frozen dataclasses with plain fields: numbers, strings, tuples, other configs."""
+    """Base of all configs; members are frozen dataclasses of plain fields: numbers, strings, tuples, other configs."""
 
     kind: ClassVar[str | None] = None
     registry: ClassVar[dict[str, type["Config"]]] = {}
@@ -178,7 +180,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
 
 
-def _required(field: dataclasses.Field) -> bool:
+def _required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 

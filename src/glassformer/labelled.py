@@ -2,6 +2,9 @@
 
 `Labelled` is values + axis names + coordinates. It selects, ranks and exports; it does no algebra: use `.values`.
 """
+# torch does not type `tolist`, JSON has no static type, and pandas ships no stubs
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 
 import dataclasses
 import json
@@ -60,11 +63,13 @@ class Labelled:
         for axis, where in at.items():
             d = self.dim(axis)
             index[d] = self._position(axis, where) if isinstance(where, str) else where
-        axes = tuple(a for a, i in zip(self.axes, index) if isinstance(i, slice))
-        coords = {a: list(c)[index[self.dim(a)]] for a, c in self.coords.items() if a in axes}
-        return Labelled(self.values[tuple(index)], axes, coords)
+        kept = {a: i for a, i in zip(self.axes, index) if isinstance(i, slice)}
+        coords = {a: list(c)[kept[a]] for a, c in self.coords.items() if a in kept}
+        return Labelled(self.values[tuple(index)], tuple(kept), coords)
 
-    def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False) -> list[tuple[tuple[Coordinate, ...], float]]:
+    def top(
+        self, k: int = 10, *, largest: bool = True, by_size: bool = False
+    ) -> list[tuple[tuple[Coordinate, ...], float]]:
         """Return the k largest (smallest, or largest in absolute value) entries as (coordinates, value)."""
         flat = self.values.detach().flatten()
         order = (flat.abs() if by_size else flat).topk(min(k, flat.numel()), largest=largest).indices
@@ -85,7 +90,7 @@ class Labelled:
 
     def to_xarray(self) -> Any:
         try:
-            import xarray
+            import xarray  # type: ignore[import-not-found]  # an extra, absent from most environments
         except ImportError as error:
             raise MissingExtra("to_xarray needs xarray: pip install 'glassformer[xarray]'.") from error
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
@@ -114,8 +119,8 @@ class Labelled:
 class Result:
     """Base of what an analysis returns: a frozen dataclass of labelled tensors, numbers and strings.
 
-    A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`) and prints as a short summary; tables, figures and
-    pages are views made elsewhere.
+    A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`) and prints as a short summary; tables, figures
+    and pages are views made elsewhere.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +150,7 @@ class Result:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def _fields(result: Any) -> tuple[dataclasses.Field, ...]:
+def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(result)
 
 

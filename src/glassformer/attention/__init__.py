@@ -1,0 +1,17 @@
+"""From residual vectors to attention output: one layer, many mixers."""
+
+from glassformer.attention.context import Context, Mask, causal, documents, padding, window
+from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
+from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.positions import (
+    Alibi, Llama3Scaling, NoPositions, Positions, PositionsConfig, QueryKeyOnly, Rope, alibi_slopes, sinusoids,
+)
+from glassformer.attention.projections import Merge, ProjectionConfig, Separate
+
+__all__ = [
+    "Alibi", "Attention", "AttentionLayer", "Context", "CrossState", "Differential", "Dims", "Lightning", "Linear",
+    "Llama3Scaling", "Mask", "Merge", "Mixer", "MixerConfig", "NoPositions", "Positions", "PositionsConfig", "ProjectionConfig", "QueryKeyOnly",
+    "Rope", "Separate", "Softmax", "SubLayerConfig", "Traits", "alibi_slopes", "causal", "documents", "lambda_init_at",
+    "padding", "per_query_head", "sinusoids", "window",
+]

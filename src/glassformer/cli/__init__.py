@@ -1,0 +1,66 @@
+"""The command line: one module per verb, imported only when its verb is called.
+
+Exit codes: 0 done, 2 bad input (a message without a traceback; `--debug` shows it), 130 interrupted.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from glassformer import __version__
+from glassformer.errors import GlassformerError, nearest
+
+# verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
+VERBS: dict[str, str] = {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        print(f"glassformer {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        known = ", ".join(VERBS)
+        print(f'glassformer: no command "{verb}".{nearest(verb, VERBS)} Commands: {known}.', file=sys.stderr)
+        return 2
+    try:
+        return _run(verb, rest)
+    except GlassformerError as error:
+        if debug:
+            raise
+        print(f"glassformer {verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nglassformer {verb}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _run(verb: str, arguments: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"glassformer.cli.{verb}")
+    try:
+        tyro.cli(getattr(module, verb), prog=f"glassformer {verb}", args=arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def _overview() -> str:
+    width = max([len(verb) for verb in VERBS], default=0)
+    lines = [f"  {verb.ljust(width)}  {about}" for verb, about in VERBS.items()]
+    return "\n".join(
+        ["usage: glassformer COMMAND [options]", "", "Transformers you can see through.", "", *lines, ""]
+        + ["`glassformer COMMAND --help` shows options and examples; --debug shows tracebacks; --version."]
+    )

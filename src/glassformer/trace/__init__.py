@@ -1,0 +1,10 @@
+"""Addressing a forward pass: named sites, the tape, edits as data."""
+
+from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
+from glassformer.trace.foreign import Foreign
+from glassformer.trace.tape import Read, Site, SiteTable, Tape, declare, full_names, site, wants
+
+__all__ = [
+    "Add", "Apply", "At", "Edit", "Foreign", "Project", "Read", "Scale", "Set", "Site", "SiteTable", "Take", "Tape",
+    "declare", "full_names", "site", "wants",
+]

@@ -1,0 +1,8 @@
+"""One file per mechanism: equation, config, mixer. Importing this package registers them all."""
+
+from glassformer.attention.mechanisms.differential import Differential, lambda_init_at
+from glassformer.attention.mechanisms.lightning import Lightning
+from glassformer.attention.mechanisms.linear import Linear
+from glassformer.attention.mechanisms.softmax import Softmax
+
+__all__ = ["Differential", "Lightning", "Linear", "Softmax", "lambda_init_at"]

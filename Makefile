@@ -1,0 +1,66 @@
+# From a fresh clone with Python >= 3.11: `make demo` shows the main job, `make test` runs the tests.
+# Every target first brings .venv up to date, with plain venv and pip; the second time that costs nothing.
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+REQUIREMENTS := pyproject.toml constraints.txt
+
+ifndef PYTHON
+PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+endif
+
+# torch.compile cannot see through the run-time shape checks, so its tests run in a process of their own without them
+COMPILED := $(wildcard tests/*/test_compiled*.py)
+SWEEP := -m "not gpu and not network" --hypothesis-profile=full
+
+.PHONY: demo test test-all check docs bench format
+.DEFAULT_GOAL := demo
+
+demo: $(RUNTIME)
+	$(BIN)/glassformer explain --html explain.html
+	@echo "page: $(CURDIR)/explain.html"
+
+test: $(DEV)
+	$(BIN)/python -m pytest -m "not full and not gpu and not network"
+
+test-all: $(DEV)
+	$(if $(COMPILED),$(BIN)/python -m pytest --jaxtyping-packages= $(SWEEP) $(COMPILED))
+	$(BIN)/python -m pytest $(SWEEP)
+
+check: $(DEV) docs
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/run_examples.py
+
+docs: $(DEV)
+	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+
+bench: $(DEV)
+	$(BIN)/python -m pytest --jaxtyping-packages= -s --benchmark-autosave benchmarks
+
+format: $(DEV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(RUNTIME): $(REQUIREMENTS)
+	$(call install,.)
+	@touch $@
+
+# the development environment contains the runtime one
+$(DEV): $(REQUIREMENTS)
+	$(call install,.[dev])
+	@touch $(RUNTIME) $@
+
+# a .venv that an interrupted run left without a working pip is made anew
+define install
+@test -n "$(PYTHON)" || { echo "glassformer needs Python >= 3.11, and none of python3, python3.13, python3.12," \
+	"python3.11 is one. Install it, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
+endef

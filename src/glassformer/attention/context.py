@@ -1,0 +1,232 @@
+"""Masks, and the facts about one forward pass that all layers share.
+
+A mask is a conjunction of terms: `causal() & window(128) & documents(ids) & padding(lengths)`; `a | b` makes one term
+that either side satisfies. One description, three lowerings: dense booleans, a causal flag for fused kernels, and the
+predicate that block-sparse kernels take. Queries and keys are counted by their index among all keys, earlier state
+included. True means: may attend.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from glassformer.errors import AnalysisUnavailable
+
+
+class Term(ABC):
+    """One condition on (batch, query, key)."""
+
+    batch: int = 1
+
+    @abstractmethod
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Return whether query `q` may see key `k` in row `b`; all three are integer tensors that broadcast."""
+
+
+@dataclass(frozen=True)
+class Causal(Term):
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return k <= q
+
+
+@dataclass(frozen=True)
+class Window(Term):
+    size: int
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q - k).abs() < self.size
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Term):
+    ids: Int[Tensor, "batch key"]
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        return self.ids.shape[0]
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.ids[b, q] == self.ids[b, k]
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Term):
+    """Real keys lie in [start, stop)."""
+
+    start: Int[Tensor, " batch"]
+    stop: Int[Tensor, " batch"]
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        return self.start.shape[0]
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k >= self.start[b]) & (k < self.stop[b])
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Term):
+    left: "Mask"
+    right: "Mask"
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        return max(self.left.batch, self.right.batch)
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.left.allows(b, q, k) | self.right.allows(b, q, k)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A conjunction of terms; no terms means everything may attend to everything."""
+
+    terms: tuple[Term, ...] = ()
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return Mask(self.terms + other.terms)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Mask((Either(self, other),))
+
+    @property
+    def batch(self) -> int:
+        return max([1, *[term.batch for term in self.terms]])
+
+    @property
+    def is_causal(self) -> bool:
+        """Exactly the lower triangle, so a fused kernel's causal flag says it all."""
+        return len(self.terms) > 0 and all(isinstance(term, Causal) for term in self.terms)
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Return the predicate's value; the signature is that of FlexAttention's `mask_mod` without the head."""
+        shape = torch.broadcast_shapes(b.shape, q.shape, k.shape)
+        allowed = torch.ones(shape, dtype=torch.bool, device=q.device)
+        for term in self.terms:
+            allowed = allowed & term.allows(b, q, k)
+        return allowed
+
+    def dense(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Bool[Tensor, "b 1 query key"]:
+        """Return booleans for the last `n_queries` of `n_keys` positions (`b` is 1 unless a term differs by row)."""
+        b = torch.arange(self.batch, device=device)[:, None, None, None]
+        q = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
+        return self._grid(b, q, torch.arange(n_keys, device=device))
+
+    def rectangle(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Bool[Tensor, "b 1 query key"]:
+        """Like `dense`, for queries that are no continuation of the keys (cross-attention): both count from 0."""
+        b = torch.arange(self.batch, device=device)[:, None, None, None]
+        return self._grid(b, torch.arange(n_queries, device=device)[:, None], torch.arange(n_keys, device=device))
+
+    def _grid(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return self.allows(b, q, k).expand(self.batch, 1, q.shape[0], k.shape[0])
+
+    def blocks(self, n_queries: int, n_keys: int, size: int) -> Int[Tensor, "b query_block key_block"]:
+        """Return per tile: 0 nothing allowed, 1 some of it, 2 all of it. Short last tiles count what they have."""
+        allowed = self.dense(n_queries, n_keys)[:, 0].float()
+        rows, columns = -(-n_queries // size) * size - n_queries, -(-n_keys // size) * size - n_keys
+        tiles = torch.nn.functional.pad(allowed, (0, columns, 0, rows)).unfold(1, size, size).unfold(2, size, size)
+        real = torch.nn.functional.pad(torch.ones_like(allowed), (0, columns, 0, rows))
+        some = tiles.sum((-1, -2))
+        return (some > 0).long() + (some == real.unfold(1, size, size).unfold(2, size, size).sum((-1, -2))).long()
+
+    def only(self, *kinds: type[Term], mechanism: str) -> dict[type[Term], list[Any]]:
+        """Return the terms by class, or raise if the mechanism cannot honour one of them."""
+        found: dict[type[Term], list[Any]] = {kind: [] for kind in kinds}
+        for term in self.terms:
+            if type(term) not in found:
+                able = ", ".join(kind.__name__.lower() for kind in kinds)
+                raise AnalysisUnavailable(
+                    f'"{mechanism}" cannot apply a {type(term).__name__.lower()} mask on this route; it knows {able}.'
+                )
+            found[type(term)].append(term)
+        return found
+
+
+def causal() -> Mask:
+    """Each position sees itself and what came before."""
+    return Mask((Causal(),))
+
+
+def window(size: int) -> Mask:
+    """Positions less than `size` apart see each other; with `causal()`, the last `size` keys including one's own."""
+    return Mask((Window(size),))
+
+
+def documents(ids: Int[Tensor, "batch key"]) -> Mask:
+    """Positions of one document see each other: for several documents packed into one row."""
+    return Mask((Documents(ids),))
+
+
+def padding(lengths: Int[Tensor, " batch"], *, total: int | None = None, left: bool = False) -> Mask:
+    """Hide what lies beyond each row's length; with `left`, what lies before the last `length` of `total` keys."""
+    if not left:
+        return Mask((Padding(torch.zeros_like(lengths), lengths),))
+    assert total is not None, "left padding is counted from the row's end"
+    return Mask((Padding(total - lengths, torch.full_like(lengths, torch.iinfo(torch.int64).max)),))
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """Facts about one forward pass shared by all its layers.
+
+    Args:
+        mask: Who may attend to whom.
+        positions: Index of each query token for position encodings, padding not counted.
+        key_positions: The same for every key, those in the state included.
+        source: The context of cross-attention, if there is any.
+        form: `auto` (scan with state, dense if a lazy site is wanted, else fused), `parallel` (never scan), `scan`.
+        seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
+        bias: What the layer's position encoding adds to its scores.
+        crossed: Queries and keys come from different sequences.
+        memo: Values that all layers of this pass share (dense masks, rotation tables).
+    """
+
+    mask: Mask
+    positions: Int[Tensor, "b pos"]
+    key_positions: Int[Tensor, "b key"]
+    source: "Context | None" = None
+    form: str = "auto"
+    seed: int = 0
+    bias: Tensor | None = None
+    crossed: bool = False
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    def with_bias(self, bias: Tensor) -> "Context":
+        return Context(
+            self.mask, self.positions, self.key_positions, self.source, self.form, self.seed, bias, self.crossed, self.memo
+        )
+
+    @property
+    def is_causal(self) -> bool:
+        return self.mask.is_causal and not self.crossed
+
+    def new_positions(self, keys: bool) -> Int[Tensor, "b pos"]:
+        """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""
+        return self.key_positions if keys else self.positions
+
+    def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b 1 query key"] | None:
+        """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed."""
+        mask = self.mask if size is None else self.mask & window(size)
+        if not mask.terms:
+            return None
+        key = ("allowed", n_queries, n_keys, size)
+        if key not in self.memo:
+            # a rolling state keeps fewer keys than there are positions: columns are aligned at the end
+            total = max(n_keys, self.key_positions.shape[-1])
+            lower = mask.rectangle if self.crossed else mask.dense
+            self.memo[key] = lower(n_queries, total, self.positions.device)[..., total - n_keys :]
+        return self.memo[key]
+
+    def real_keys(self, n_keys: int, mechanism: str) -> Bool[Tensor, "b key"] | None:
+        """Return which of the last keys are no padding, for mechanisms that hide a key by zeroing it."""
+        terms = [term for term in self.mask.terms if isinstance(term, Padding)]
+        if not terms:
+            return None
+        total = max(n_keys, self.key_positions.shape[-1])
+        k = torch.arange(total - n_keys, total, device=self.positions.device)
+        b = torch.arange(self.mask.batch, device=self.positions.device)[:, None]
+        return Mask(tuple(terms)).allows(b, k, k)

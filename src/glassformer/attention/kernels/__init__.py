@@ -1,0 +1,1 @@
+"""Optional fast paths. Only `attention.mechanisms` imports them."""

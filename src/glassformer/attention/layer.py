@@ -1,0 +1,189 @@
+"""AttentionLayer: project, position, mix, merge. The only such class; mechanisms fill its slots."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+from collections.abc import Iterator
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.mixer import Dims, MixerConfig, Traits
+from glassformer.attention.positions import NoPositions, PositionsConfig
+from glassformer.attention.projections import Merge, ProjectionConfig, Separate
+from glassformer.config import Config, require
+from glassformer.trace import Site, Tape, declare, full_names, site, wants
+
+
+class SubLayerConfig(Config, family=True):
+    """What a block is made of: attention, cross-attention, MLP."""
+
+    role: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class Attention(SubLayerConfig, kind="attention"):
+    """One attention layer: four slots and the sizes they share.
+
+    Args:
+        n_heads: Query heads.
+        n_kv_heads: Key/value heads; `n_heads` by default. Fewer are shared by groups of query heads.
+        d_head: Width of a query and key; `d_model / n_heads` by default.
+        d_value: Width of a value; `d_head` times the mechanism's streams by default.
+        mixer: The mechanism.
+        positions: How it learns about distance.
+        projection: How queries, keys and values are made.
+        merge: From mixed values to what is written.
+        cross: Keys and values come from another stack's output.
+    """
+
+    n_heads: int
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    d_value: int | None = None
+    mixer: MixerConfig = field(default_factory=Softmax)
+    positions: PositionsConfig = field(default_factory=NoPositions)
+    projection: ProjectionConfig = field(default_factory=Separate)
+    merge: Merge = field(default_factory=Merge)
+    cross: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"attention: {name} must be at least 1, found {value}.")
+        groups = self.n_kv_heads or self.n_heads
+        require(
+            self.n_heads % groups == 0,
+            f"attention: n_heads={self.n_heads} does not group into n_kv_heads={groups}; "
+            f"n_kv_heads must divide it: {', '.join(str(g) for g in range(1, self.n_heads + 1) if self.n_heads % g == 0)}.",
+        )
+
+    @property
+    def role(self) -> str:  # type: ignore[override]
+        return "cross" if self.cross else "attn"
+
+    def dims(self, d_model: int, max_len: int, layer: int = 0) -> Dims:
+        """Return all sizes with defaults filled in."""
+        streams = self.mixer.traits.streams
+        d_head = self.d_head
+        if d_head is None:
+            require(
+                d_model % (self.n_heads * streams) == 0,
+                f"attention: d_model={d_model} does not divide into n_heads={self.n_heads}"
+                + (f" of {streams} streams" if streams > 1 else "")
+                + "; change one of them or give d_head.",
+            )
+            d_head = d_model // (self.n_heads * streams)
+        d_value = self.d_value or d_head * streams
+        return Dims(d_model, self.n_heads, self.n_kv_heads or self.n_heads, d_head, d_value, max_len, layer)
+
+    def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
+        return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
+
+
+class CrossState(NamedTuple):
+    """Projected keys and values of the source; both None before the first step."""
+
+    key: Float[Tensor, "batch kv_head key d_head"] | None = None
+    value: Float[Tensor, "batch kv_head key d_value"] | None = None
+
+
+class AttentionLayer(nn.Module):
+    """Project, position, mix, merge; `source` makes it cross-attention, `state` continues earlier positions."""
+
+    SITES: ClassVar[dict[str, str]] = {
+        "query": "batch head pos d_head",
+        "key": "batch kv_head key d_head",
+        "value": "batch kv_head key d_value",
+        "scores": "batch head query key",
+        "pattern": "batch head query key",
+        "z": "batch head pos d_value",
+        "z_scale": "batch head pos",
+        "head_out": "batch head pos d_model",
+        "out": "batch pos d_model",
+    }
+    LAZY = ("scores", "pattern", "z_scale", "head_out")
+
+    def __init__(self, config: Attention, dims: Dims, path: str) -> None:
+        super().__init__()
+        self.config, self.dims, self.path = config, dims, path
+        self.at = full_names(path, self.SITES)
+        self.positions = config.positions.build(dims)
+        self.projection = config.projection.build(dims, config.mixer.traits.streams)  # type: ignore[attr-defined]
+        self.mixer = config.mixer.build(dims, path)
+        self.merge = config.merge.build(dims)
+        require(
+            not self.positions.has_bias or config.mixer.traits.has_scores,
+            f'attention: positions "{config.positions.kind}" add to scores, but "{config.mixer.kind}" has none.',
+        )
+
+    @property
+    def traits(self) -> Traits:
+        """The mechanism's traits as seen from outside: a norm on z makes an exact one `scaled`."""
+        traits = self.mixer.traits
+        if traits.linear_in_value == "exact" and not self.merge.linear:
+            return replace(traits, linear_in_value="scaled")
+        return traits
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Float[Tensor, "batch key d_model"] | None = None,
+        state: Any = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        at = self.at
+        if isinstance(state, CrossState) and state.key is not None:
+            x_q, _ = self.positions.inputs(x, x, context)
+            q, k, v = self.projection.queries(x_q), state.key, state.value
+            q, _ = self.positions.rotate(q, q, context)
+        else:
+            x_v = x if source is None else source
+            x_q, x_k = self.positions.inputs(x, x_v, context)
+            q, k, v = self.projection(x_q, x_k, x_v)
+            q, k = self.positions.rotate(q, k, context)
+        if self.positions.has_bias:
+            context = context.with_bias(self.positions.bias(context).to(q.dtype))
+        q = site(tape, at.query, q)
+        k, v = site(tape, at.key, k), site(tape, at.value, v)
+        if isinstance(state, CrossState):
+            state = CrossState(k, v)
+            z, _ = self.mixer(q, k, v, x, context, None, tape)
+        else:
+            z, state = self.mixer(q, k, v, x, context, state, tape)
+        z = site(tape, at.z, z)
+        scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
+        if wants(tape, at.head_out):
+            out = site(tape, at.head_out, self.merge.per_head(z, x, scale)).sum(-3)
+            out = out if self.merge.output.bias is None else out + self.merge.output.bias
+        else:
+            out = self.merge(z, x, scale)
+        return site(tape, at.out, out), state
+
+    def begin(self, batch: int, like: Tensor) -> Any:
+        """Return the empty state."""
+        return CrossState() if self.config.cross else self.mixer.begin(batch, like)
+
+    def sites(self) -> Iterator[Site]:
+        """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""
+        dims, streams = self.dims, self.mixer.traits.streams
+        sizes = {"head": dims.n_heads, "kv_head": dims.n_kv_heads, "d_head": dims.d_head, "d_value": dims.d_value}
+        sizes |= {"d_model": dims.d_model, "stream": streams}
+        axes = dict(self.SITES)
+        if streams > 1:
+            for name in ("query", "key", "scores"):
+                axes[name] = axes[name].replace("batch", "batch stream")
+        if not self.mixer.traits.has_scores:
+            del axes["scores"]
+        if self.mixer.traits.linear_in_value == "no":
+            del axes["pattern"]
+        if self.merge.linear:
+            del axes["z_scale"]
+        before = ("query", "key", "value")
+        own = {q: a for q, a in axes.items() if q not in before}
+        ordered = {q: axes[q] for q in before} | dict(self.mixer.SITES) | own
+        lazy = (*self.LAZY, *self.mixer.LAZY)
+        yield from declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy)

@@ -1,0 +1,117 @@
+"""Linear attention with one fixed decay per head, computed in chunks.
+
+    z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s,   decay = exp(-slope)
+
+No normaliser: `Merge(norm="all")` RMS-norms z, as in the papers.
+Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32.
+Cost: O(pos (chunk + d_head) d_value) time, O(1) state.   Forms: left product (dense), chunks (fast), recurrence (scan).
+Differs from the reference code: slopes are a field of the config, not derived from the layer index.
+Source: Qin et al. 2023 (2307.14995, Lightning Attention-1) and 2024 (2401.04658, Lightning Attention-2).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Causal, Context, Padding
+from glassformer.attention.kernels.chunked import chunked, decay_matrix
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
+from glassformer.trace import Tape
+
+
+@dataclass(frozen=True)
+class Lightning(MixerConfig, kind="lightning"):
+    """Lightning attention.
+
+    Args:
+        slopes: Decay of each head is exp(-slope); 2^(-8(h+1)/n_heads) by default.
+        activation: Applied to queries and keys.
+        chunk: Rows per chunk; changes speed, not results.
+    """
+
+    slopes: tuple[float, ...] | None = None
+    activation: Literal["none", "silu"] = "silu"
+    chunk: int = 64
+
+    traits: ClassVar[Traits] = Traits()
+
+    def __post_init__(self) -> None:
+        require(self.chunk >= 1, f"lightning: chunk must be at least 1, found {self.chunk}.")
+        require(min(self.slopes or (0,)) >= 0, f"lightning: slopes must not be negative, found {self.slopes}.")
+
+    def build(self, dims: Dims, path: str) -> "LightningMixer":
+        found = dims.n_heads if self.slopes is None else len(self.slopes)
+        require(found == dims.n_heads, f"lightning: {found} slopes for n_heads={dims.n_heads}.")
+        return LightningMixer(self, dims, path)
+
+    def state_numbers(self, length: int, dims: Dims) -> int:
+        return dims.n_heads * dims.d_head * dims.d_value
+
+
+class LightningState(NamedTuple):
+    """Sum over earlier positions of decay^(age) k v'."""
+
+    memory: Float[Tensor, "batch head d_head d_value"]
+
+
+class LightningMixer(Mixer):
+    config: Lightning
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        self._require_causal(context)
+        n, m = q.shape[-2], k.shape[-2]
+        t = torch.arange(m, device=q.device)
+        weight = (self._activate(q) @ self._activate(k).mT) * decay_matrix(self._decay(q), t[m - n :], t)
+        allowed = context.allowed(n, m)
+        return weight if allowed is None else weight * allowed
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        self._require_causal(context)
+        if not {type(term) for term in context.mask.terms} <= {Causal, Padding}:
+            return self.dense(q, k, v, x, context, None)
+        return self._mix(q, k, v, context, q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))[0]
+
+    def scan(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LightningState, tape: Tape | None
+    ):
+        if self.wants_dense(tape):
+            raise no_pattern(self)
+        context.mask.only(Causal, Padding, mechanism="lightning")
+        z, memory = self._mix(q, k, v, context, state.memory)
+        return z, LightningState(memory)
+
+    def begin(self, batch: int, like: Tensor) -> LightningState:
+        dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
+        return LightningState(like.new_zeros(batch, dims.n_heads, dims.d_head, dims.d_value, dtype=dtype))
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context, memory: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = per_query_head(self._activate(k), q), per_query_head(v, q)
+        real = context.real_keys(k.shape[-2], "lightning")
+        if real is not None:
+            k = k * real[:, None, :, None]
+        q = self._activate(q)
+        # sums over long ranges are kept in float32 at least
+        wide = torch.promote_types(q.dtype, torch.float32)
+        z, memory = chunked(q.to(wide), k.to(wide), v.to(wide), self._decay(q).to(wide), memory.to(wide), self.config.chunk)
+        return z.to(q.dtype), memory
+
+    def _activate(self, u: Tensor) -> Tensor:
+        return F.silu(u) if self.config.activation == "silu" else u
+
+    def _decay(self, like: Tensor) -> Float[Tensor, " head"]:
+        heads = self.dims.n_heads
+        slopes = self.config.slopes or [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+        return torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp().to(like.dtype)
+
+    def _require_causal(self, context: Context) -> None:
+        if context.crossed or not any(isinstance(term, Causal) for term in context.mask.terms):
+            raise AnalysisUnavailable(
+                f'layer {self.dims.layer}: "lightning" decays with distance into the past and is defined for causal '
+                'self-attention only; use "linear" or "softmax" here.'
+            )

@@ -1,0 +1,112 @@
+"""Linear attention: a positive feature map in place of the exponential.
+
+    z_t = sum_{s<=t} (phi(q_t) . phi(k_s)) v_s  /  (sum_{s<=t} phi(q_t) . phi(k_s) + eps)
+
+Pattern: exact, non-negative, rows sum to one (up to eps).  State: two running sums, float32, O(1) in pos.
+Cost: O(pos d_head d_value).  Forms: left product (dense), chunks (fast), recurrence (scan, one position at a time).
+Padding hides phi(k), not k: phi(0) is not zero.
+Source: Katharopoulos et al. 2020, "Transformers are RNNs", section 3.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Causal, Context, Padding
+from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
+from glassformer.config import require
+from glassformer.trace import Tape
+
+FEATURE_MAPS = {"elu": lambda u: F.elu(u) + 1, "softplus": F.softplus}
+
+
+@dataclass(frozen=True)
+class Linear(MixerConfig, kind="linear"):
+    """Kernel linear attention.
+
+    Args:
+        feature_map: Positive function of queries and keys.
+        eps: Added to the normaliser.
+    """
+
+    feature_map: Literal["elu", "softplus"] = "elu"
+    eps: float = 1e-6
+
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"linear: eps must not be negative, found {self.eps}.")
+
+    def build(self, dims: Dims, path: str) -> "LinearMixer":
+        return LinearMixer(self, dims, path)
+
+    def state_numbers(self, length: int, dims: Dims) -> int:
+        return dims.n_heads * dims.d_head * (dims.d_value + 1)
+
+
+class LinearState(NamedTuple):
+    """Sums over earlier positions: phi(k) v' and phi(k)."""
+
+    memory: Float[Tensor, "batch head d_head d_value"]
+    weight: Float[Tensor, "batch head d_head 1"]
+
+
+class LinearMixer(Mixer):
+    config: Linear
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        weight = self.phi(q) @ self.phi(k).mT
+        allowed = context.allowed(q.shape[-2], k.shape[-2])
+        if allowed is not None:
+            weight = weight * allowed
+        return weight / (weight.sum(-1, keepdim=True) + self._eps(weight))
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        kinds = {type(term) for term in context.mask.terms}
+        if not kinds <= {Causal, Padding}:
+            return self.dense(q, k, v, x, context, None)
+        q, k, v = self._features(q, k, v, context)
+        if Causal in kinds and not context.crossed:
+            total, _ = chunked(q, k, v, q.new_ones(q.shape[-3]), q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
+        else:
+            total = q @ (k.mT @ v)
+        return self._normalise(total)
+
+    def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LinearState, tape: Tape | None):
+        if self.wants_dense(tape):
+            raise no_pattern(self)
+        context.mask.only(Causal, Padding, mechanism="linear")
+        q, k, v = self._features(q, k, v, context)
+        memory = torch.cat((state.memory, state.weight), -1)
+        total, memory = chunked(q, k, v, q.new_ones(q.shape[-3]), memory.to(q.dtype))
+        return self._normalise(total), LinearState(memory[..., :-1], memory[..., -1:])
+
+    def begin(self, batch: int, like: Tensor) -> LinearState:
+        dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
+        return LinearState(
+            like.new_zeros(batch, dims.n_heads, dims.d_head, dims.d_value, dtype=dtype),
+            like.new_zeros(batch, dims.n_heads, dims.d_head, 1, dtype=dtype),
+        )
+
+    def phi(self, u: Tensor) -> Tensor:
+        return FEATURE_MAPS[self.config.feature_map](u)
+
+    def _features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Return phi(q), phi(k) with padding hidden, and v with a column of ones that sums the weights."""
+        k, v = per_query_head(self.phi(k), q), per_query_head(v, q)
+        real = context.real_keys(k.shape[-2], "linear")
+        if real is not None:
+            k = k * real[:, None, :, None]
+        return self.phi(q), k, torch.cat((v, torch.ones_like(v[..., :1])), -1)
+
+    def _normalise(self, total: Tensor) -> Tensor:
+        return total[..., :-1] / (total[..., -1:] + self._eps(total))
+
+    def _eps(self, like: Tensor) -> float:
+        # without eps a row with nothing to attend to would be 0 / 0
+        return max(self.config.eps, torch.finfo(like.dtype).tiny)

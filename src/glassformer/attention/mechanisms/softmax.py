@@ -1,0 +1,127 @@
+"""Scaled dot-product attention: each query averages values with softmax weights.
+
+    z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s
+
+Pattern: exact, non-negative, rows sum to one; an all-zero row where nothing may be attended to.
+State: keys and values of earlier positions, the last window - 1 of them if there is a window.
+Cost: O(pos^2) time, O(pos) memory without the pattern.
+Source: Vaswani et al. 2017, section 3.2; Shazeer 2019 and Ainslie et al. 2023 for shared key/value heads.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Context
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.config import require
+from glassformer.trace import Tape, site
+
+
+@dataclass(frozen=True)
+class Softmax(MixerConfig, kind="softmax"):
+    """Scaled dot-product attention.
+
+    Args:
+        window: Each query sees keys less than this many positions away; None for all.
+        scale: Factor on the scores; 1 / sqrt(d_head) by default.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+
+    traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
+
+    def __post_init__(self) -> None:
+        require(self.window is None or self.window >= 1, f"softmax: window must be at least 1, found {self.window}.")
+
+    def build(self, dims: Dims, path: str) -> "SoftmaxMixer":
+        return SoftmaxMixer(self, dims, path)
+
+    def state_numbers(self, length: int, dims: Dims) -> int:
+        kept = length if self.window is None else min(length, self.window - 1)
+        return super().state_numbers(kept, dims)
+
+
+class KeyValue(NamedTuple):
+    """Keys (as rotated when written) and values of earlier positions."""
+
+    key: Float[Tensor, "batch kv_head key d_head"]
+    value: Float[Tensor, "batch kv_head key d_value"]
+
+
+class SoftmaxMixer(Mixer):
+    config: Softmax
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        allowed = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
+        scores = scaled_scores(q, k, self.scale, context, allowed)
+        return masked_softmax(site(tape, self.at.scores, scores))
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        return fused_softmax(q, k, v, self.scale, context, self.config.window)
+
+    def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
+        k, v = torch.cat((state.key, k), -2), torch.cat((state.value, v), -2)
+        # the pattern's rows are those of the new positions, over all keys that are still in the state
+        z = self.parallel(q, k, v, x, context, tape)
+        keep = k.shape[-2] if self.config.window is None else self.config.window - 1
+        start = max(k.shape[-2] - keep, 0)
+        return z, KeyValue(k[..., start:, :], v[..., start:, :])
+
+    def begin(self, batch: int, like: Tensor) -> KeyValue:
+        dims = self.dims
+        return KeyValue(
+            like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_head), like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_value)
+        )
+
+    @property
+    def scale(self) -> float:
+        return self.config.scale if self.config.scale is not None else self.dims.d_head**-0.5
+
+
+def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed: Tensor | None) -> Tensor:
+    """Return q . k * scale plus the position bias, -inf where attention is not allowed."""
+    scores = (q @ k.mT) * scale
+    streams = scores.ndim == 5
+    if context.bias is not None:
+        bias = context.bias[..., -k.shape[-2] :]
+        scores = scores + (bias.unsqueeze(1) if streams else bias)
+    if allowed is None:
+        return scores
+    allowed = allowed.unsqueeze(1) if streams else allowed
+    return scores.masked_fill(~allowed, float("-inf"))
+
+
+def masked_softmax(scores: Tensor) -> Tensor:
+    """Softmax over keys; a row with nothing to attend to becomes zero, not NaN."""
+    # in float32 at least: bfloat16 loses the tail that head-level ablations measure
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    nothing = (wide == float("-inf")).all(-1, keepdim=True)
+    pattern = wide.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    return pattern.to(scores.dtype)
+
+
+def fused_softmax(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, context: Context, size: int | None = None
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return softmax attention by the library's fused kernel, without the pattern."""
+    n, m = q.shape[-2], k.shape[-2]
+    grouped = k.shape[-3] != q.shape[-3]
+    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    if bare and n == m:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    # the newest position sees every key, so a single step needs no mask
+    allowed = None if bare and n == 1 else context.allowed(n, m, size)
+    mask = allowed
+    if context.bias is not None:
+        mask = context.bias[..., -m:].to(q.dtype)
+        mask = mask if allowed is None else mask.masked_fill(~allowed, float("-inf"))
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    if allowed is None:
+        return z
+    return z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)

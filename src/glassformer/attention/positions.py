@@ -1,0 +1,210 @@
+"""Positions inside attention: what tells a head how far apart two tokens are.
+
+Each fills any of three methods; the default of each is the identity.
+    inputs   added to what queries and keys read (query-key-only positions)
+    rotate   applied to queries and keys (RoPE)
+    bias     added to the scores (ALiBi)
+Positions added to the residual stream are part of the model, not of attention: see `models.parts`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.config import Config, require
+
+
+class PositionsConfig(Config, family=True):
+    """How attention learns about distance."""
+
+    def build(self, dims: Any) -> "Positions":
+        return Positions()
+
+
+class Positions(nn.Module):
+    """The identity; kinds replace the methods they need."""
+
+    has_bias = False
+
+    def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Return what the query and the key projections read."""
+        return x_q, x_k
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
+        raise AssertionError("has_bias says whether this is defined")
+
+
+@dataclass(frozen=True)
+class NoPositions(PositionsConfig, kind="none"):
+    """Order is seen only through the causal mask, or not at all."""
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(Config):
+    """Frequency scaling of Llama 3.1 for contexts longer than the training length.
+
+    Wavelengths shorter than `original_length / high` are kept, those longer than `original_length / low` are stretched by
+    `factor`, and those between are blended.  Source: Llama 3.1 reference code.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original_length: int = 8192
+
+
+@dataclass(frozen=True)
+class Rope(PositionsConfig, kind="rope"):
+    """Rotary positions: pair t of queries and keys turns by position * base^(-2t/d).
+
+    Scores then depend on positions only through their difference; values are left alone.
+
+    Args:
+        base: Longest wavelength is about 2 pi base.
+        pairing: `half` pairs t with t + d/2, `interleaved` pairs 2t with 2t + 1; equal up to a permutation of the
+            columns of W_Q and W_K.
+        fraction: Share of d_head that turns; the rest is left alone.
+        scaling: Llama 3.1 frequency scaling.
+
+    Source: Su et al. 2021, "RoFormer".
+    """
+
+    base: float = 10000.0
+    pairing: Literal["half", "interleaved"] = "half"
+    fraction: float = 1.0
+    scaling: Llama3Scaling | None = None
+
+    def __post_init__(self) -> None:
+        require(self.base > 1, f"rope: base must be above 1, found {self.base}.")
+        require(0 < self.fraction <= 1, f"rope: fraction must be in (0, 1], found {self.fraction}.")
+
+    def build(self, dims: Any) -> "RopePositions":
+        return RopePositions(self, dims.d_head)
+
+    def frequencies(self, d_head: int) -> Float[Tensor, " pair"]:
+        """Return the angle per position of each pair, in radians, float64."""
+        turned = 2 * int(d_head * self.fraction / 2)
+        omega = self.base ** (-torch.arange(0, turned, 2, dtype=torch.float64) / turned)
+        if (s := self.scaling) is None:
+            return omega
+        wavelength = 2 * math.pi / omega
+        blend = ((s.original_length / wavelength - s.low) / (s.high - s.low)).clamp(0, 1)
+        return (1 - blend) * omega / s.factor + blend * omega
+
+
+class RopePositions(Positions):
+    def __init__(self, config: Rope, d_head: int) -> None:
+        super().__init__()
+        require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
+        self.config, self.d_head = config, d_head
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return self._turn(q, context, keys=False), self._turn(k, context, keys=context.crossed)
+
+    def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
+        cos, sin = self._table(context.new_positions(keys), x.dtype, context, keys)
+        # b pos pair -> b [stream] head pos pair
+        for _ in range(x.ndim - 3):
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        turned = 2 * cos.shape[-1]
+        part, rest = x[..., :turned], x[..., turned:]
+        if self.config.pairing == "half":
+            first, second = part.chunk(2, -1)
+            part = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        else:
+            first, second = part[..., ::2], part[..., 1::2]
+            part = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+        return part if rest.shape[-1] == 0 else torch.cat((part, rest), -1)
+
+    def _table(self, positions: Tensor, dtype: torch.dtype, context: Context, keys: bool) -> tuple[Tensor, Tensor]:
+        key = ("rope", self.config, self.d_head, dtype, keys)
+        if key not in context.memo:
+            # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
+            omega = self.config.frequencies(self.d_head).to(positions.device)
+            angle = positions[..., None].to(torch.float64) * omega
+            context.memo[key] = angle.cos().to(dtype), angle.sin().to(dtype)
+        return context.memo[key]
+
+
+@dataclass(frozen=True)
+class Alibi(PositionsConfig, kind="alibi"):
+    """A penalty on the scores that grows linearly with distance; slopes are fixed per head.
+
+    Source: Press et al. 2021, "Train Short, Test Long".
+    """
+
+    def build(self, dims: Any) -> "AlibiPositions":
+        return AlibiPositions(dims.n_heads)
+
+
+def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
+    """Return 2^(-8(h+1)/H) for a power of two; else those of the lower power plus every other one of twice that power."""
+    power = 2 ** int(math.log2(n_heads))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    extra = [2 ** (-8 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
+    return torch.tensor((slopes + extra)[:n_heads], dtype=torch.float64)
+
+
+class AlibiPositions(Positions):
+    has_bias = True
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+
+    def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
+        key = ("alibi", self.n_heads)
+        if key not in context.memo:
+            slopes = alibi_slopes(self.n_heads).to(context.positions.device)
+            distance = (context.positions[:, :, None] - context.key_positions[:, None, :]).abs()
+            context.memo[key] = -slopes[:, None, None] * distance[:, None]
+        return context.memo[key]
+
+
+def sinusoids(positions: Int[Tensor, "..."], d_model: int) -> Float[Tensor, "... d_model"]:
+    """Return sine and cosine of position * 10000^(-2t/d_model), interleaved (Vaswani et al. 2017, section 3.5), float64."""
+    omega = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model)
+    angle = positions[..., None].to(torch.float64) * omega
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :d_model]
+
+
+@dataclass(frozen=True)
+class QueryKeyOnly(PositionsConfig, kind="query_key_only"):
+    """Sinusoids added to what queries and keys read, in every layer; the stream and the values stay position-free.
+
+    Args:
+        amplitude: Factor on the sinusoids.
+
+    Source: Press et al. 2020, "Shortformer"; the models of Elhage et al. 2021.
+    """
+
+    amplitude: float = 1.0
+
+    def build(self, dims: Any) -> "QueryKeyOnlyPositions":
+        return QueryKeyOnlyPositions(self.amplitude)
+
+
+class QueryKeyOnlyPositions(Positions):
+    def __init__(self, amplitude: float) -> None:
+        super().__init__()
+        self.amplitude = amplitude
+
+    def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        same = x_q is x_k
+        x_q = x_q + self._table(x_q, context, keys=False)
+        x_k = x_q if same else x_k + self._table(x_k, context, keys=context.crossed)
+        return x_q, x_k
+
+    def _table(self, x: Tensor, context: Context, keys: bool) -> Tensor:
+        key = ("query_key_only", self.amplitude, x.shape[-1], x.dtype, keys)
+        if key not in context.memo:
+            context.memo[key] = (self.amplitude * sinusoids(context.new_positions(keys), x.shape[-1])).to(x.dtype)
+        return context.memo[key]

@@ -1,0 +1,161 @@
+"""From the stream to queries, keys and values, and back.
+
+One `nn.Linear` holds W_Q, W_K and W_V below each other (rows: head-major, then stream, then d_head), so the usual forward
+pass is one matmul and per-head matrices are views.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention.mixer import Dims
+from glassformer.config import Config, require
+
+
+class ProjectionConfig(Config, family=True):
+    """How queries, keys and values are made."""
+
+
+@dataclass(frozen=True)
+class Separate(ProjectionConfig, kind="separate"):
+    """One linear map each; with fewer key/value heads than query heads the latter share them in groups (GQA, MQA).
+
+    Args:
+        bias: Biases on all three.
+        qk_norm: RMS-normalise each query and key over d_head, with a gain per dimension.
+    """
+
+    bias: bool = False
+    qk_norm: bool = False
+
+    def build(self, dims: Dims, streams: int) -> "SeparateProjection":
+        return SeparateProjection(self, dims, streams)
+
+
+class SeparateProjection(nn.Module):
+    def __init__(self, config: Separate, dims: Dims, streams: int) -> None:
+        super().__init__()
+        self.dims, self.streams = dims, streams
+        self.widths = (
+            dims.n_heads * streams * dims.d_head,
+            dims.n_kv_heads * streams * dims.d_head,
+            dims.n_kv_heads * dims.d_value,
+        )
+        self.qkv = nn.Linear(dims.d_model, sum(self.widths), bias=config.bias)
+        self.norms = nn.ModuleList([nn.RMSNorm(dims.d_head) for _ in range(2)]) if config.qk_norm else None
+
+    def forward(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if x_q is x_k is x_v:
+            q, k, v = self.qkv(x_q).split(self.widths, -1)
+        elif x_q is x_k:
+            q, k = self._part(x_q, 0, 2).split(self.widths[:2], -1)
+            v = self._part(x_v, 2, 3)
+        elif x_k is x_v:
+            q = self._part(x_q, 0, 1)
+            k, v = self._part(x_k, 1, 3).split(self.widths[1:], -1)
+        else:
+            q, k, v = (self._part(x, i, i + 1) for i, x in enumerate((x_q, x_k, x_v)))
+        q, k = self._heads(q, self.dims.n_heads), self._heads(k, self.dims.n_kv_heads)
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
+        return q, k, v.unflatten(-1, (self.dims.n_kv_heads, self.dims.d_value)).transpose(1, 2)
+
+    def queries(self, x_q: Tensor) -> Tensor:
+        """Return queries alone, for cross-attention whose keys and values are in the state."""
+        q = self._heads(self._part(x_q, 0, 1), self.dims.n_heads)
+        return q if self.norms is None else self.norms[0](q)
+
+    def matrix(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_model d_head"]:
+        """Return per-head matrices as views on the parameter (row-vector convention); streams follow their head."""
+        i = ("query", "key", "value").index(which)
+        rows = self.qkv.weight.split(self.widths)[i]
+        heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
+        return rows.unflatten(0, (heads, -1)).mT
+
+    def _part(self, x: Tensor, first: int, last: int) -> Tensor:
+        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
+        return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
+
+    def _heads(self, x: Tensor, heads: int) -> Float[Tensor, "batch *stream head pos d_head"]:
+        if self.streams == 1:
+            return x.unflatten(-1, (heads, self.dims.d_head)).transpose(1, 2)
+        # the two streams of a head lie side by side, so a group of query heads shares both of its key streams
+        return x.unflatten(-1, (heads, self.streams, self.dims.d_head)).permute(0, 3, 2, 1, 4)
+
+
+@dataclass(frozen=True)
+class Merge(Config):
+    """From mixed values to what attention writes: norm, gate, output matrix.
+
+    Args:
+        bias: Bias on the output.
+        norm: RMS norm of z per head (`head`), or over all heads together (`all`).
+        gain: Whether the norm has a learned gain.
+        eps: Added to the mean square.
+        factor: Constant factor on the normed z.
+        gate: Multiply by sigmoid(x W_G) (`sigmoid`) or silu(x W_G) (`silu`), element by element.
+    """
+
+    bias: bool = False
+    norm: Literal["head", "all"] | None = None
+    gain: bool = True
+    eps: float = 1e-5
+    factor: float = 1.0
+    gate: Literal["sigmoid", "silu"] | None = None
+
+    def __post_init__(self) -> None:
+        require(self.eps > 0, f"merge: eps must be positive, found {self.eps}.")
+
+    def build(self, dims: Dims) -> "MergeHeads":
+        return MergeHeads(self, dims)
+
+
+class MergeHeads(nn.Module):
+    def __init__(self, config: Merge, dims: Dims) -> None:
+        super().__init__()
+        self.config, self.dims = config, dims
+        width = dims.n_heads * dims.d_value
+        normed = {"head": dims.d_value, "all": width}.get(config.norm or "", 0)
+        self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
+        self.gate = nn.Linear(dims.d_model, width, bias=False) if config.gate else None
+        self.output = nn.Linear(width, dims.d_model, bias=config.bias)
+
+    @property
+    def linear(self) -> bool:
+        """Whether what is written is linear in z with nothing frozen."""
+        return self.config.norm is None
+
+    def scale(self, z: Float[Tensor, "batch head pos d_value"]) -> Float[Tensor, "batch head pos"]:
+        """Return the root mean square that z is divided by, per head (equal for all heads if normed together)."""
+        square = z.float().square() if z.dtype != torch.float64 else z.square()
+        mean = square.mean(-1) if self.config.norm == "head" else square.mean((1, 3))[:, None].expand(z.shape[:3])
+        return (mean + self.config.eps).sqrt().to(z.dtype)
+
+    def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
+        """Return normed, gated, concatenated heads: what the output matrix reads."""
+        if scale is not None:
+            z = z / scale[..., None]
+            if self.gain is not None:
+                z = z * (self.gain if self.config.norm == "head" else self.gain.unflatten(0, (-1, 1, z.shape[-1])))
+            z = z * self.config.factor
+        flat = z.transpose(1, 2).flatten(-2)
+        if self.gate is None:
+            return flat
+        gate = self.gate(x)
+        return flat * (gate.sigmoid() if self.config.gate == "sigmoid" else F.silu(gate))
+
+    def forward(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_model"]:
+        return self.output(self.prepare(z, x, scale))
+
+    def per_head(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch head pos d_model"]:
+        """Return what each head writes; their sum plus the output bias is what attention writes."""
+        flat = self.prepare(z, x, scale).unflatten(-1, (self.dims.n_heads, self.dims.d_value)).transpose(1, 2)
+        return flat @ self.matrix()
+
+    def matrix(self) -> Float[Tensor, "head d_value d_model"]:
+        """Return W_O per head as a view on the parameter."""
+        return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_value)).permute(1, 2, 0)

@@ -1,0 +1,137 @@
+"""A block: an ordered tuple of sub-layers on one residual stream.
+
+    pre        x <- x + f(norm(x))
+    post       x <- norm(x + f(x))
+    sandwich   x <- x + norm'(f(norm(x)))
+    parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention import AttentionLayer, Context, SubLayerConfig
+from glassformer.config import Config, require
+from glassformer.models.parts import LayerNorm, Norm, NormConfig
+from glassformer.trace import Site, Tape, declare, site
+
+
+@dataclass(frozen=True)
+class BlockConfig(Config):
+    """One block.
+
+    Args:
+        parts: Sub-layers in order; no MLP makes an attention-only block.
+        norm: The norm each sub-layer reads (or, post-norm, the sum) through.
+        wiring: How sub-layers, norms and the stream are connected.
+        dropout: Rate on what each sub-layer writes, in training.
+    """
+
+    parts: tuple[SubLayerConfig, ...]
+    norm: NormConfig = field(default_factory=LayerNorm)
+    wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(len(self.parts) > 0, "block: parts must not be empty.")
+        require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
+
+    def names(self) -> list[str]:
+        """Return one name per part: its role, numbered from the second of its kind."""
+        roles = [part.role for part in self.parts]
+        return [role if (n := roles[:i].count(role)) == 0 else f"{role}_{n}" for i, role in enumerate(roles)]
+
+
+class Block(nn.Module):
+    """Runs its sub-layers and says the stream's name before, between and after them."""
+
+    def __init__(self, config: BlockConfig, d_model: int, max_len: int, layer: int, path: str) -> None:
+        super().__init__()
+        self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
+        self.names = config.names()
+        self.wiring = config.wiring
+        for name, part in zip(self.names, config.parts):
+            part_path = f"{path}.{name}"
+            self.add_module(name, part.build(d_model, max_len, layer, part_path))  # type: ignore[attr-defined]
+            if self.wiring != "post":
+                self.add_module(f"{name}_norm", config.norm.build(d_model, part_path, layer))
+            if self.wiring in ("post", "sandwich"):
+                after = ("sum_norm", "sum_scale") if self.wiring == "post" else ("write", "write_scale")
+                self.add_module(f"{name}_norm_after", config.norm.build(d_model, part_path, layer, after))
+        n_mid = 0 if self.wiring == "parallel" else len(self.names) - 1
+        mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]
+        self.at_resid = [f"{path}.{name}" for name in ("resid_pre", *mids, "resid_post")]
+        self.at_sum = [f"{path}.{name}.sum" for name in self.names]
+
+    def part(self, name: str) -> nn.Module:
+        return self.get_submodule(name)
+
+    def norm(self, name: str) -> Norm:
+        """Return the norm a sub-layer reads through; absent in post-norm blocks."""
+        return self.get_submodule(f"{name}_norm")  # type: ignore[return-value]
+
+    def norm_after(self, name: str) -> Norm | None:
+        """Return the norm after a sub-layer, in post-norm and sandwich blocks."""
+        return getattr(self, f"{name}_norm_after", None)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Tensor | None = None,
+        state: tuple[Any, ...] | None = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], tuple[Any, ...] | None]:
+        x = entry = site(tape, self.at_resid[0], x)
+        states: list[Any] = []
+        for i, name in enumerate(self.names):
+            read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
+            out, new = self._run(name, read, context, source, None if state is None else state[i], tape)
+            states.append(new)
+            out = F.dropout(out, self.config.dropout, self.training)
+            if self.wiring == "post":
+                x = self.norm_after(name)(site(tape, self.at_sum[i], x + out), tape)  # type: ignore[misc]
+            elif self.wiring == "sandwich":
+                x = x + self.norm_after(name)(out, tape)  # type: ignore[misc]
+            else:
+                x = x + out
+            if self.wiring != "parallel" and i + 1 < len(self.names):
+                x = site(tape, self.at_resid[i + 1], x)
+        return site(tape, self.at_resid[-1], x), None if state is None else tuple(states)
+
+    def _run(
+        self, name: str, x: Tensor, context: Context, source: Tensor | None, state: Any, tape: Tape | None
+    ) -> tuple[Tensor, Any]:
+        layer = self.part(name)
+        if not isinstance(layer, AttentionLayer):
+            return layer(x, tape), None
+        if not layer.config.cross:
+            return layer(x, context, state=state, tape=tape)
+        assert context.source is not None, "a cross-attention layer needs an encoder's output"
+        return layer(x, context.source, source=source, state=state, tape=tape)
+
+    def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
+        """Return the empty state: one entry per sub-layer, None where there is nothing to carry."""
+        parts = [self.part(name) for name in self.names]
+        return tuple(p.begin(batch, like) if isinstance(p, AttentionLayer) else None for p in parts)
+
+    def sites(self) -> Iterator[Site]:
+        sizes, words = {"d_model": self.d_model}, "batch pos d_model"
+        resid = [at.removeprefix(f"{self.path}.") for at in self.at_resid]
+        yield from declare(self.path, {resid[0]: words}, sizes, layer=self.layer)
+        for i, name in enumerate(self.names):
+            if self.wiring != "post":
+                yield from self.norm(name).sites()
+            yield from self.part(name).sites()  # type: ignore[operator]
+            if self.wiring == "post":
+                yield from declare(f"{self.path}.{name}", {"sum": words}, sizes, layer=self.layer)
+            if (after := self.norm_after(name)) is not None:
+                yield from after.sites()
+            if self.wiring != "parallel" and i + 1 < len(self.names):
+                yield from declare(self.path, {resid[i + 1]: words}, sizes, layer=self.layer)
+        yield from declare(self.path, {resid[-1]: words}, sizes, layer=self.layer)

@@ -1,0 +1,193 @@
+"""Decoder: tokens in, next-token logits out. Attention-only models are decoders whose blocks have no MLP."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.config import Config, require
+from glassformer.models.block import BlockConfig
+from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
+from glassformer.models.stack import Stack, State, make_context, site_table
+from glassformer.trace import Site, SiteTable, Tape, site
+
+
+class ModelConfig(Config, family=True):
+    """A whole model as data."""
+
+    vocab_size: int
+    d_model: int
+    max_len: int
+
+    def build(self, seed: int = 0) -> Any:
+        """Return a model with freshly drawn weights."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig(ModelConfig, kind="decoder"):
+    """A decoder-only transformer.
+
+    Args:
+        vocab_size: Number of token ids.
+        d_model: Width of the residual stream.
+        layers: One config per block, already expanded (see `schedules`).
+        max_len: Longest context it is meant for; the length of a learned position table.
+        positions: Positions added to the stream; None where attention handles them.
+        final_norm: Norm before the unembedding.
+        tied: Use the embedding matrix as unembedding.
+        embed_scale: Multiply token vectors by sqrt(d_model).
+        unembed_bias: A bias per token on the logits.
+        init: How weights are drawn, see `parts.initialise`.
+    """
+
+    vocab_size: int
+    d_model: int
+    layers: tuple[BlockConfig, ...]
+    max_len: int = 1024
+    positions: PositionEmbedding | None = None
+    final_norm: NormConfig = field(default_factory=LayerNorm)
+    tied: bool = True
+    embed_scale: bool = False
+    unembed_bias: bool = False
+    init: Literal["gpt", "xavier"] = "gpt"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "max_len"):
+            require(getattr(self, name) >= 1, f"decoder: {name} must be at least 1, found {getattr(self, name)}.")
+        crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
+        require(not crossed, f"decoder: layer {crossed[:1]} has cross-attention, but there is no encoder.")
+
+    def build(self, seed: int = 0) -> "Decoder":
+        generator_state = torch.random.get_rng_state()
+        torch.manual_seed(seed)
+        try:
+            return Decoder(self)
+        finally:
+            torch.random.set_rng_state(generator_state)
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer; `tokenizer` is attached by whoever loads or trains it."""
+
+    prefix = ""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: Any = None
+        self.name = "decoder"
+        self.embed = Embedding(
+            config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed"
+        )
+        self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
+        tied = self.embed if config.tied else None
+        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, config.unembed_bias)
+        initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """Stacks by name; a decoder has one, without a name."""
+        return {"": self.stack}
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        """Return the static site table, or the part of it that a glob covers."""
+        return site_table(self._sites(), glob)
+
+    def _sites(self):
+        yield from self.embed.sites()
+        yield from self.stack.sites()
+        yield Site("logits", ("batch", "pos", "vocab"), {"vocab": self.config.vocab_size})
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        documents: Int[Tensor, "batch pos"] | None = None,
+        state: State | None = None,
+        tape: Tape | None = None,
+        form: str = "auto",
+        seed: int = 0,
+    ) -> Any:
+        """Return logits `batch pos vocab`; with a state, the pair (logits, new state).
+
+        Args:
+            tokens: Token ids.
+            lengths: Real tokens per row. Padding is on the right; together with an empty state it is on the left.
+            documents: Document ids of packed rows; documents do not see each other.
+            state: Continue after these positions; `begin` makes the empty one.
+            tape: Reads and edits.
+            form: `auto`, `parallel` or `scan`; a matter of speed only.
+            seed: Source of a mechanism's random draws.
+
+        A tape without `logits` gets the stream at the last block it needs instead.
+        """
+        x, context, state = self._enter(tokens, lengths, documents, state, tape, form, seed)
+        x, layers = self.stack(x, context, state=None if state is None else state.layers, tape=tape)
+        logits = self._leave(x, tape)
+        return logits if state is None else (logits, state._replace(length=state.length + tokens.shape[1], layers=layers))
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        documents: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return what the unembedding reads."""
+        x, context, _ = self._enter(tokens, lengths, documents, None, None, "auto", 0)
+        return self.stack(x, context)[0]
+
+    def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        """Return the mean next-token cross-entropy of a batch, in nats."""
+        x = self.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
+        return self.unembed.loss(x, batch.targets, batch.weight, smoothing)
+
+    def resume(
+        self,
+        layer: int,
+        resid: Float[Tensor, "batch pos d_model"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        documents: Int[Tensor, "batch pos"] | None = None,
+        tape: Tape | None = None,
+    ) -> Float[Tensor, "batch pos vocab"]:
+        """Return the logits from the stream entering a layer; earlier layers are not run."""
+        batch, length = resid.shape[:2]
+        context = make_context(
+            batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents
+        )
+        x, _ = self.stack(resid, context, tape=tape, start=layer)
+        return self._leave(x, tape)
+
+    def begin(self, batch: int) -> State:
+        """Return the empty state."""
+        return State(0, self.stack.begin(batch, self.embed.weight))
+
+    def _enter(self, tokens, lengths, documents, state, tape, form, seed):
+        batch, length = tokens.shape
+        past = 0 if state is None else state.length
+        if state is not None and past == 0 and lengths is not None:
+            state, lengths = state._replace(start=length - lengths), None
+        if self.embed.positions is not None:
+            self.embed.positions.check(past + length)
+        context = make_context(
+            batch,
+            length,
+            tokens.device,
+            is_causal=True,
+            lengths=lengths,
+            document_ids=documents,
+            past=past,
+            start=None if state is None else state.start,
+            form=form,
+            seed=seed,
+        )
+        return self.embed(tokens, context.positions, tape), context, state
+
+    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
+        if tape is not None and not tape.logits:
+            return x
+        return site(tape, "logits", self.unembed.logits(x))

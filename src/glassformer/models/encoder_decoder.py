@@ -1,0 +1,196 @@
+"""EncoderDecoder: source tokens in, next-token logits of the target out."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.config import require
+from glassformer.models.block import BlockConfig
+from glassformer.models.decoder import ModelConfig
+from glassformer.models.parts import Embedding, NoNorm, NormConfig, PositionEmbedding, Sinusoidal, Unembedding, initialise
+from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
+from glassformer.trace import Site, SiteTable, Tape, site
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
+    """An encoder-decoder transformer; both sides share one vocabulary.
+
+    Args:
+        vocab_size: Number of token ids.
+        d_model: Width of both residual streams.
+        encoder_layers: Blocks of the encoder.
+        decoder_layers: Blocks of the decoder, each with a cross-attention part.
+        max_len: Longest source or target it is meant for.
+        positions: Positions added to both streams.
+        final_norm: Norm at the end of each stack (none in the original post-norm wiring).
+        tied: One matrix for both embeddings and the unembedding (Vaswani et al. 2017, section 3.4).
+        embed_scale: Multiply token vectors by sqrt(d_model).
+        init: How weights are drawn, see `parts.initialise`.
+    """
+
+    vocab_size: int
+    d_model: int
+    encoder_layers: tuple[BlockConfig, ...]
+    decoder_layers: tuple[BlockConfig, ...]
+    max_len: int = 512
+    positions: PositionEmbedding | None = field(default_factory=Sinusoidal)
+    final_norm: NormConfig = field(default_factory=NoNorm)
+    tied: bool = True
+    embed_scale: bool = True
+    init: Literal["gpt", "xavier"] = "xavier"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "max_len"):
+            require(getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}.")
+        without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
+        require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
+
+    def build(self, seed: int = 0) -> "EncoderDecoder":
+        generator_state = torch.random.get_rng_state()
+        torch.manual_seed(seed)
+        try:
+            return EncoderDecoder(self)
+        finally:
+            torch.random.set_rng_state(generator_state)
+
+
+class EncoderDecoder(nn.Module):
+    """Two stacks; the decoder's cross-attention reads the encoder's output."""
+
+    prefix = "decoder."
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: Any = None
+        self.name = "encoder-decoder"
+        sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
+        self.decoder_embed = Embedding(*sizes, "decoder.embed")
+        tied = self.decoder_embed if config.tied else None
+        self.encoder_embed = Embedding(*sizes, "encoder.embed", tied)
+        self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
+        self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
+        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, bias=False)
+        writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
+        initialise(self, config.init, writes)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        """Return the static site table, or the part of it that a glob covers."""
+        return site_table(self._sites(), glob)
+
+    def _sites(self):
+        for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):
+            yield from embed.sites()
+            yield from stack.sites()
+        yield Site("logits", ("batch", "pos", "vocab"), {"vocab": self.config.vocab_size})
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch key"] | None,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        source_lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        state: State | None = None,
+        tape: Tape | None = None,
+        form: str = "auto",
+        seed: int = 0,
+    ) -> Any:
+        """Return logits `batch pos vocab`; with a state, the pair (logits, new state).
+
+        Args:
+            source: Source token ids; not needed with a state, which holds the encoder's output.
+            tokens: Target token ids, shifted right.
+            source_lengths: Real tokens per source row, padded on the right.
+            lengths: Real tokens per target row, padded on the right.
+            state: Continue after these positions; `begin` runs the encoder and makes it.
+            tape: Reads and edits.
+            form: `auto`, `parallel` or `scan`; a matter of speed only.
+            seed: Source of a mechanism's random draws.
+        """
+        if state is None:
+            encoded = self.encode(source, source_lengths, tape=tape, form=form, seed=seed)
+            if self._stops_early(tape):
+                return encoded
+            x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, form, seed)
+            return self._leave(x, tape)
+        x, layers = self._decode(tokens, state.source, state.source_lengths, lengths, state, tape, form, seed)
+        return self._leave(x, tape), state._replace(length=state.length + tokens.shape[1], layers=layers)
+
+    def encode(
+        self,
+        source: Int[Tensor, "batch key"] | None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        *,
+        tape: Tape | None = None,
+        form: str = "auto",
+        seed: int = 0,
+    ) -> Float[Tensor, "batch key d_model"]:
+        """Return the encoder's output."""
+        assert source is not None, "the encoder needs source tokens"
+        context = make_context(
+            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form=form, seed=seed
+        )
+        if self.encoder_embed.positions is not None:
+            self.encoder_embed.positions.check(source.shape[1])
+        return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
+
+    def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
+        """Return the mean next-token cross-entropy of the targets, in nats."""
+        encoded = self.encode(batch.source, batch.source_lengths)
+        x, _ = self._decode(batch.tokens, encoded, batch.source_lengths, batch.lengths, None, None, "auto", 0)
+        return self.unembed.loss(x, batch.targets, batch.weight, smoothing)
+
+    def resume(
+        self,
+        layer: int,
+        resid: Float[Tensor, "batch pos d_model"],
+        *,
+        encoded: Float[Tensor, "batch key d_model"],
+        source_lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        tape: Tape | None = None,
+    ) -> Float[Tensor, "batch pos vocab"]:
+        """Return the logits from the stream entering a decoder layer; the encoder's output is kept."""
+        batch, length = resid.shape[:2]
+        context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths)
+        context = _with_source(context, encoded.shape[1], source_lengths)
+        x, _ = self.decoder(resid, context, source=encoded, tape=tape, start=layer)
+        return self._leave(x, tape)
+
+    def begin(self, source: Int[Tensor, "batch key"], source_lengths: Int[Tensor, " batch"] | None = None) -> State:
+        """Run the encoder and return the empty state of the decoder."""
+        layers = self.decoder.begin(source.shape[0], self.decoder_embed.weight)
+        return State(0, layers, None, self.encode(source, source_lengths), source_lengths)
+
+    def _decode(self, tokens, encoded, source_lengths, lengths, state, tape, form, seed):
+        batch, length = tokens.shape
+        past = 0 if state is None else state.length
+        if self.decoder_embed.positions is not None:
+            self.decoder_embed.positions.check(past + length)
+        context = make_context(
+            batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, form=form, seed=seed
+        )
+        context = _with_source(context, encoded.shape[1], source_lengths)
+        x = self.decoder_embed(tokens, context.positions, tape)
+        return self.decoder(x, context, source=encoded, state=None if state is None else state.layers, tape=tape)
+
+    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
+        if tape is not None and not tape.logits:
+            return x
+        return site(tape, "logits", self.unembed.logits(x))
+
+    def _stops_early(self, tape: Tape | None) -> bool:
+        return tape is not None and not tape.logits and (tape.last or "").startswith("encoder.")
+
+
+def _with_source(context: Any, source_length: int, lengths: Tensor | None) -> Any:
+    return replace(context, source=cross_context(context, source_length, lengths))

@@ -1,0 +1,120 @@
+"""A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.attention import Context, Mask, causal, documents, padding
+from glassformer.models.block import Block, BlockConfig
+from glassformer.models.parts import Norm, NormConfig
+from glassformer.trace import Site, SiteTable, Tape
+
+
+class State(NamedTuple):
+    """What a model carries from earlier positions.
+
+    `start` is where each row's real tokens begin: rows of unequal length are padded on the left.
+    """
+
+    length: int
+    layers: tuple[Any, ...]
+    start: Int[Tensor, " batch"] | None = None
+    source: Float[Tensor, "batch key d_model"] | None = None
+    source_lengths: Int[Tensor, " batch"] | None = None
+
+
+class Stack(nn.Module):
+    """An ordered list of blocks and a final norm."""
+
+    def __init__(
+        self, layers: tuple[BlockConfig, ...], d_model: int, max_len: int, final_norm: NormConfig, path: str = ""
+    ) -> None:
+        super().__init__()
+        self.prefix = f"{path}." if path else ""
+        self.blocks = nn.ModuleList(
+            Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
+        )
+        self.final = final_norm.build(d_model, f"{self.prefix}final", None)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Tensor | None = None,
+        state: tuple[Any, ...] | None = None,
+        tape: Tape | None = None,
+        start: int = 0,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], tuple[Any, ...] | None]:
+        """Run blocks from `start` on, then the final norm.
+
+        A tape that does not need the logits stops after the last block it reads or edits.
+        """
+        states: list[Any] = []
+        stop = self.needed(tape)
+        for i in range(start, stop):
+            x, new = self.blocks[i](
+                x, context, source=source, state=None if state is None else state[i], tape=tape
+            )
+            states.append(new)
+        if stop == len(self.blocks):
+            x = self.final(x, tape)
+        return x, None if state is None else tuple(states)
+
+    def needed(self, tape: Tape | None) -> int:
+        """Return how many blocks have to run for what the tape asks."""
+        if tape is None or tape.logits or tape.last is None:
+            return len(self.blocks)
+        last = tape.table[tape.last]
+        inside = last.name.startswith(f"{self.prefix}blocks.") and last.layer is not None
+        return last.layer + 1 if inside and last.layer is not None else len(self.blocks)
+
+    def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
+        return tuple(block.begin(batch, like) for block in self.blocks)  # type: ignore[operator]
+
+    def sites(self) -> Iterator[Site]:
+        for block in self.blocks:
+            yield from block.sites()  # type: ignore[operator]
+        yield from self.final.sites()
+
+
+def make_context(
+    batch: int,
+    length: int,
+    device: torch.device,
+    *,
+    is_causal: bool,
+    lengths: Int[Tensor, " batch"] | None = None,
+    document_ids: Int[Tensor, "batch pos"] | None = None,
+    past: int = 0,
+    start: Int[Tensor, " batch"] | None = None,
+    form: str = "auto",
+    seed: int = 0,
+) -> Context:
+    """Build the context of self-attention: masks from lengths and documents, positions that count real tokens only."""
+    mask = causal() if is_causal else Mask()
+    if document_ids is not None:
+        mask = mask & documents(document_ids)
+    if lengths is not None:
+        mask = mask & padding(lengths)
+    key_positions = torch.arange(past + length, device=device)[None]
+    if start is not None:
+        mask = mask & padding(past + length - start, total=past + length, left=True)
+        key_positions = (key_positions - start[:, None]).clamp_min(0)
+    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed)
+
+
+def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
+    """Build the context of cross-attention from that of the queries."""
+    keys = torch.arange(source_length, device=context.positions.device)[None]
+    mask = Mask() if lengths is None else padding(lengths)
+    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True)
+
+
+def site_table(sites: Iterator[Site], glob: str) -> SiteTable:
+    """Return the sites a glob covers, in the order of the forward pass."""
+    table = SiteTable({found.name: found for found in sites})
+    return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

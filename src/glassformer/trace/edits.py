@@ -1,0 +1,229 @@
+"""Edits as data: what to change at a site, and which part of it.
+
+    Scale("blocks.*.attn.z", 0.0, at=At(head=3))          # switch head 3 off everywhere
+    Set("blocks.2.resid_pre", clean, at=At(pos=-1))       # clean: a Run, a tensor or a number
+
+Parts are addressed by axis name. An integer drops its axis, a slice or list keeps it; lists on several axes combine as
+a grid. Values are never changed in place.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
+from glassformer.labelled import Labelled
+
+Where = int | slice | Sequence[int] | Tensor
+
+
+class At:
+    """A part of a site, by axis name: `At(head=3, pos=-1)`, `At(pos=slice(2, 5))`, `At(batch=[0, 2])`."""
+
+    def __init__(self, **where: Where) -> None:
+        self.where: dict[str, Where] = where
+
+    def __bool__(self) -> bool:
+        return bool(self.where)
+
+    def __repr__(self) -> str:
+        return "At(" + ", ".join(f"{axis}={where!r}" for axis, where in self.where.items()) + ")"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, At) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def check(self, site: Any) -> None:
+        """Raise `UnknownAxis` for an axis the site does not have (when its axes are known beforehand)."""
+        for axis in self.where if site.axes else ():
+            if axis not in site.axes:
+                raise UnknownAxis(
+                    f'site "{site.name}" has no axis "{axis}".{nearest(axis, site.axes)} Axes: {" ".join(site.axes)}.'
+                )
+
+    def remaining(self, axes: Sequence[str]) -> list[str]:
+        return [axis for axis in axes if not isinstance(self.where.get(axis), int)]
+
+    def take(self, value: Tensor, site: Any) -> Tensor:
+        """Return the addressed part."""
+        if not self.where:
+            return value
+        for dim, where in reversed(self._by_dimension(value, site)):
+            if isinstance(where, int):
+                value = value.select(dim, where)
+            elif isinstance(where, slice):
+                value = value[(slice(None),) * dim + (where,)]
+            else:
+                value = value.index_select(dim, _index(where, value, dim))
+        return value
+
+    def put(self, value: Tensor, part: Tensor, site: Any) -> Tensor:
+        """Return a copy of `value` with the addressed part replaced."""
+        if not self.where:
+            return part.expand_as(value).to(value.dtype)
+        places = self._by_dimension(value, site)
+        part = part.to(value.dtype).expand(self.take(value, site).shape)
+        copy = value.clone()
+        if not any(isinstance(where, (list, tuple, Tensor)) for _, where in places):
+            index: list[int | slice] = [slice(None)] * value.ndim
+            for dim, where in places:
+                index[dim] = where  # type: ignore[assignment]
+            copy[tuple(index)] = part
+            return copy
+        # lists on several axes form a grid: address every axis by an index of its own
+        rows = [torch.arange(n, device=value.device) for n in value.shape]
+        for dim, where in places:
+            rows[dim] = rows[dim][where].reshape(-1) if isinstance(where, (int, slice)) else _index(where, value, dim)
+            if isinstance(where, int):
+                part = part.unsqueeze(dim)
+        grid = tuple(row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows))
+        return copy.index_put(grid, part)
+
+    def _by_dimension(self, value: Tensor, site: Any) -> list[tuple[int, Where]]:
+        axes = site.axes or [f"axis{i}" for i in range(value.ndim)]
+        places: list[tuple[int, Where]] = []
+        for axis, where in self.where.items():
+            if axis not in axes:
+                raise UnknownAxis(f'site "{site.name}" has no axis "{axis}". Axes: {" ".join(axes)}.')
+            dim = list(axes).index(axis)
+            size = value.shape[dim]
+            if isinstance(where, int) and not -size <= where < size:
+                raise ShapeMismatch(f'At({axis}={where}) at "{site.name}": the axis has {size} entries.')
+            places.append((dim, where))
+        return sorted(places, key=lambda place: place[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Edit(ABC):
+    """Base of the edits; each says how the addressed part changes."""
+
+    site: str
+    at: At = field(default_factory=At, kw_only=True)
+
+    def __call__(self, value: Tensor, site: Any) -> Tensor:
+        return self.at.put(value, self.change(self.at.take(value, site), value, site), site)
+
+    @abstractmethod
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        """Return what the addressed part becomes; `whole` is the site's full value."""
+
+    def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
+        """Return `value` (number, tensor, labelled tensor, or a run that read this site) in the shape of `part`."""
+        if isinstance(value, Mapping):
+            value = self.at.take(_values(value[site.name]), site)
+        value = torch.as_tensor(_values(value), dtype=part.dtype, device=part.device)
+        vector = value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
+        same = value.ndim == part.ndim and all(a in (1, b) for a, b in zip(value.shape, part.shape))
+        if value.ndim == 0 or vector or same:
+            return value
+        axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
+        raise ShapeMismatch(_mismatch(site.name, value, part, axes))
+
+
+def _values(value: Any) -> Any:
+    return value.values if isinstance(value, Labelled) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Set(Edit):
+    """Replace the part by a value: a number, a tensor, or a run that read the same site."""
+
+    value: Any
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        return self.fit(self.value, part, site).expand_as(part)
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Edit):
+    """Add a value to the part."""
+
+    value: Any
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        return part + self.fit(self.value, part, site)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Edit):
+    """Multiply the part by a factor; 0 switches it off."""
+
+    factor: Any
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        return part * self.fit(self.factor, part, site)
+
+
+@dataclass(frozen=True, eq=False)
+class Project(Edit):
+    """Remove the span of some directions of the last axis, or keep nothing else.
+
+    Args:
+        directions: One direction, or one per row; they need not be orthogonal.
+        keep: Keep the span and remove the rest.
+    """
+
+    directions: Tensor
+    keep: bool = False
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        directions = torch.atleast_2d(_values(self.directions)).to(part)
+        if directions.ndim != 2 or directions.shape[1] != part.shape[-1]:
+            shape = "x".join(map(str, directions.shape))
+            raise ShapeMismatch(f'Project at "{site.name}": directions are {shape}; the last axis has {part.shape[-1]}.')
+        basis = torch.linalg.qr(directions.mT).Q
+        inside = (part @ basis) @ basis.mT
+        return inside if self.keep else part - inside
+
+
+@dataclass(frozen=True, eq=False)
+class Take(Edit):
+    """Copy the part from another row of the same batch: counterfactual worlds side by side in one pass."""
+
+    row: int
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        elsewhere = At(**(self.at.where | {"batch": slice(self.row, self.row + 1)}))
+        donor = elsewhere.take(whole, site)
+        if isinstance(self.at.where.get("batch"), int):
+            donor = donor.squeeze(0)
+        return donor.expand_as(part)
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Edit):
+    """Change the part by a function of one tensor that keeps its shape."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        return self.fit(self.function(part), part, site).expand_as(part)
+
+
+def _index(where: Any, value: Tensor, dim: int) -> Tensor:
+    index = torch.as_tensor(where, dtype=torch.long, device=value.device).reshape(-1)
+    return torch.where(index < 0, index + value.shape[dim], index)
+
+
+def _mismatch(name: str, value: Tensor, part: Tensor, axes: Sequence[str]) -> str:
+    carried = " ".join(f"{a}={n}" for a, n in zip(axes, part.shape))
+    if value.ndim < part.ndim:
+        # guess which axes were meant: match sizes from the left, in order
+        named, left = [], list(zip(axes, part.shape))
+        for size in value.shape:
+            while left and size not in (1, left[0][1]) and len(left) > 1:
+                left.pop(0)
+            named.append(left.pop(0)[0] if left else "?")
+        given = " ".join(f"{a}={n}" for a, n in zip(named, value.shape))
+        missing = [a for a in axes if a not in named]
+        advice = f"Missing axis: {', '.join(missing)}. Use At({missing[0]}=...) to address a part." if missing else ""
+    else:
+        given = " ".join(f"{a}={n}" for a, n in zip(axes, value.shape)) if value.ndim == part.ndim else str(tuple(value.shape))
+        advice = "Sizes must be equal or 1; a number and a vector along the last axis also fit."
+    return f'edit at "{name}" has {given}; the site carries {carried}.\n    {advice}'

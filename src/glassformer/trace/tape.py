@@ -1,0 +1,206 @@
+"""Named sites and the tape: how a forward pass is recorded and edited.
+
+    value = site(tape, "blocks.3.attn.query", value)      # in a forward pass; the identity unless a tape cares
+    if wants(tape, "blocks.3.attn.pattern"): ...          # ask before building something expensive
+
+A tape serves one forward pass. Edits at a site run first, in the order given; what is read is what downstream code sees.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from glassformer.errors import SiteNotRead, UnknownSite, nearest
+from glassformer.labelled import Labelled
+from glassformer.trace.edits import Apply, At, Edit
+
+
+@dataclass(frozen=True)
+class Site:
+    """One named place in a forward pass.
+
+    Args:
+        name: Full name, `blocks.3.attn.query`.
+        axes: Axis names in order; empty when they are only known at run time (models we did not write) or the value is a
+            single number.
+        sizes: Lengths of the axes that the config fixes (`head`, `d_head`, …).
+        layer: Index of the block the site lies in; None outside the blocks.
+        lazy: Computed only when asked for; asking may change the route, never the result.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    layer: int | None = None
+    lazy: bool = False
+
+    def shape(self) -> str:
+        """Return the shape as text: fixed lengths as numbers, the others by axis name."""
+        return " ".join(f"{axis}={self.sizes[axis]}" if axis in self.sizes else axis for axis in self.axes)
+
+
+class SiteTable(dict[str, Site]):
+    """Sites by name, in the order the forward pass visits them."""
+
+    def match(self, glob: str) -> list[str]:
+        """Return the names a glob covers, in order; raises `UnknownSite` when there is none."""
+        names = [glob] if glob in self else fnmatch.filter(self, glob)
+        if not names:
+            family = ".".join(glob.split(".")[:2]) + ".*" if "." in glob else "*"
+            hint = f'\n    List them with model.sites("{family}").' if fnmatch.filter(self, family) else ""
+            raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, self)}{hint}')
+        return names
+
+
+class HasSites(Protocol):
+    def sites(self, glob: str = "*") -> SiteTable: ...
+
+
+@dataclass(frozen=True)
+class Read:
+    """Record a site, or a part of it.
+
+    Args:
+        site: Name or glob.
+        at: Part to keep; the whole by default.
+        reduce: Function applied to the part before it is kept, for values too large to store.
+    """
+
+    site: str
+    at: At = At()
+    reduce: Callable[[Tensor], Tensor] | None = None
+
+    def keep(self, value: Tensor, site: Site, grad: bool) -> Tensor:
+        if self.at:
+            # a slice would keep the whole tensor alive
+            value = self.at.take(value, site).clone()
+        if self.reduce is not None:
+            value = self.reduce(value)
+        return value if grad else value.detach()
+
+
+ReadLike = str | Read
+EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
+
+
+class Tape:
+    """Carries reads and edits through one forward pass.
+
+    Args:
+        model: Anything with a static site table.
+        read: Site names, globs or `Read` objects.
+        edit: Edits, or pairs (site, function).
+        grad: Keep values attached to the graph, so that gradients at sites come from autograd.
+        logits: Whether the caller wants the model's output too; if not, the stack stops after the deepest site needed.
+
+    Raises:
+        UnknownSite: A name that no site has.
+        UnknownAxis: An edit or read addresses an axis its site does not have.
+    """
+
+    def __init__(
+        self,
+        model: HasSites,
+        read: Iterable[ReadLike] | str = (),
+        edit: Iterable[EditLike] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+        *,
+        grad: bool = False,
+        logits: bool = True,
+    ) -> None:
+        self.table = model.sites()
+        self.grad = grad
+        self.logits = logits
+        self.reads: dict[str, Read] = {}
+        self.edits: dict[str, tuple[Edit, ...]] = {}
+        self.values: dict[str, Tensor] = {}
+        for request in [read] if isinstance(read, str) else read:
+            request = Read(request) if isinstance(request, str) else request
+            for name in self.table.match(request.site):
+                request.at.check(self.table[name])
+                self.reads[name] = request
+        for change in edit.items() if isinstance(edit, Mapping) else edit:
+            change = change if isinstance(change, Edit) else Apply(*change)
+            for name in self.table.match(change.site):
+                change.at.check(self.table[name])
+                self.edits[name] = (*self.edits.get(name, ()), change)
+
+    def wants(self, name: str) -> bool:
+        return name in self.reads or name in self.edits
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        for edit in self.edits.get(name, ()):
+            value = edit(value, self.table[name])
+        if name in self.reads:
+            self.values[name] = self.reads[name].keep(value, self.table[name], self.grad)
+        return value
+
+    @property
+    def last(self) -> str | None:
+        """Name of the deepest site that is read or edited, in the order of the forward pass."""
+        return next((name for name in reversed(self.table) if self.wants(name)), None)
+
+    def reaches(self, prefix: str) -> bool:
+        """Whether any site whose name starts with `prefix` is read or edited."""
+        return any(name.startswith(prefix) for name in (*self.reads, *self.edits))
+
+    def check_visited(self) -> None:
+        """Raise `SiteNotRead` if a site was asked for and the forward pass never came by."""
+        missing = [name for name in self.reads if name not in self.values]
+        if missing:
+            raise SiteNotRead(f"the forward pass did not reach {_quoted(missing)}.")
+
+    def __getitem__(self, name: str) -> Labelled:
+        if name not in self.values:
+            raise SiteNotRead(f'"{name}" was not read.{nearest(name, self.values)} Read: {_quoted(self.values)}.')
+        return label(self.values[name], self.table.get(name), self.reads.get(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+
+def site(tape: Tape | None, name: str, value: Tensor) -> Tensor:
+    """Say the name of a value; the identity unless the tape reads or edits it."""
+    return value if tape is None else tape.visit(name, value)
+
+
+def wants(tape: Tape | None, *names: str) -> bool:
+    """Whether the tape reads or edits any of these sites: ask before building something expensive."""
+    return tape is not None and any([tape.wants(name) for name in names])
+
+
+def full_names(path: str, quantities: Iterable[str]) -> SimpleNamespace:
+    """Build a module's site names once: `full_names("blocks.3.attn", SITES).query == "blocks.3.attn.query"`."""
+    return SimpleNamespace(**{q: f"{path}.{q}" if path else q for q in quantities})
+
+
+def declare(
+    path: str,
+    axes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    *,
+    layer: int | None = None,
+    lazy: Sequence[str] = (),
+) -> Iterator[Site]:
+    """Yield the sites of one module from its `SITES` (quantity -> axes in words), in the order they are visited."""
+    for quantity, words in axes.items():
+        names = tuple(words.split())
+        fixed = {axis: sizes[axis] for axis in names if axis in sizes}
+        yield Site(f"{path}.{quantity}" if path else quantity, names, fixed, layer, quantity in lazy)
+
+
+def label(value: Tensor, site: Site | None, read: Read | None = None) -> Labelled:
+    """Attach axis names; a part or a reduced value keeps the names it still has."""
+    axes: Sequence[str] = site.axes if site is not None else ()
+    if read is not None and read.at:
+        axes = read.at.remaining(axes)
+    if len(axes) != value.ndim:
+        axes = [f"axis{i}" for i in range(value.ndim)]
+    return Labelled(value, tuple(axes))
+
+
+def _quoted(names: Iterable[Any]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "nothing"

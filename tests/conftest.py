@@ -1,0 +1,55 @@
+"""What every test runs under: fixed seeds, one thread, and fresh memory that is poison."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# both profiles are derandomised: a failure on one machine is a failure on all of them
+_SLOW_EXAMPLES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "fast", max_examples=10, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+)
+settings.register_profile(
+    "full", max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+)
+settings.load_profile("fast")
+
+# the models under test are tiny: a second thread costs more than it brings, and sums keep one order
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Give every test the same global generator, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fill fresh `torch.empty` with NaN (floats) or the largest value (integers), so that reading it shows."""
+    # torch poisons while deterministic algorithms are asked for; warn_only leaves operators without one usable
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """Path of the system's Chromium, for Playwright's `executable_path`; tests that need it are skipped without it."""
+    found = next((path for path in map(which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+    if found is None:
+        pytest.skip("no chromium on PATH")
+    return Path(found)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave `test_compiled*.py` to the process that `make test-all` starts without the run-time shape checks."""
+    if not config.getoption("--jaxtyping-packages"):
+        return
+    compiled = [item for item in items if item.path.name.startswith("test_compiled")]
+    config.hook.pytest_deselected(items=compiled)
+    items[:] = [item for item in items if item not in compiled]
