@@ -1,0 +1,31 @@
+"""The recipes of the shipped models: `glassformer train NAME` redoes them."""
+
+from collections.abc import Callable
+
+from glassformer.attention import QueryKeyOnly, Rope
+from glassformer.data import MixtureConfig, Repeat, TextConfig
+from glassformer.errors import UnknownModel, nearest
+from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.training.loop import TrainConfig
+from glassformer.training.optim import OptimConfig
+
+
+def gpt_4l() -> TrainConfig:
+    """A small Llama-like decoder on the Python standard library."""
+    layer = block(
+        n_heads=8, n_kv_heads=2, positions=Rope(), norm=RmsNorm(), mlp=Mlp(688, activation="silu", gated=True, bias=False)
+    )
+    model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    text = TextConfig(batch_size=16, length=256, vocab_size=2048)
+    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(model, text, optim=optim, steps=4500, log_every=25, evaluate_every=250, save_every=250)
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {"gpt-4l": gpt_4l}
+
+
+def recipe(name: str) -> TrainConfig:
+    """Return a recipe by name; raises `UnknownModel` with the nearest one."""
+    if name not in RECIPES:
+        raise UnknownModel(f'no recipe "{name}".{nearest(name, RECIPES)} Recipes: {", ".join(RECIPES)}.')
+    return RECIPES[name]()
