@@ -19,7 +19,7 @@ def gpt_4l() -> TrainConfig:
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
     text = TextConfig(batch_size=16, length=256, vocab_size=2048)
     optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
-    return TrainConfig(model, text, optim=optim, steps=4500, log_every=25, evaluate_every=250, save_every=250)
+    return TrainConfig(model, text, optim=optim, steps=2600, log_every=20, evaluate_every=200, save_every=200)
 
 
 def zh_en() -> TrainConfig:
