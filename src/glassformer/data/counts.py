@@ -21,7 +21,8 @@ _LARGEST_TABLE = 2**28
 class BigramModel:
     """The next token given the last one.
 
-        P(w | v) = (count(v w) + followers(v) P(w)) / (count(v) + followers(v))       P(w) = (count(w) + 1) / (n + vocab)
+        P(w | v) = (count(v w) + followers(v) P(w)) / (count(v) + followers(v))
+        P(w) = (count(w) + 1) / (n + vocab)
 
     `followers(v)` is how many different tokens were seen after v, at least 1. `log_probs` has a row per token, and a
     last one for the beginning of a document.
@@ -32,7 +33,7 @@ class BigramModel:
     def __init__(self, documents: Iterable[list[int]], vocab_size: int) -> None:
         require(
             vocab_size**2 <= _LARGEST_TABLE,
-            f"a bigram table of vocab_size={vocab_size} would be too large; NGramModel(order=2) keeps what occurs only.",
+            f"a bigram table of vocab_size={vocab_size} is too large; NGramModel(order=2) keeps only what occurs.",
         )
         arrays = _arrays(documents, vocab_size)
         pairs = np.concatenate([np.concatenate([[vocab_size], a[:-1]]) * vocab_size + a for a in arrays if len(a)])
