@@ -14,6 +14,7 @@ from glassformer.errors import GlassformerError, nearest
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
     "train": "train a model by a recipe, or resume it",
+    "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",
 }
 
