@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -56,6 +56,7 @@ class SiteTable(dict[str, Site]):
         return names
 
 
+@runtime_checkable
 class HasSites(Protocol):
     def sites(self, glob: str = "*") -> SiteTable: ...
 
