@@ -106,9 +106,9 @@ def test_permuting_the_batch_permutes_the_output(kind: str, data: st.DataObject)
 @given(st.data())
 def test_future_tokens_cannot_change_past_outputs(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    x = stream(1, 5)
-    jacobian = torch.autograd.functional.jacobian(layer, x)[0, :, :, 0]
-    influence = jacobian.abs().sum((1, 3))
+    x = stream(1, 5).requires_grad_()
+    out = layer(x) @ stream(1, 1, 3)[0, 0]
+    influence = torch.stack([torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)])
     # exact zero, not small
     assert (influence.triu(1) == 0).all()
     assert (influence.diagonal() > 0).all()

@@ -136,6 +136,9 @@ class Tape:
         for edit in self.edits.get(name, ()):
             value = edit(value, self.table[name])
         if name in self.reads:
+            if self.grad:
+                # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
+                value = value.view_as(value)
             self.values[name] = self.reads[name].keep(value, self.table[name], self.grad)
         return value
 
