@@ -12,7 +12,7 @@ from glassformer.analysis.attribution import needs, source_needs
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
-from glassformer.trace import Add, At
+from glassformer.trace import Add, At, Scale, Set
 from strategies import ARCHITECTURES, Subject, randomise, subject
 from truths import induction_model, repeated
 
@@ -79,20 +79,25 @@ def test_what_a_head_takes_from_each_token_sums_to_what_the_head_adds(name: str)
 
 
 @every
-def test_a_contribution_is_what_removing_the_write_takes_from_the_logit_with_scales_frozen(name: str) -> None:
-    # independent of the pulled-back direction: the last block's first head, removed before the final norm only
-    model = subject(name).model
-    done = passed(subject(name), "*resid_post")
-    stack = list(model.stacks.values())[-1]
-    last = stack.blocks[-1]
-    head = f"{last.path}.attn.head_out"
-    if last.wiring in ("post", "sandwich"):
-        pytest.skip("the write passes a norm of its own before the final one")
-    x, write = done[last.at_resid[-1]].values[0, -1], done[head].values[0, 0, -1]
-    scale = stack.final.scale(x) if stack.final.weight is not None else torch.ones(())
-    difference = stack.final.linear(x, scale) - stack.final.linear(x - write, scale)
-    expected = model.unembed.logits(difference)[3] - (0 if model.unembed.bias is None else model.unembed.bias[3])
-    close(double(attribution(done, 3)[f"L{last.layer}H0"]), expected)
+def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) -> None:
+    # path patching: all other sub-layers still write what they wrote, norms still divide by what they divided by
+    found = subject(name)
+    inputs = [ids[:1] for ids in found.inputs]
+    clean = passed(found, "*.out")
+    assert clean.logits is not None
+    split = attribution(clean, 3)
+    stack = list(found.model.stacks.values())[-1]
+    frozen = [n for n in clean if n.endswith(("write_scale", "sum_scale", "final.scale"))]
+    for component in [c for c in split.components if c.kind in ("head", "cross_head", "mlp")]:
+        path = f"{stack.blocks[component.layer].path}.{component.part}"
+        others = [n for n in clean if n.endswith(".out") and not n.startswith(f"{path}.") and not n.startswith("encoder.")]
+        site = f"{path}.out" if component.head is None else f"{path}.head_out"
+        removed = Scale(site, 0.0, at=At() if component.head is None else At(head=component.head))
+        edits = [removed, *[Set(n, clean) for n in (*others, *frozen)]]
+        without = run(found.model, inputs[0], *inputs[1:], edit=edits)
+        assert without.logits is not None
+        change = clean.logits[0, -1, 3] - without.logits[0, -1, 3]
+        assert float(change) == pytest.approx(split[component.label], abs=1e-10)
 
 
 def test_in_the_induction_model_the_induction_head_adds_the_whole_logit() -> None:
