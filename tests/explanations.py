@@ -35,6 +35,7 @@ def perimeter(shape):
 '''
 
 
+@cache
 def sample(name: str) -> Explanation:
     """Return one of the samples."""
     if name == "short":

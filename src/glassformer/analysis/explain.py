@@ -131,8 +131,9 @@ def _text(model: Any, id: int) -> str:
 def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
-    values, ids = logits.topk(min(k, len(logits)))
-    pairs = [(float(v), int(i)) for v, i in zip(values, ids) if v > -math.inf]
+    # a stable sort: tokens of equal logits come in the order of their ids, on every machine
+    values, ids = logits.sort(descending=True, stable=True)
+    pairs = [(float(v), int(i)) for v, i in zip(values[:k], ids[:k]) if v > -math.inf]
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 

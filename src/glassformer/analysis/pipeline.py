@@ -83,7 +83,7 @@ def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, en
     ]
     for block in stack.blocks:
         numbers = {f"{name} write": norm(_write_site(block, name)) for name in block.names}
-        numbers |= {"stream": norm(block.at_resid[-1])}
+        numbers["stream"] = norm(block.at_resid[-1])
         note = mean + "; ".join(_described(block.part(name)) for name in block.names) + f"; {block.wiring} norm."
         found.append(Stage("encoder" if encoder else "block", f"{prefix}block {block.layer}", shape, numbers, note))
     if stack.final.weight is not None:

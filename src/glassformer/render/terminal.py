@@ -126,6 +126,8 @@ def _pipeline(found: Explanation) -> RenderableType:
     for stage in found.pipeline:
         shape = " ".join(f"{axis}={size}" for axis, size in stage.shape.items() if axis != "batch")
         numbers = ", ".join(f"{name} {_number(value)}" for name, value in stage.numbers.items())
+        if stage.stage == "ids":
+            numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
         table.add_row(stage.name, Text(shape, style=QUIET), numbers)
     return _section(f"From text to next token (norms at position {found.position})", table)
 
@@ -241,12 +243,12 @@ def _token(candidate: Candidate) -> Text:
     return Text(visible(candidate.text))
 
 
-def _percent(p: float) -> str:
+def _percent(p: int | float) -> str:
     return f"{100 * p:.1f} %" if p >= 0.0005 or p == 0 else "< 0.1 %"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+def _number(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:
