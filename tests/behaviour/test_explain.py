@@ -144,7 +144,9 @@ def test_sampling_narrows_step_by_step_and_the_draw_is_among_what_is_left() -> N
 
 
 def test_an_answer_is_one_known_token() -> None:
-    with pytest.raises(TextError, match=r"'area\(' is \d tokens \('.*'\), and one next token is explained: give the first"):
+    with pytest.raises(
+        TextError, match=r"'area\(' is \d tokens \('.*'\), and one next token is explained: give the first"
+    ):
         explain(gpt(), "def", answer="area(")
     with pytest.raises(TextError, match="'zebra' is not in the vocabulary"):
         explain(translator(), "我", target="I", answer="zebra")
@@ -205,7 +207,10 @@ def test_the_command_prints_and_writes_what_python_gives(folder: Path, tmp_path:
     assert document["answer"]["text"] == "("
     assert document["sampling"]["settings"]["top_k"] == 5
     model = gf.load(folder / "decoder")
-    assert document["attribution"]["components"] == explain(model, "def area", answer="(").to_dict()["attribution"]["components"]
+    assert (
+        document["attribution"]["components"]
+        == explain(model, "def area", answer="(").to_dict()["attribution"]["components"]
+    )
 
 
 def test_without_a_text_the_command_explains_an_example(folder: Path, capsys: Any) -> None:

@@ -32,7 +32,10 @@ def decode(pattern: dict[str, Any]) -> torch.Tensor:
     stored, rows, start = base64.b64decode(pattern["data"]), [], 0
     for q in range(pattern["rows"]):
         end = start + (q + 1 if pattern["layout"] == "lower" else pattern["columns"])
-        row = [(b - 128) * pattern["scale"] / 127 if pattern["signed"] else b * pattern["scale"] / 255 for b in stored[start:end]]
+        row = [
+            (b - 128) * pattern["scale"] / 127 if pattern["signed"] else b * pattern["scale"] / 255
+            for b in stored[start:end]
+        ]
         rows.append(row + [0.0] * (pattern["columns"] - len(row)))
         start = end
     assert start == len(stored)

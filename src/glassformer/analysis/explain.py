@@ -12,8 +12,23 @@ from glassformer.analysis import pipeline
 from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
 from glassformer.analysis.attribution import needs as attribution_needs
 from glassformer.analysis.explanation import (
-    Candidate, Contribution, Contributions, Distribution, Explanation, HeadFacts, LensRow, ModelFacts, Outcome, Pattern,
-    RoleScore, SamplingStep, SamplingTrace, Token, TopHead, Translation, TranslationStep,
+    Candidate,
+    Contribution,
+    Contributions,
+    Distribution,
+    Explanation,
+    HeadFacts,
+    LensRow,
+    ModelFacts,
+    Outcome,
+    Pattern,
+    RoleScore,
+    SamplingStep,
+    SamplingTrace,
+    Token,
+    TopHead,
+    Translation,
+    TranslationStep,
 )  # fmt: skip
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
@@ -204,13 +219,26 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
             )
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
     facts = tuple(
-        HeadFacts(h.label, h.stack, h.part, h.layer, h.head, h.mechanism, added.get(h.label), h.reading, scores.get(h.label, ()))
+        HeadFacts(
+            h.label,
+            h.stack,
+            h.part,
+            h.layer,
+            h.head,
+            h.mechanism,
+            added.get(h.label),
+            h.reading,
+            scores.get(h.label, ()),
+        )
         for h in roles.heads(run.model)
     )
     without = sorted({h.mechanism for h in facts if h.reading is None})
     notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
-    notes += [f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.' for kind in signed]
+    notes += [
+        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
+        for kind in signed
+    ]
     return facts, notes
 
 

@@ -104,7 +104,9 @@ def _section(title: str, *parts: RenderableType) -> RenderableType:
 def _header(found: Explanation) -> RenderableType:
     model = found.model
     size = f"{model.parameters:,} parameters, {model.n_layers} layers of up to {model.n_heads} heads"
-    lines = [Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")]
+    lines = [
+        Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")
+    ]
     if found.source_tokens is not None:
         lines.append(Text.assemble(("source  ", QUIET), "".join(visible(t.text) for t in found.source_tokens)))
     before = found.tokens[max(0, found.position - 30) : found.position + 1]
@@ -167,7 +169,9 @@ def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
     table = _table("after", "likeliest", "probability", "rank", "KL bits", left=(0, 1))
     for row in rows:
         likeliest = "  ".join(visible(c.text, 10) for c in row.candidates[:3])
-        table.add_row(row.label, likeliest, _percent(row.answer.probability), f"{row.answer.rank:,}", f"{row.kl_bits:.2f}")
+        table.add_row(
+            row.label, likeliest, _percent(row.answer.probability), f"{row.answer.rank:,}", f"{row.kl_bits:.2f}"
+        )
     return _section(f"Logit lens: what the model would say if it stopped there (numbers for {visible(answer)})", table)
 
 
@@ -188,7 +192,12 @@ def _components(parts: list[Contribution], title: str, total: float) -> Renderab
     if rest:
         added = sum(p.contribution for p in parts) - sum(p.contribution for p in chosen)
         table.add_row(f"{rest} others", f"{added:+.3f}", bar(added, max(largest, abs(added))), style=QUIET)
-    table.add_row("sum", f"{sum(p.contribution for p in parts):+.3f}", Text(f"= {total:+.3f} in the model", style=QUIET), style=STRONG)
+    table.add_row(
+        "sum",
+        f"{sum(p.contribution for p in parts):+.3f}",
+        Text(f"= {total:+.3f} in the model", style=QUIET),
+        style=STRONG,
+    )
     return _section(title, table)
 
 
@@ -208,7 +217,9 @@ def _roles(head: HeadFacts) -> str:
     if not head.roles:
         return "cross-attention" if head.part.startswith("cross") else "no pattern"
     sign = "" if head.reading == "mass" else " (signed)"
-    return ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"
+    return (
+        ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"
+    )
 
 
 def _plays(head: HeadFacts, role: str) -> bool:
