@@ -31,3 +31,17 @@ def write(path: str | Path, content: bytes | str) -> Path:
         reason = error.strerror or str(error)
         raise SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to and has room.') from error
     return path
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise `SaveError` if a file could not be written here: cheaper to learn before long work than after it."""
+    path = Path(path)
+    if path.is_dir():
+        raise SaveError(f'cannot write "{path}": it is a folder. Add the name of a file.')
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), path.parent)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to.') from error

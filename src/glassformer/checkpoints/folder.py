@@ -60,7 +60,7 @@ def load(name: str | Path) -> Model:
         UnknownModel: No shipped model and no folder of that name.
         CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
     """
-    folder = _find(name)
+    folder = folder_of(name)
     envelope = _envelope(folder)
     try:
         config = ModelConfig.from_dict(envelope["model"])
@@ -91,10 +91,8 @@ def shipped() -> list[str]:
     return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _find(name: str | Path) -> Path:
+def folder_of(name: str | Path) -> Path:
+    """Return the folder of a shipped model, or the model folder a path stands for; raises `UnknownModel`."""
     if str(name) in shipped():
         return Path(str(resources("glassformer") / "zoo" / str(name)))
     folder = Path(name)
@@ -107,6 +105,9 @@ def _find(name: str | Path) -> Path:
         )
     steps = sorted(folder.glob("step-*"))
     return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
+
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def _envelope(folder: Path) -> dict[str, Any]:

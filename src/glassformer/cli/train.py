@@ -7,10 +7,9 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glassformer.analysis.measures import head_measures, text_measures
+from glassformer.analysis.measures import MEASURES
 from glassformer.config import Config
 from glassformer.errors import ConfigError, nearest
-from glassformer.models import Decoder
 from glassformer.training import TrainConfig, loop, train as run_training
 from glassformer.training.recipes import RECIPES, recipe
 
@@ -74,13 +73,8 @@ def _train(config: TrainConfig, folder: Path) -> None:
                 numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
                 bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
 
-        measures: dict[str, Any] = {"text": _decoders_only(text_measures), "heads": _decoders_only(head_measures)}
-        run_training(config, folder, measures=measures, report=report)
+        run_training(config, folder, measures=MEASURES, report=report)
     console.print(f"done: {folder}; load it with glassformer.load({str(folder)!r})")
-
-
-def _decoders_only(measure: Any) -> Any:
-    return lambda model, data: measure(model, data) if isinstance(model, Decoder) else {}
 
 
 def _recipe(name: str) -> TrainConfig:

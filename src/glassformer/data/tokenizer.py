@@ -200,7 +200,7 @@ def word_tokenizer(texts: Iterable[str], specials: Iterable[str] = WORD_SPECIALS
     return Tokenizer(inner)
 
 
-def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>", "<eos>")) -> Tokenizer:
     """Give each symbol its place in the list as id: for synthetic tasks. Texts are symbols with spaces between."""
     inner = tokenizers.Tokenizer(models.WordLevel({symbol: id for id, symbol in enumerate(symbols)}))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
