@@ -140,9 +140,8 @@ function sampling() {
     el("h3", { class: "later" }, "Sampling, step by step"),
     el("p", { class: "gloss" }, "Each step reshapes or cuts the distribution left by the one before; bars show probability, from 0 to 1. ",
       on.length ? `Settings: ${on.join(", ")}.` : ""),
-    el("ol", { class: "flow" }, steps.map(samplingStep),
-      draw ? el("li", {}, el("h3", {}, "Draw"), el("p", { class: "drawn-token" }, chip(draw.text)),
-        el("p", {}, "drawn at ", number(percent(draw.probability)), settings.seed === null || settings.seed === undefined ? "" : ` with seed ${settings.seed}`, ".")) : null),
+    el("ol", { class: "flow steps" }, steps.map(samplingStep),
+      draw ? el("li", {}, el("h3", {}, "Draw"), el("p", { class: "drawn" }, chip(draw.text), " drawn at ", number(percent(draw.probability)), settings.seed === null || settings.seed === undefined ? "" : ` with seed ${settings.seed}`, ".")) : null),
   ];
 }
 
@@ -202,7 +201,7 @@ function lensRow(row, width) {
   });
   const rated = (o) => (o ? [el("td", { class: "aside number" }, percent(o.probability)), el("td", { class: "aside number" }, count(o.rank))] : []);
   return el("tr", {}, el("th", { scope: "row" }, row.label), cells, rated(row.answer), rated(row.against),
-    el("td", { class: "aside number" }, row.entropy_bits.toFixed(2)), el("td", { class: "aside number" }, row.kl_bits.toFixed(2)));
+    el("td", { class: "aside number" }, row.entropy_bits.toFixed(2)), el("td", { class: "aside number" }, plain(row.kl_bits)));
 }
 
 function lens() {
@@ -319,11 +318,11 @@ function headCard(top, open) {
     pattern ? thumb(pattern, textsOf(pattern), [], open) : null,
     el("div", { class: "title" }, el("h3", {}, top.label), role, adds && el("span", {}, adds), roles.map(roleChip)),
     roles.length && roles[0].score >= 0.3 && ROLES[roles[0].role] ? el("p", { class: "soft" }, ROLES[roles[0].role][1]) : null,
-    el("div", {}, strip(texts, { weights: top.weights, here: top.key === "tokens" ? data.position : null }), inWords(texts, top.weights),
+    el("div", {}, inWords(texts, top.weights), strip(texts, { weights: top.weights, here: top.key === "tokens" ? data.position : null }),
       el("p", { class: "soft small" }, `Shade: ${basis}; the ${top.weights.length} weights add up to 1.`)),
     top.sources.length ? el("details", {}, el("summary", {}, `What each token adds to the ${target} through this head`),
       legend(limit, true, `adds up to ${signed(top.contribution ?? 0, 3)}`),
-      strip(texts, { weights: top.sources, limit, isSigned: true }), inWords(texts, top.sources, { isSigned: true })) : null);
+      inWords(texts, top.sources, { isSigned: true }), strip(texts, { weights: top.sources, limit, isSigned: true })) : null);
 }
 
 const heads = (open) => section("heads", "The most telling heads, and where they look",

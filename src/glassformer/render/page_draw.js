@@ -14,25 +14,30 @@ function el(tag, attributes = {}, ...children) {
 
 // ---- tokens: white space and control characters get a visible mark
 
-const MARKS = { " ": "·", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "∅" };
+const MARKS = { " ": "·", "\n": "⏎", "\r": "␍", "\t": "⇥" };
+const UNSEEN = /[\p{C}\p{Z}]/u; // controls, formats (such as the ones that turn the direction of text), other spaces
 
 function marked(character) {
-  const code = character.codePointAt(0);
-  return MARKS[character] ?? (code < 32 ? String.fromCodePoint(0x2400 + code) : code === 127 ? "␡" : null);
+  if (MARKS[character] || !UNSEEN.test(character)) return MARKS[character] ?? null;
+  return `⟨${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
 const visible = (text) => (text === "" ? "∅" : [...text].map((c) => marked(c) ?? c).join(""));
 
 function token(text, attributes = {}) {
   const node = el("span", { ...attributes, class: `token ${attributes.class ?? ""}`.trim() });
-  let plain = "";
-  for (const character of text === "" ? "\u200b" : text) {
+  if (text === "") node.append(el("span", { class: "mark" }, "∅"));
+  let seen = "";
+  for (const character of text) {
     const mark = marked(character);
-    if (mark === null) { plain += character; continue; }
-    node.append(plain, el("span", { class: "mark" }, mark));
-    plain = "";
+    if (mark === null) {
+      seen += character;
+      continue;
+    }
+    node.append(seen, el("span", { class: "mark" }, mark));
+    seen = "";
   }
-  node.append(plain);
+  node.append(seen);
   return node;
 }
 
@@ -211,9 +216,10 @@ function strip(tokens, { weights = null, limit = 1, isSigned = false, here = nul
       node.classList.add("shaded");
       (once ? shade : shaded)(node, weight, limit, isSigned);
     }
-    return text.includes("\n") ? [node, el("br")] : node;
+    const breaks = text.includes("\n") && !(tokens[i + 1] ?? "\n").startsWith("\n"); // blank lines take no room
+    return breaks ? [node, el("br")] : node;
   });
-  return el("div", { class: weights ? "strip" : "strip plain" }, pieces);
+  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, pieces);
 }
 
 // the largest entries of a mixture in words, and what is left over

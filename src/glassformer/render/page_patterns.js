@@ -60,10 +60,11 @@ function drawThumb(canvas, pattern) {
   context.putImageData(image, 0, 0);
 }
 
-// where in a pattern a pointer event falls
-function cellUnder(event, pattern, box, left = 0, top = 0) {
-  const q = Math.floor(((event.clientY - box.top - top) / (box.height - top)) * pattern.rows);
-  const k = Math.floor(((event.clientX - box.left - left) / (box.width - left)) * pattern.columns);
+// the cell of a pattern under a pointer, cells being `width` by `height` CSS pixels from (left, top) of the canvas
+function cellUnder(event, pattern, { width, height, left = 0, top = 0 }) {
+  const box = event.target.getBoundingClientRect();
+  const q = Math.floor((event.clientY - box.top - top) / height);
+  const k = Math.floor((event.clientX - box.left - left) / width);
   return q >= 0 && k >= 0 && q < pattern.rows && k < pattern.columns ? [q, k] : null;
 }
 
@@ -89,7 +90,8 @@ function thumb(pattern, texts, notes, open) {
   });
   painted(canvas, () => drawThumb(canvas, pattern));
   canvas.addEventListener("pointermove", (event) => {
-    const cell = cellUnder(event, pattern, canvas.getBoundingClientRect());
+    const size = { width: canvas.clientWidth / pattern.columns, height: canvas.clientHeight / pattern.rows };
+    const cell = cellUnder(event, pattern, size);
     if (cell === null) return hideTip();
     const weight = pattern.at(...cell);
     showTip(event, `${pattern.label}: ${cell[0]} `, token(texts.query[cell[0]]), ` → ${cell[1]} `, token(texts.key[cell[1]]),
@@ -134,10 +136,10 @@ class Viewer {
         button("close", "close", () => this.dialog.close())),
       this.about,
       el("div", { class: "large" },
-        el("div", {}, scroller("Attention map", this.canvas), this.legends.false, this.legends.true,
+        el("div", {}, scroller("Attention map", this.canvas), this.legends.false, this.legends.true),
+        el("div", {}, this.readout, this.strip,
           el("p", { class: "hint" }, "Rows are queries, columns keys. Move with the pointer, or focus the map and use the " +
-            "arrow keys (with Shift: ten at a time); page up and page down change the head.")),
-        el("div", {}, this.readout, this.strip)));
+            "arrow keys (with Shift: ten at a time); page up and page down change the head."))));
     painters.push(() => this.dialog.open && this.draw());
     addEventListener("resize", () => this.dialog.open && this.draw());
   }
@@ -185,18 +187,18 @@ class Viewer {
   }
 
   point(event) {
-    const cell = cellUnder(event, this.pattern, this.canvas.getBoundingClientRect(), this.left, this.top);
+    const cell = cellUnder(event, this.pattern, { width: this.cell, height: this.cell, left: this.left, top: this.top });
     if (cell) this.move(...cell);
   }
 
   draw() {
     const p = this.pattern;
-    const room = Math.min(760, this.dialog.clientWidth - 60, Math.max(320, innerHeight - 170));
+    const room = Math.min(760, this.dialog.clientWidth - 60, Math.max(320, innerHeight - 220));
     const longest = Math.max(p.rows, p.columns);
     const labelled = (room - LABEL_ROOM) / longest >= 11;
     const cell = Math.max(1, Math.min(40, Math.floor((room - (labelled ? LABEL_ROOM : 34)) / longest)));
     [this.left, this.top, this.cell] = [labelled ? LABEL_ROOM : 34, labelled ? LABEL_ROOM : 20, cell];
-    const [width, height] = [this.left + cell * p.columns, this.top + cell * p.rows];
+    const [width, height] = [this.left + cell * p.columns + 2, this.top + cell * p.rows + 2];
     const sharp = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
     Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px` });
