@@ -11,7 +11,10 @@ from glassformer import __version__
 from glassformer.errors import GlassformerError, nearest
 
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {
+    "train": "train a model by a recipe, or resume it",
+    "plot": "draw a run's metrics",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
