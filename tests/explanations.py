@@ -59,7 +59,7 @@ def gpt() -> Decoder:
 
 def signed() -> Decoder:
     layers = [block(n_heads=4, mlp=Mlp(), **differential(0)), block(Lightning(), n_heads=4, merge=lightning_merge())]
-    config = DecoderConfig(300, 64, repeat(layers, 2), max_len=256, positions=Learned())
+    config = DecoderConfig(300, 64, repeat(layers, 4), max_len=256, positions=Learned())
     return _random(config, "signed-sample", _bpe())
 
 
