@@ -61,7 +61,7 @@ def page(payload: Mapping[str, Any]) -> str:
 
 
 def _read(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("glassformer.render").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(payload: Mapping[str, Any]) -> str:

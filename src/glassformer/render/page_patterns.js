@@ -24,6 +24,18 @@ class Pattern {
     return Array.from({ length: this.columns }, (_, k) => this.at(q, k) ?? 0);
   }
 
+  // the query and key of the largest weight, either sign
+  peak() {
+    const zero = this.signed ? 128 : 0;
+    let best = 0;
+    this.bytes.forEach((byte, i) => {
+      if (Math.abs(byte - zero) > Math.abs(this.bytes[best] - zero)) best = i;
+    });
+    if (this.layout === "full") return [Math.floor(best / this.columns), best % this.columns];
+    const q = Math.floor((Math.sqrt(8 * best + 1) - 1) / 2);
+    return [q, best - (q * (q + 1)) / 2];
+  }
+
   // the entry of largest size in a square of cells
   strongest(q0, k0, size) {
     let found = null;
@@ -50,7 +62,10 @@ function drawPixels(canvas, pattern, size) {
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       const weight = pattern.strongest(y * size, x * size, size);
-      if (weight !== null) image.data.set([...colour(weight, pattern.limit, pattern.signed), 255], 4 * (y * width + x));
+      if (weight === null) continue;
+      const at = 4 * (y * width + x);
+      [image.data[at], image.data[at + 1], image.data[at + 2]] = colour(weight, pattern.limit, pattern.signed);
+      image.data[at + 3] = 255;
     }
   }
   context.putImageData(image, 0, 0);
@@ -86,7 +101,7 @@ const hideTip = () => { tip.style.visibility = "hidden"; };
 
 // a small picture that opens large; `texts` are the token texts of the pattern's rows and columns
 function thumb(pattern, texts, notes, open) {
-  const peak = strongestCell(pattern);
+  const peak = pattern.peak();
   const canvas = el("canvas", {
     role: "img",
     "aria-label": `attention pattern, ${pattern.rows} queries by ${pattern.columns} keys, ` +
@@ -104,18 +119,6 @@ function thumb(pattern, texts, notes, open) {
   canvas.addEventListener("pointerleave", hideTip);
   return el("button", { type: "button", class: "thumb", "data-label": pattern.label, onclick: () => { hideTip(); open(pattern.label); } },
     el("span", { class: "label" }, pattern.label), canvas, notes.map((note) => el("span", { class: "label" }, note)));
-}
-
-function strongestCell(pattern) {
-  let best = [0, 0];
-  let most = -1;
-  for (let q = 0; q < pattern.rows; q++) {
-    for (let k = 0; k < pattern.columns; k++) {
-      const size = Math.abs(pattern.at(q, k) ?? 0);
-      if (size > most) [best, most] = [[q, k], size];
-    }
-  }
-  return best;
 }
 
 // ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
@@ -271,8 +274,8 @@ class Viewer {
       el("p", { class: "weight" }, weight === null ? "masked" : p.format(weight)));
     this.canvas.setAttribute("aria-label", `Attention map of ${p.label}, query ${this.q}, key ${this.k}, ` +
       `weight ${weight === null ? "masked" : p.format(weight)}`);
-    if (this.told === `${p.label} ${this.q} ${theme()}`) return;
-    this.told = `${p.label} ${this.q} ${theme()}`;
+    if (this.told === `${p.label} ${this.q} ${theme}`) return;
+    this.told = `${p.label} ${this.q} ${theme}`;
     const row = p.row(this.q);
     this.strip.replaceChildren(
       el("h3", {}, `Where query ${this.q} looks`),
