@@ -23,7 +23,7 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
 
-TextOrIds = str | Tensor | Sequence[int]
+TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
