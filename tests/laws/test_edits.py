@@ -156,8 +156,8 @@ def test_a_row_outside_the_batch_is_refused() -> None:
 
 def test_a_row_of_a_site_without_a_batch_is_refused() -> None:
     model = subject("differential")
-    with pytest.raises(UnknownAxis, match="lambda"):
-        model.tape(edit=[Take("blocks.0.attn.lambda", 0)])
+    with pytest.raises(UnknownAxis, match=r'site "blocks\.0\.attn\.lambda" has no axis "batch"'):
+        model(model.tape(edit=[Take("blocks.0.attn.lambda", 0)]))
 
 
 def test_directions_of_another_width_are_refused() -> None:
