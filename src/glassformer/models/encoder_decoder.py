@@ -113,11 +113,11 @@ class EncoderDecoder(nn.Module):
             lengths: Real tokens per target row. Padding is on the right; together with an empty state it is on the left.
             state: Continue after these positions; `begin` runs the encoder and makes it.
             tape: Reads and edits.
-            form: `auto`, `parallel` or `scan`; a matter of speed only.
+            form: `auto`, `parallel` or `scan`, for the decoder; a matter of speed only.
             seed: Source of a mechanism's random draws.
         """
         if state is None:
-            encoded = self.encode(source, source_lengths, tape=tape, form=form, seed=seed)
+            encoded = self.encode(source, source_lengths, tape=tape, seed=seed)
             if self._stops_early(tape):
                 return encoded
             x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, form, seed)
@@ -133,13 +133,13 @@ class EncoderDecoder(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         *,
         tape: Tape | None = None,
-        form: str = "auto",
         seed: int = 0,
     ) -> Float[Tensor, "batch key d_model"]:
         """Return the encoder's output."""
         assert source is not None, "the encoder needs source tokens"
+        # what sees both ways cannot be scanned
         context = make_context(
-            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form=form, seed=seed
+            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form="parallel", seed=seed
         )
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])

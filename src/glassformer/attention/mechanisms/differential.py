@@ -59,7 +59,7 @@ class DifferentialState(NamedTuple):
 
 
 class DifferentialMixer(Mixer):
-    SITES: ClassVar[dict[str, str]] = {"lambda": "", "patterns": "batch stream head query key"}
+    SITES: ClassVar[dict[str, str]] = {"patterns": "batch stream head query key", "lambda": ""}
     LAZY = ("patterns",)
 
     config: Differential

@@ -40,6 +40,10 @@ class Softmax(MixerConfig, kind="softmax"):
     def __post_init__(self) -> None:
         require(self.window is None or self.window >= 1, f"softmax: window must be at least 1, found {self.window}.")
 
+    @property
+    def crosses(self) -> bool:
+        return self.window is None
+
     def build(self, dims: Dims, path: str) -> "SoftmaxMixer":
         return SoftmaxMixer(self, dims, path)
 
