@@ -72,6 +72,7 @@ def sources(config, rows: slice = slice(None)) -> dict[str, object]:
     return {"source": SOURCES[rows]} if isinstance(config, EncoderDecoderConfig) else {}
 
 
+@torch.no_grad()
 def recomputed(model, prompt: list[int], source: list[int] | None, steps: int) -> tuple[list[int], list[float]]:
     """Greedy decoding that reads the whole text again at every step."""
     ids, log_probs = list(prompt), []
@@ -170,7 +171,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits: Tensor, p: float) -
     for row, kept in zip(logits.softmax(-1), stage.logits.isfinite()):
         assert row[kept].sum() >= p - 1e-12
         assert row[kept].sum() - row[kept].min() < p
-        assert not kept.all() or p > 0.9 or row.min() > 0
         assert row[kept].min() >= row[~kept].max() if not kept.all() else True
 
 

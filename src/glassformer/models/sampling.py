@@ -156,7 +156,7 @@ def _largest(logits: Tensor, k: float) -> Bool[Tensor, "batch vocab"]:
 
 
 def _nucleus(logits: Tensor, p: float) -> Bool[Tensor, "batch vocab"]:
-    probabilities, order = logits.double().softmax(-1).sort(-1, descending=True, stable=True)
+    probabilities, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     # a token stays while those before it fall short of p; the first one always does
     before = probabilities.cumsum(-1) - probabilities
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
