@@ -201,13 +201,13 @@ def test_the_repetition_penalty_makes_seen_tokens_less_likely_and_no_others() ->
     logits = torch.tensor([[2.0, -2.0, 1.0]])
     seen = torch.tensor([[True, True, False]])
     stages = sampling_steps(logits, Sampling(repetition_penalty=2.0, temperature=0.0), seen=seen).stages
-    assert [stage.name for stage in stages] == ["logits", "repetition penalty"]
+    assert [stage.name for stage in stages] == ["logits", "repetition_penalty"]
     assert stages[-1].logits.tolist() == [[1.0, -4.0, 1.0]]
 
 
 def test_stages_come_in_order_and_those_switched_off_are_left_out() -> None:
     steps = sampling_steps(torch.randn(2, 9), Sampling(0.7, 5, 0.9, 0.01))
-    assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top-k", "top-p", "min-p"]
+    assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top_k", "top_p", "min_p"]
     assert [stage.name for stage in sampling_steps(torch.randn(2, 9), Sampling()).stages] == ["logits"]
 
 

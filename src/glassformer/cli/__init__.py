@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 bad input (a message without a traceback; `--debug` shows 
 """
 
 import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ VERBS: dict[str, str] = {
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",
+    "generate": "continue a text, or translate one",
+    "params": "parameters, operations and state of a model or a published preset",
+    "sites": "what a forward pass can record and be edited at",
 }
 
 
@@ -54,9 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     import tyro
 
-    module = importlib.import_module(f"glassformer.cli.{verb}")
+    function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
+    # tyro reads summary and arguments from the docstring, and leaves the examples out
+    about = (inspect.getdoc(function) or "").partition("\nArgs:")[0].strip()
     try:
-        tyro.cli(getattr(module, verb), prog=f"glassformer {verb}", args=arguments)
+        tyro.cli(function, prog=f"glassformer {verb}", description=about, args=arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0

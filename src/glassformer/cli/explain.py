@@ -1,12 +1,12 @@
 """`glassformer explain`: one next token of a text, explained."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from glassformer.errors import ConfigError, TextError
+from glassformer.cli.given import text_of
+from glassformer.errors import ConfigError
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
@@ -67,7 +67,7 @@ def explain(
             check_writable(path)
     sampling = Sampling(temperature, top_k, top_p, seed)
     loaded = checkpoints.load(model)
-    given = EXAMPLES.get(loaded.name, PYTHON) if text is None else _standard_input() if text == "-" else text
+    given = EXAMPLES.get(loaded.name, PYTHON) if text is None else text_of(text)
     found = analysis.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
@@ -78,12 +78,3 @@ def explain(
         from glassformer.render.page import page
 
         print(f"page: {write(html, page(found.to_dict())).absolute()}")
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). Convert it first: iconv -f latin1 -t utf-8."
-        ) from error
