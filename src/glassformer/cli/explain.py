@@ -59,13 +59,13 @@ def explain(
         seed: Sampling: seed of the draw.
     """
     from glassformer import analysis, checkpoints
-    from glassformer.analysis.sampling import Sampling
+    from glassformer.models import Sampling
     from glassformer.render.terminal import show
 
     for path in (html, json):
         if path is not None:
             check_writable(path)
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = checkpoints.load(model)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else text_of(text)
     found = analysis.explain(

@@ -146,7 +146,7 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
         ("min_p", sampling.min_p, _likely),
     ):
         if setting is not None:
-            logits = logits.masked_fill(~keep(logits, setting), float("-inf"))
+            logits = logits.masked_fill(~keep(logits, float(setting)), float("-inf"))
             yield Stage(name, float(setting), logits)
 
 
