@@ -1,7 +1,10 @@
 """Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models."""
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
+from glassformer.data.chains import Markov, SkipTrigram
+from glassformer.data.counts import BigramModel, NGramModel
 from glassformer.data.mixture import MixtureConfig
+from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
 from glassformer.data.sources import Document, python_stdlib, read_source
 from glassformer.data.tasks import Induction, Repeat
 from glassformer.data.text import TextConfig, TextData
@@ -10,12 +13,22 @@ from glassformer.data.translation import ZhEnConfig
 
 __all__ = [
     "Batch",
+    "BigramModel",
+    "Brackets",
+    "Copy",
     "Data",
     "DataConfig",
     "Document",
     "Induction",
+    "Markov",
     "MixtureConfig",
+    "ModularAddition",
+    "NGramModel",
+    "Needle",
+    "Recall",
     "Repeat",
+    "Reverse",
+    "SkipTrigram",
     "Split",
     "TextConfig",
     "TextData",

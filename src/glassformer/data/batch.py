@@ -9,7 +9,7 @@ Axes: `batch pos`; an encoder-decoder batch adds `batch source_pos`.
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Batch:
         return {name: value for name, value in fields if value is not None}
 
 
+@runtime_checkable
 class Data(Protocol):
     """A source of batches.
 

@@ -83,6 +83,8 @@ class MixtureData:
 
 def join(batches: list[Batch]) -> Batch:
     """Stack batches of equal length; document ids and lengths that some lack are filled in."""
+    if len({(batch.source is None, batch.tokens.shape[1]) for batch in batches}) > 1:
+        raise DataError("a mixture cannot hold both decoder and encoder-decoder data, nor rows of unequal length.")
     names = dict.fromkeys(name for batch in batches for name in batch.tensors())
     return Batch(**{name: torch.cat([_field(batch, name) for batch in batches]) for name in names})
 
@@ -93,6 +95,4 @@ def _field(batch: Batch, name: str) -> Tensor:
         return value
     if name == "documents":
         return torch.zeros_like(batch.tokens)
-    if name == "lengths":
-        return torch.full((len(batch.tokens),), batch.tokens.shape[1])
-    raise DataError("a mixture cannot hold both decoder and encoder-decoder data.")
+    return torch.full((len(batch.tokens),), batch.tokens.shape[1])

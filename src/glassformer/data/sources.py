@@ -1,6 +1,7 @@
 """Where texts come from: files, folders, globs, standard input, JSONL, the `datasets` library, the standard library.
 
-A *source* is a string; reading it yields `Document`s in a fixed order, one at a time, so a corpus need not fit in memory.
+A *source* is a string; reading it yields `Document`s in a fixed order, one at a time, so a corpus need not fit in
+memory.
 """
 
 import dataclasses
@@ -45,8 +46,8 @@ def read_source(source: str, text_field: str = "text") -> Iterator[Document]:
     """Yield the documents of a source.
 
     Args:
-        source: `python-stdlib`, `-` for standard input, `datasets:NAME[:CONFIG]`, a file, a folder (every file below it,
-            hidden ones excepted) or a glob. A `.jsonl` file holds one document per line, any other file is one document.
+        source: `python-stdlib`, `-` for standard input, `datasets:NAME[:CONFIG]`, a file, a folder (every file below
+            it, hidden ones excepted) or a glob. A `.jsonl` file holds one document per line, any other file is one.
         text_field: The field that holds the text, in JSONL and datasets.
 
     Raises:
@@ -68,8 +69,8 @@ def read_source(source: str, text_field: str = "text") -> Iterator[Document]:
 def python_stdlib() -> Iterator[Document]:
     """Yield the source files of the running Python's standard library, sorted by name.
 
-    Tests, idlelib, lib2to3 and installed packages are left out. The split goes by name, so that a file stays on its side
-    when another Python version changes it.
+    Tests, idlelib, lib2to3 and installed packages are left out. The split goes by name, so that a file stays on its
+    side when another Python version changes it.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = ((p.relative_to(root), p) for p in root.rglob("*.py"))

@@ -114,7 +114,7 @@ class Repeat(TaskConfig, kind="repeat"):
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        _check_shape(self)
+        check_shape(self)
         require(1 <= self.unit_min <= self.unit_max, f"unit_min={self.unit_min} exceeds unit_max={self.unit_max}.")
         require(self.vocab_size is None or self.vocab_size > 1, "vocab_size must leave a symbol beside <bos>.")
 
@@ -148,7 +148,7 @@ class Induction(TaskConfig, kind="induction"):
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        _check_shape(self, least=4)
+        check_shape(self, least=4)
 
     def symbols(self) -> list[str] | None:
         return _numbered(self.vocab_size)
@@ -157,12 +157,18 @@ class Induction(TaskConfig, kind="induction"):
         body = _different(alphabet.ids, self.batch_size, self.length - 2, random)
         place = torch.randint(self.length - 3, (self.batch_size, 1), generator=random)
         pair = torch.cat([body.gather(1, place), body.gather(1, place + 1)], 1)
-        return Rows(_with_bos(torch.cat([body, pair], 1), alphabet, True), _last(self))
+        return Rows(_with_bos(torch.cat([body, pair], 1), alphabet, True), last_position(self))
 
 
-def _check_shape(config: DataConfig, least: int = 2) -> None:
+def check_shape(config: DataConfig, least: int = 2) -> None:
+    """Raise `ConfigError` if the batch is empty or its rows too short for the task."""
     require(config.batch_size >= 1, "batch_size must be at least 1.")
     require(config.length >= least, f'length={config.length} is too short for "{config.kind}": at least {least}.')
+
+
+def last_position(config: DataConfig) -> Tensor:
+    """Return a weight under which only the last token of each row counts."""
+    return (torch.arange(config.length) == config.length - 1).expand(config.batch_size, -1).clone()
 
 
 def _numbered(vocab_size: int | None) -> list[str] | None:
@@ -183,7 +189,3 @@ def _with_bos(sequence: Tensor, alphabet: Alphabet, wanted: bool) -> Tensor:
     if alphabet.bos is None:
         raise ConfigError("bos=True, but the tokenizer has no <bos>. Set bos=False.")
     return torch.cat([torch.full((len(sequence), 1), alphabet.bos), sequence], 1)
-
-
-def _last(config: DataConfig) -> Tensor:
-    return (torch.arange(config.length) == config.length - 1).expand(config.batch_size, -1).clone()

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import platform
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -187,7 +187,7 @@ class StreamedText:
     def _rows(self, split: Split) -> Iterator["Row"]:
         random = generator(self.config.seed, split, "shuffle")
         buffer: list[Row] = []
-        for epoch in count():
+        while True:
             found = False
             for row in _cut(self.documents(split), self.tokenizer.bos, self.config.length):
                 found = True
@@ -245,14 +245,16 @@ class Stream:
 def pack(rows: list[Row], row_bos: int | None = None) -> Batch:
     """Build a batch from rows of a stream.
 
-    Document ids count from 0 in each row. Past the end of the stream a row is filled with a document of its own, whose
-    targets do not count. With `row_bos` that token stands in the place of each row's first input; targets stay the same.
+    Document ids count from 0 in each row; there are none if every row is one document. Past the end of the stream a row
+    is filled with a document of its own, whose targets do not count. With `row_bos` that token stands in the place of
+    each row's first input; targets stay the same.
     """
     tokens = torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64))
     documents = torch.from_numpy(np.stack([row.documents for row in rows]).astype(np.int64))
     sizes = torch.tensor([row.size for row in rows])
     weight = torch.arange(1, tokens.shape[1])[None, :] < sizes[:, None]
-    batch = next_token_batch(tokens, weight, documents=(documents - documents[:, :1])[:, :-1].contiguous())
+    ids = (documents - documents[:, :1])[:, :-1].contiguous()
+    batch = next_token_batch(tokens, weight, documents=ids if bool(ids.any()) else None)
     if row_bos is not None:
         batch.tokens[:, 0] = row_bos
     return batch

@@ -6,9 +6,7 @@ into a special token: a document that happens to contain "<bos>" cannot forge a 
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +14,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from glassformer.errors import CheckpointError, ConfigError, SaveError, TextError, TokenOutOfRange
+from glassformer import files
+from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
 
 FILE_NAME = "tokenizer.json"
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -99,19 +98,7 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into the folder, whole or not at all; raises `SaveError`."""
-        path = Path(folder) / FILE_NAME
-        temporary = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(temporary, path)
-        except OSError as error:
-            if temporary and os.path.exists(temporary):
-                os.unlink(temporary)
-            raise SaveError(f'cannot write "{path}": {error.strerror or error}.') from error
-        return path
+        return files.write(Path(folder) / FILE_NAME, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -213,7 +200,7 @@ def word_tokenizer(texts: Iterable[str], specials: Iterable[str] = WORD_SPECIALS
     return Tokenizer(inner)
 
 
-def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>", "<eos>")) -> Tokenizer:
     """Give each symbol its place in the list as id: for synthetic tasks. Texts are symbols with spaces between."""
     inner = tokenizers.Tokenizer(models.WordLevel({symbol: id for id, symbol in enumerate(symbols)}))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

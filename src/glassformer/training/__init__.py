@@ -1,0 +1,7 @@
+"""Training: recipes, the loop, the run folder."""
+
+from glassformer.training.loop import Progress, TrainConfig, train
+from glassformer.training.optim import OptimConfig
+from glassformer.training.record import RunFolder, read_metrics
+
+__all__ = ["OptimConfig", "Progress", "RunFolder", "TrainConfig", "read_metrics", "train"]

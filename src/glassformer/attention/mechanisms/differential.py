@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import Room, append
 from glassformer.attention.mechanisms.softmax import fused_softmax, masked_softmax, scaled_scores
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.trace import Tape, site
@@ -36,6 +37,10 @@ class Differential(MixerConfig, kind="differential"):
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first
+        return dims.n_heads * n_queries * n_keys * self.traits.streams * 2 * (dims.d_head + dims.d_value)
+
     def build(self, dims: Dims, path: str) -> "DifferentialMixer":
         return DifferentialMixer(self, dims, path)
 
@@ -46,10 +51,11 @@ def lambda_init_at(layer: int) -> float:
 
 
 class DifferentialState(NamedTuple):
-    """Keys of both streams, and values, of earlier positions."""
+    """Keys of both streams, and values, of earlier positions, and the room to add more."""
 
     key: Float[Tensor, "batch stream kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
+    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class DifferentialMixer(Mixer):
@@ -78,7 +84,9 @@ class DifferentialMixer(Mixer):
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: DifferentialState, tape: Tape | None
     ):
-        state = DifferentialState(torch.cat((state.key, k), -2), torch.cat((state.value, v), -2))
+        k, key_room = append(state.key, k, state.room[0])
+        v, value_room = append(state.value, v, state.room[1])
+        state = DifferentialState(k, v, (key_room, value_room))
         return self.parallel(q, state.key, state.value, x, context, tape), state
 
     def begin(self, batch: int, like: Tensor) -> DifferentialState:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import Room, append
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.config import require
 from glassformer.trace import Tape, site
@@ -46,16 +47,22 @@ class Softmax(MixerConfig, kind="softmax"):
     def build(self, dims: Dims, path: str) -> "SoftmaxMixer":
         return SoftmaxMixer(self, dims, path)
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # the fused kernel computes masked pairs too; only a single step is spared what has left the window
+        seen = n_keys if self.window is None or n_queries > 1 else min(n_keys, self.window)
+        return super().flops(n_queries, seen, dims, causal)
+
     def state_numbers(self, length: int, dims: Dims) -> int:
         kept = length if self.window is None else min(length, self.window - 1)
         return super().state_numbers(kept, dims)
 
 
 class KeyValue(NamedTuple):
-    """Keys (as rotated when written) and values of earlier positions."""
+    """Keys (as rotated when written) and values of earlier positions, and the room to add more."""
 
     key: Float[Tensor, "batch kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
+    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class SoftmaxMixer(Mixer):
@@ -70,12 +77,13 @@ class SoftmaxMixer(Mixer):
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
-        k, v = torch.cat((state.key, k), -2), torch.cat((state.value, v), -2)
+        k, key_room = append(state.key, k, state.room[0])
+        v, value_room = append(state.value, v, state.room[1])
         # the pattern's rows are those of the new positions, over all keys that are still in the state
         z = self.parallel(q, k, v, x, context, tape)
         keep = k.shape[-2] if self.config.window is None else self.config.window - 1
         start = max(k.shape[-2] - keep, 0)
-        return z, KeyValue(k[..., start:, :], v[..., start:, :])
+        return z, KeyValue(k[..., start:, :], v[..., start:, :], (key_room, value_room))
 
     def begin(self, batch: int, like: Tensor) -> KeyValue:
         dims = self.dims

@@ -1,0 +1,174 @@
+"""From what a caller gives (text, ids, a batch, arguments of any module) to what a model reads."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.data import Batch
+from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
+from glassformer.models import Decoder, EncoderDecoder
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inputs:
+    """Arguments of one forward pass, and what is known about the tokens in it; fields as in `Run`."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ids: Tensor | None = None
+    token_rows: Sequence[Sequence[str]] = ()
+    source_ids: Tensor | None = None
+    source_rows: Sequence[Sequence[str]] = ()
+    lengths: Tensor | None = None
+    text: str | None = None
+    generated: bool = False
+
+
+def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
+    """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
+    if isinstance(inputs, Batch):
+        return _batch(model, inputs)
+    text = inputs if isinstance(inputs, str) else None
+    if isinstance(model, EncoderDecoder):
+        return _pair(model, inputs, target, text)
+    if target is not None:
+        raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
+    if isinstance(model, Decoder):
+        ids = token_ids(model, inputs)
+        return Inputs((ids,), {}, ids, readable(model, ids), text=text)
+    return _foreign(model, inputs, text)
+
+
+def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
+    """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
+    device = model.unembed.weight.device
+    if isinstance(given, str):
+        ids = torch.tensor([encode(model, given, begin=begin)], device=device)
+    else:
+        try:
+            ids = torch.as_tensor(given, device=device)
+        except (TypeError, ValueError) as error:
+            raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
+    if ids.is_floating_point() or ids.is_complex() or ids.ndim not in (1, 2):
+        kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
+        raise ShapeMismatch(f"token ids are integers with axes `pos` or `batch pos`; found {kind}.")
+    ids = torch.atleast_2d(ids).long()
+    if ids.numel() == 0:
+        raise TextError("there is no token to run on: give at least one.")
+    vocab, length, limit = model.config.vocab_size, ids.shape[1], model.config.max_len
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab:
+        raise TokenOutOfRange(f"token id {low if low < 0 else high} is outside the vocabulary: 0 to {vocab - 1}.")
+    if length > limit:
+        raise TextError(
+            f"{length} tokens, but the context of this model is {limit}; shorten the text to {limit} tokens."
+        )
+    return ids
+
+
+def encode(model: Any, text: str, *, begin: bool = True) -> list[int]:
+    """Return the ids of a text; raises `TextError` if it is empty or the model has no tokenizer."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise TextError("the text is empty: give at least one token.")
+    return [tokenizer.bos, *ids] if begin and tokenizer.bos is not None else ids
+
+
+def token_id(model: Any, token: str | int) -> int:
+    """Return the id of a token given as text or id.
+
+    Raises:
+        TextError: The text is several tokens, or unknown to the vocabulary.
+        TokenOutOfRange: There is no such id.
+    """
+    if isinstance(token, int):
+        if not 0 <= token < model.config.vocab_size:
+            raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {model.config.vocab_size - 1}.")
+        return token
+    tokenizer = model.tokenizer
+    special = {} if tokenizer is None else {name: id for id, name in tokenizer.specials.items()}
+    if token in special:
+        return special[token]
+    ids = encode(model, token, begin=False)
+    if len(ids) > 1:
+        parts = " ".join(repr(tokenizer.token(i)) for i in ids)
+        raise TextError(f"{token!r} is {len(ids)} tokens ({parts}), and one next token is explained: give the first.")
+    if ids[0] == tokenizer.unk:
+        raise TextError(f"{token!r} is not in the vocabulary.")
+    return ids[0]
+
+
+def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[list[str]]:
+    """Return each row's tokens as text, or as numbers if the model has no tokenizer."""
+    rows: list[list[int]] = ids.tolist()
+    if lengths is not None:
+        rows = [row[:n] for row, n in zip(rows, lengths.tolist())]
+    tokenizer = getattr(model, "tokenizer", None)
+    if not hasattr(tokenizer, "tokens"):
+        return [[str(i) for i in row] for row in rows]
+    # a model may have more rows in its embedding than its tokenizer has tokens
+    known = tokenizer.vocab_size
+    return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
+
+
+def greedy(model: EncoderDecoder, source: Tensor, limit: int) -> Tensor:
+    """Return the decoder's input as the model itself would write it: `<bos>` and the likeliest tokens up to `<eos>`."""
+    if model.tokenizer is None or model.tokenizer.bos is None:
+        raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
+    state = model.begin(source)
+    ids = torch.full((source.shape[0], 1), model.tokenizer.bos, device=source.device)
+    while ids.shape[1] < limit:
+        logits, state = model(None, ids[:, -1:], state=state)
+        new = logits[:, -1].argmax(-1)
+        if (new == model.tokenizer.eos).all():
+            break
+        ids = torch.cat((ids, new[:, None]), 1)
+    return ids
+
+
+def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None) -> Inputs:
+    source_ids = token_ids(model, source, begin=False)
+    generated = target is None
+    if generated:
+        ids = greedy(model, source_ids, min(model.config.max_len, 2 * source_ids.shape[1] + 16))
+    else:
+        ids = token_ids(model, target)
+    if len(ids) != len(source_ids):
+        raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
+    return Inputs(
+        (source_ids, ids), {}, ids, readable(model, ids), source_ids, readable(model, source_ids), None, text, generated
+    )
+
+
+def _batch(model: Any, batch: Batch) -> Inputs:
+    ids = token_ids(model, batch.tokens)
+    if batch.source is None:
+        kwargs = {"lengths": batch.lengths, "documents": batch.documents}
+        return Inputs((ids,), kwargs, ids, readable(model, ids, batch.lengths), lengths=batch.lengths)
+    source = token_ids(model, batch.source)
+    kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
+    rows, source_rows = readable(model, ids, batch.lengths), readable(model, source, batch.source_lengths)
+    return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
+
+
+def _foreign(model: Any, inputs: Any, text: str | None) -> Inputs:
+    """Return arguments for a module we know nothing about."""
+    if text is not None:
+        raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
+    if isinstance(inputs, Mapping):
+        ids = inputs.get("input_ids")
+        args, kwargs = (), dict(inputs)
+    else:
+        args, kwargs = inputs if isinstance(inputs, tuple) else (inputs,), {}
+        if isinstance(inputs, list):
+            args = (torch.atleast_2d(torch.as_tensor(inputs)),)
+        ids = args[0] if args else None
+    if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()):
+        return Inputs(args, kwargs)
+    return Inputs(args, kwargs, ids, readable(model, ids))

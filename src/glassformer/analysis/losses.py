@@ -1,0 +1,83 @@
+"""Loss by position, and how much of it the context saves."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis.run import evaluating
+from glassformer.data import Batch
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Labelled
+from glassformer.models import Decoder
+
+Place = int | range
+
+
+def loss_by_position(model: Any, *batches: Batch) -> Labelled:
+    """Return the mean loss of each position's token over the rows of some batches, in nats.
+
+    Coordinate i is the loss on token i of a row, predicted from the tokens before it; so coordinates start at 1.
+    Positions that count in no row are NaN.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        batches: Rows of one length; `weight` says what counts.
+    """
+    total: Tensor | float = 0.0
+    count: Tensor | float = 0.0
+    with evaluating(model), torch.no_grad():
+        for batch in batches:
+            total = total + (_losses(model, batch) * batch.weight).sum(0)
+            count = count + batch.weight.sum(0)
+    means = torch.as_tensor(total / count)
+    return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
+
+
+def icl_places(length: int) -> tuple[range, range]:
+    """Return the early and the late tokens compared by default, for rows with this many losses."""
+    return range(math.ceil(0.08 * length) + 1, math.ceil(0.12 * length) + 1), range(
+        math.ceil(0.9 * length) + 1, length + 1
+    )
+
+
+def icl_score(losses: Labelled, early: Place | None = None, late: Place | None = None) -> float:
+    """Return the in-context-learning score in nats: loss at late tokens minus loss at early ones; negative is good.
+
+    The paper compares tokens 500 and 50 of 512. By default windows around the same shares of the length are compared,
+    which takes out most of the noise that a few hundred rows leave at single tokens.
+
+    Args:
+        losses: What `loss_by_position` returned.
+        early: Index of a token, or a range of them.
+        late: The same.
+
+    Raises:
+        AnalysisUnavailable: The rows are too short, or nothing counts at one of the two places.
+
+    Source: Olsson et al. 2022, section "The phase change".
+    """
+    length = losses.size("pos")
+    places = [p if given is None else given for p, given in zip(icl_places(length), (early, late))]
+    first, last = (range(p, p + 1) if isinstance(p, int) else p for p in places)
+    if not (len(first) and len(last) and first.start >= 1 and first.stop <= last.start and last.stop <= length + 1):
+        raise AnalysisUnavailable(
+            f"icl_score compares late tokens with early ones; {first} and {last} are not two such places among the "
+            f"losses of tokens 1 to {length}."
+        )
+    score = float(
+        losses.values[last.start - 1 : last.stop - 1].mean() - losses.values[first.start - 1 : first.stop - 1].mean()
+    )
+    if math.isnan(score):
+        raise AnalysisUnavailable(f"icl_score: no row of the batch counts all tokens of {first} and {last}.")
+    return score
+
+
+def _losses(model: Any, batch: Batch) -> Float[Tensor, "batch pos"]:
+    if isinstance(model, Decoder):
+        x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
+        return -model.unembed.log_prob(x, batch.targets)
+    logits = model(batch.source, batch.tokens, lengths=batch.lengths, source_lengths=batch.source_lengths)
+    return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)

@@ -1,0 +1,41 @@
+"""What is watched while a model trains: loss by position, the in-context-learning score, the best head per role.
+
+Each measure is a function of (model, held-out data) that returns numbers by name, ready for metrics.jsonl; it returns
+nothing where it is not defined for the model.
+"""
+
+from typing import Any
+
+from glassformer.analysis.heads import head_scores
+from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.data import Data
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import Decoder
+
+# as the field calls what a head does; `induction` is measured by prefix matching
+ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "duplicate_token": "duplicate_token"}
+
+
+def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
+    """Return `icl_score` and `loss_by_position` (nats) on held-out text."""
+    if not isinstance(model, Decoder):
+        return {}
+    losses = loss_by_position(model, *(data.batch(i, "heldout") for i in range(batches)))
+    return {"icl_score": icl_score(losses), "loss_by_position": [round(float(x), 4) for x in losses.values]}
+
+
+def head_measures(model: Any, data: Data) -> dict[str, Any]:
+    """Return the best head's score per role on repeated random tokens, and every head's as `{role}_by_head`."""
+    try:
+        scores = head_scores(model)
+    except AnalysisUnavailable:
+        return {}
+    found: dict[str, Any] = {}
+    for role, name in ROLES.items():
+        values = scores.scores.select(role=role)
+        found[name] = float(values.values.max())
+        found[f"{name}_by_head"] = {str(h): round(float(x), 4) for h, x in zip(values.labels("head"), values.values)}
+    return found
+
+
+MEASURES = {"text": text_measures, "heads": head_measures}

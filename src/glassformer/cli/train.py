@@ -1,0 +1,115 @@
+"""`glassformer train`: run a recipe, or go on with it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from glassformer.analysis.measures import MEASURES
+from glassformer.config import Config
+from glassformer.errors import ConfigError, nearest
+from glassformer.training import TrainConfig, loop, train as run_training
+from glassformer.training.recipes import RECIPES, recipe
+
+
+def train(
+    recipe_name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(name="recipe", metavar="RECIPE")],
+    /,
+    folder: Path | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    set: tuple[str, ...] = (),
+    show: bool = False,
+) -> None:
+    """Train a model by a recipe, or go on where the last run of it stopped.
+
+    Stop with Ctrl-C at any moment; the same command resumes to the same numbers.
+
+    Examples:
+        glassformer train attn-only-2l
+        glassformer train gpt-4l --folder runs/mine --steps 500 --set optim.lr=0.001 data.batch_size=8
+        glassformer train my-recipe.json --show
+
+    Args:
+        recipe_name: A name, or a JSON file as `--show` prints it.
+        folder: Run folder; `runs/RECIPE` by default.
+        steps: Number of updates, instead of the recipe's.
+        seed: Seed, instead of the recipe's.
+        threads: CPU threads.
+        set: Changes to the recipe, as `path.to.field=value`.
+        show: Print the recipe as JSON and do nothing.
+    """
+    import torch
+
+    config = _recipe(recipe_name)
+    for name, value in (("steps", steps), ("seed", seed)):
+        config = config if value is None else config.replace(**{name: value})
+    for change in set:
+        config = _changed(config, change)
+    if show:
+        print(config.to_json())
+        return
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = folder or Path("runs") / Path(recipe_name).stem
+    _train(config, folder)
+
+
+def _train(config: TrainConfig, folder: Path) -> None:
+    console = Console(stderr=True)
+    columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
+    with Progress(
+        TextColumn(columns[0]), BarColumn(), TextColumn("{task.completed}/{task.total}"), *map(TextColumn, columns[1:]),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
+    ) as bar:
+        task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
+
+        def report(progress: loop.Progress) -> None:
+            bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
+            if "heldout_loss" in progress.notes:
+                numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
+                bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+
+        run_training(config, folder, measures=MEASURES, report=report)
+    console.print(f"done: {folder}; load it with glassformer.load({str(folder)!r})")
+
+
+def _recipe(name: str) -> TrainConfig:
+    path = Path(name)
+    if path.suffix == ".json":
+        try:
+            return TrainConfig.from_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f'cannot read "{path}": {error.strerror}. Recipes: {", ".join(RECIPES)}.') from error
+    return recipe(name)
+
+
+def _changed(config: Any, change: str) -> Any:
+    """Return the config with one field, addressed by a dotted path, replaced."""
+    import json
+
+    path, sep, text = change.partition("=")
+    if not sep:
+        raise ConfigError(f"--set {change}: expected path.to.field=value.")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    data = config.to_dict()
+    place: Any = data
+    *parents, last = path.split(".")
+    for i, key in enumerate([*parents, last]):
+        if isinstance(place, list) and key.isdigit() and int(key) < len(place):
+            key = int(key)
+        elif not isinstance(place, dict) or key not in place:
+            known = list(place) if isinstance(place, dict) else [str(i) for i in range(len(place))]
+            raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {", ".join(known)}.')
+        if i == len(parents):
+            place[key] = value
+        else:
+            place = place[key]
+    assert isinstance(config, Config)
+    return type(config).from_dict(data)

@@ -1,0 +1,91 @@
+"""Training curves of a run, as a matplotlib figure: losses, in-context learning, best heads, loss by position."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glassformer.errors import MissingExtra, RunFolderError
+
+# Okabe-Ito: told apart by all kinds of colour vision
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+
+
+def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
+    """Return a figure of what the metrics hold; panels without data are left out.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        RunFolderError: The metrics hold nothing that can be drawn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("plots need matplotlib: pip install 'glassformer[plot]'.") from error
+    panels = [p for p in (_losses, _context, _heads, _positions) if p(metrics, None)]
+    if not panels:
+        raise RunFolderError("these metrics hold nothing to draw yet; let the run go on for a few steps.")
+    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    figure.suptitle(title)
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), i + 1)
+        axes.grid(alpha=0.25)
+        panel(metrics, axes)
+    return figure
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure whole or not at all; the ending decides the format."""
+    import io
+
+    from glassformer import files
+
+    buffer = io.BytesIO()
+    try:
+        figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png", dpi=150)
+    except ValueError as error:
+        raise RunFolderError(f'cannot draw "{path}": {error}. Use .png, .svg or .pdf.') from error
+    files.write(path, buffer.getvalue())
+
+
+def _series(metrics: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[Any]]:
+    lines = [line for line in metrics if name in line]
+    return [line["tokens"] for line in lines], [line[name] for line in lines]
+
+
+def _lines(metrics: Sequence[dict[str, Any]], axes: Any, names: dict[str, str], unit: str) -> bool:
+    found = [name for name in names if _series(metrics, name)[0]]
+    if axes is not None:
+        for name, colour in zip(found, COLOURS):
+            axes.plot(*_series(metrics, name), label=names[name], color=colour, lw=1.6)
+        axes.set_xlabel("tokens seen")
+        axes.set_ylabel(unit)
+        axes.legend(frameon=False)
+    return bool(found)
+
+
+def _losses(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
+    return _lines(metrics, axes, {"loss": "training", "heldout_loss": "held out"}, "loss (nats per token)")
+
+
+def _context(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
+    return _lines(metrics, axes, {"icl_score": "late minus early loss"}, "in-context learning (nats)")
+
+
+def _heads(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
+    names = {"prefix_matching": "prefix matching", "previous_token": "previous token", "duplicate_token": "duplicate token"}
+    if axes is not None:
+        axes.set_ylim(0, 1)
+    return _lines(metrics, axes, names, "best head's score")
+
+
+def _positions(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
+    tokens, losses = _series(metrics, "loss_by_position")
+    if axes is not None:
+        from matplotlib import colormaps
+
+        for i, (seen, values) in enumerate(zip(tokens, losses)):
+            axes.plot(range(1, len(values) + 1), values, color=colormaps["cividis"](i / max(len(losses) - 1, 1)), lw=0.9)
+        axes.set_xscale("log")
+        axes.set_xlabel("position in context (blue: early, yellow: late in training)")
+        axes.set_ylabel("held-out loss (nats per token)")
+    return bool(losses)

@@ -1,0 +1,67 @@
+"""Optimiser and learning-rate schedules.
+
+    cosine    linear warm-up, then half a cosine down to `floor` of the peak
+    noam      factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5)      (Vaswani et al. 2017, section 5.3)
+    constant  linear warm-up, then flat
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from glassformer.config import Config, require
+
+
+@dataclass(frozen=True)
+class OptimConfig(Config):
+    """AdamW with decoupled weight decay on matrices; embeddings, norms and biases are not decayed.
+
+    Args:
+        lr: Peak learning rate; for `noam` the factor.
+        schedule: How the rate changes over steps.
+        warmup: Steps until the peak.
+        floor: Final rate as a share of the peak, for `cosine`.
+        betas: Decay of the two moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Per unit of learning rate.
+        clip: Largest norm of the gradient; 0 for no limit.
+    """
+
+    lr: float = 1e-3
+    schedule: Literal["cosine", "noam", "constant"] = "cosine"
+    warmup: int = 100
+    floor: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"optim: lr must be positive, found {self.lr}.")
+        require(self.warmup >= 0, f"optim: warmup must not be negative, found {self.warmup}.")
+        require(0 <= self.floor <= 1, f"optim: floor must be in [0, 1], found {self.floor}.")
+        require(all(0 <= beta < 1 for beta in self.betas), f"optim: betas must be in [0, 1), found {self.betas}.")
+
+    def rate(self, step: int, steps: int, d_model: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        s = max(step, 1)
+        if self.schedule == "noam":
+            return self.lr * d_model**-0.5 * min(s**-0.5, s * max(self.warmup, 1) ** -1.5)
+        ramp = min(1.0, s / self.warmup) if self.warmup else 1.0
+        if self.schedule == "constant" or s <= self.warmup:
+            return self.lr * ramp
+        progress = min(1.0, (s - self.warmup) / max(steps - self.warmup, 1))
+        return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """Return AdamW over two groups: what is decayed, and what is not."""
+        decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if id(p) in decayed], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, foreach=True)

@@ -1,0 +1,64 @@
+"""The recipes of the shipped models: `glassformer train NAME` redoes them."""
+
+from collections.abc import Callable
+
+from glassformer.attention import QueryKeyOnly, Rope
+from glassformer.data import MixtureConfig, Repeat, TextConfig, ZhEnConfig
+from glassformer.data.translation import zh_en_tokenizer
+from glassformer.errors import UnknownModel, nearest
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.training.loop import TrainConfig
+from glassformer.training.optim import OptimConfig
+
+
+def gpt_4l() -> TrainConfig:
+    """A small Llama-like decoder on the Python standard library."""
+    layer = block(
+        n_heads=8, n_kv_heads=2, positions=Rope(), norm=RmsNorm(), mlp=Mlp(688, activation="silu", gated=True, bias=False)
+    )
+    model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    text = TextConfig(batch_size=8, length=256, vocab_size=2048)
+    optim = OptimConfig(lr=1.5e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(model, text, optim=optim, steps=3000, log_every=20, evaluate_every=200, save_every=200)
+
+
+def zh_en() -> TrainConfig:
+    """An encoder-decoder in the original post-norm wiring, from Chinese to English."""
+    kind = dict(n_heads=4, mlp=Mlp(512, activation="relu"), bias=True, wiring="post", dropout=0.05)
+    encoder, decoder = repeat(block(**kind), 2), repeat(block(cross=True, **kind), 2)
+    model = EncoderDecoderConfig(zh_en_tokenizer().vocab_size, 128, encoder, decoder, max_len=64)
+    optim = OptimConfig(lr=1.0, schedule="noam", warmup=800, weight_decay=0.0, clip=1.0)
+    data = ZhEnConfig(batch_size=64)
+    return TrainConfig(
+        model, data, optim=optim, steps=4000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
+    )
+
+
+def attention_only(n_layers: int) -> TrainConfig:
+    """The models of "A Mathematical Framework for Transformer Circuits": no MLP, no biases, positions on q and k only.
+
+    A quarter of each batch are random tokens repeated to the end: enough for induction heads to form within minutes.
+    """
+    layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0))
+    model = DecoderConfig(1024, 256, repeat(layer, n_layers), max_len=256)
+    text = TextConfig(length=128, vocab_size=1024)
+    data = MixtureConfig((text, Repeat(length=128)), shares=(0.75, 0.25), batch_size=16, length=128)
+    optim = OptimConfig(lr=2e-3, warmup=100)
+    return TrainConfig(
+        model, data, evaluate=text, optim=optim, steps=4000, log_every=20, evaluate_every=100, save_every=250
+    )
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "attn-only-1l": lambda: attention_only(1),
+    "attn-only-2l": lambda: attention_only(2),
+    "gpt-4l": gpt_4l,
+    "zh-en": zh_en,
+}
+
+
+def recipe(name: str) -> TrainConfig:
+    """Return a recipe by name; raises `UnknownModel` with the nearest one."""
+    if name not in RECIPES:
+        raise UnknownModel(f'no recipe "{name}".{nearest(name, RECIPES)} Recipes: {", ".join(RECIPES)}.')
+    return RECIPES[name]()
