@@ -7,7 +7,9 @@ from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import Decoder, DecoderConfig, Learned, NoNorm, block, repeat
 
 
-def induction_model(vocab: int = 21, max_len: int = 41, beta: float = 60.0, gamma: float = 30.0, c: float = 50.0) -> Decoder:
+def induction_model(
+    vocab: int = 21, max_len: int = 41, beta: float = 60.0, gamma: float = 30.0, c: float = 50.0
+) -> Decoder:
     """Build two layers of attention that complete repeated sequences; token 0 is `<bos>`, the others are `t1`, `t2`, ….
 
     L0H0 attends to the previous token and copies it into a block of its own; L1H0 attends to positions whose previous

@@ -14,7 +14,14 @@ from closeness import close
 from explanations import TEXT, gpt, translator
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import (
-    AnalysisUnavailable, CheckpointError, SaveError, ShapeMismatch, SiteNotRead, TextError, TokenOutOfRange, UnknownAxis,
+    AnalysisUnavailable,
+    CheckpointError,
+    SaveError,
+    ShapeMismatch,
+    SiteNotRead,
+    TextError,
+    TokenOutOfRange,
+    UnknownAxis,
     UnknownSite,
 )  # fmt: skip
 from strategies import ARCHITECTURES, subject
@@ -226,7 +233,9 @@ def test_a_text_without_tokens_is_refused(text: str) -> None:
 
 
 def test_a_text_longer_than_the_context_is_refused_with_both_lengths() -> None:
-    with pytest.raises(TextError, match=r"\d{4} tokens, but the context of this model is 1024; shorten the text to 1024"):
+    with pytest.raises(
+        TextError, match=r"\d{4} tokens, but the context of this model is 1024; shorten the text to 1024"
+    ):
         gf.run(gpt(), TEXT * 20)
 
 

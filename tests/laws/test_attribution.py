@@ -90,7 +90,9 @@ def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) ->
     frozen = [n for n in clean if n.endswith(("write_scale", "sum_scale", "final.scale"))]
     for component in [c for c in split.components if c.kind in ("head", "cross_head", "mlp")]:
         path = f"{stack.blocks[component.layer].path}.{component.part}"
-        others = [n for n in clean if n.endswith(".out") and not n.startswith(f"{path}.") and not n.startswith("encoder.")]
+        others = [
+            n for n in clean if n.endswith(".out") and not n.startswith(f"{path}.") and not n.startswith("encoder.")
+        ]
         site = f"{path}.out" if component.head is None else f"{path}.head_out"
         removed = Scale(site, 0.0, at=At() if component.head is None else At(head=component.head))
         edits = [removed, *[Set(n, clean) for n in (*others, *frozen)]]
@@ -157,7 +159,9 @@ def test_models_that_are_not_ours_are_refused() -> None:
 def test_sources_of_an_unknown_head_names_the_heads_there_are() -> None:
     model = subject("attention_only").model
     done = run(model, [1, 2], read=needs(model) + source_needs(model))
-    with pytest.raises(AnalysisUnavailable, match='"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'):
+    with pytest.raises(
+        AnalysisUnavailable, match='"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'
+    ):
         sources(done, attribution(done, 3), "L9H9")
 
 
