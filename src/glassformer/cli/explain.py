@@ -59,13 +59,13 @@ def explain(
         seed: Sampling: seed of the draw.
     """
     from glassformer import analysis, checkpoints
-    from glassformer.analysis.sampling import Sampling
+    from glassformer.models import Sampling
     from glassformer.render.terminal import show
 
     for path in (html, json):
         if path is not None:
             check_writable(path)
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     loaded = checkpoints.load(model)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else _standard_input() if text == "-" else text
     found = analysis.explain(
@@ -85,5 +85,6 @@ def _standard_input() -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). Convert it first: iconv -f latin1 -t utf-8."
+            f"standard input is not UTF-8 (byte {error.start}: {error.reason}).\n"
+            "    Convert it first: iconv -f latin1 -t utf-8."
         ) from error
