@@ -1,3 +1,69 @@
-"""Glassformer: transformers you can see through."""
+"""Glassformer: transformers you can see through.
+
+    import glassformer as gf
+    model = gf.load("gpt-4l")
+    run = gf.run(model, "def f(", read=["blocks.*.attn.pattern"])
+    gf.explain(model, "def f(")
+
+Names are imported when first used, so that `import glassformer` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from glassformer.analysis import Explanation, Run, explain, run
+    from glassformer.checkpoints import load, save
+    from glassformer.labelled import Labelled
+    from glassformer.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig
+    from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Take, Tape
+
+_HOMES = {
+    "analysis": ("Explanation", "Run", "explain", "run"),
+    "checkpoints": ("load", "save"),
+    "labelled": ("Labelled",),
+    "models": ("Decoder", "DecoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
+    "trace": ("Add", "Apply", "At", "Project", "Read", "Scale", "Set", "Take", "Tape"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_PACKAGES = ("analysis", "attention", "checkpoints", "data", "errors", "models", "render", "trace", "training")
+
+__all__ = [
+    "Add",
+    "Apply",
+    "At",
+    "Decoder",
+    "DecoderConfig",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "Explanation",
+    "Labelled",
+    "Project",
+    "Read",
+    "Run",
+    "Scale",
+    "Set",
+    "Take",
+    "Tape",
+    "explain",
+    "load",
+    "run",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"glassformer.{_HOME_OF[name]}"), name)
+    elif name in _PACKAGES:
+        value = importlib.import_module(f"glassformer.{name}")
+    else:
+        raise AttributeError(f'module "glassformer" has no attribute "{name}".')
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

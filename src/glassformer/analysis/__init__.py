@@ -1,19 +1,22 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
-from glassformer.analysis.heads import HeadScores, best_scores, head_roles, head_scores
+from glassformer.analysis.explain import explain
+from glassformer.analysis.explanation import Explanation
+from glassformer.analysis.heads import HeadScores, head_roles, head_scores
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.run import Run, run
 
 __all__ = [
     "Attribution",
+    "Explanation",
     "HeadScores",
     "Lens",
     "Run",
     "Sources",
     "attribution",
-    "best_scores",
+    "explain",
     "head_roles",
     "head_scores",
     "icl_score",

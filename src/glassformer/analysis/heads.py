@@ -26,7 +26,7 @@ from torch import Tensor
 
 from glassformer.analysis.run import Run, head_label, run
 from glassformer.attention import AttentionLayer
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, EncoderDecoder
 
@@ -189,12 +189,6 @@ def repeated_tokens(
     return rows if bos is None else torch.cat((torch.full((n_sequences, 1), bos), rows), 1)
 
 
-def best_scores(model: Any, *, seed: int = 0) -> dict[str, float]:
-    """Return the best head's score for previous-token and induction, `best_previous_token` and `best_induction`."""
-    scores = head_scores(model, seed=seed)
-    return {f"best_{role}": scores.best(role)[1] for role in ("previous_token", "induction")}
-
-
 def role_masks(ids: Int[Tensor, "batch pos"]) -> Bool[Tensor, "role batch query key"]:
     """Return where each of `ROLES` would look."""
     batch, n = ids.shape
@@ -232,9 +226,7 @@ def _score(
     )
 
 
-def no_patterns(analysis: str, mechanisms: str) -> AnalysisUnavailable:
-    from glassformer.errors import NoPattern
-
+def no_patterns(analysis: str, mechanisms: str) -> NoPattern:
     return NoPattern(
         f"{analysis} reads attention patterns, and this model has none ({mechanisms}).\n"
         "    Direct logit attribution needs no pattern: analysis.attribution(run)."

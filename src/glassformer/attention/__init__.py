@@ -2,6 +2,7 @@
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
 from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
+from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -11,7 +12,7 @@ from glassformer.attention.projections import Merge, ProjectionConfig, Separate
 
 __all__ = [
     "Alibi", "Attention", "AttentionLayer", "Context", "CrossState", "Differential", "Dims", "Lightning", "Linear",
-    "Llama3Scaling", "Mask", "Merge", "Mixer", "MixerConfig", "NoPositions", "Positions", "PositionsConfig", "ProjectionConfig", "QueryKeyOnly",
-    "Rope", "Separate", "Softmax", "SubLayerConfig", "Traits", "alibi_slopes", "causal", "documents", "lambda_init_at",
+    "LinearMap",    "Llama3Scaling", "Mask", "Merge", "Mixer", "MixerConfig", "NoPositions", "Positions", "PositionsConfig", "ProjectionConfig", "QueryKeyOnly",
+    "Rope", "Separate", "Softmax", "SubLayerConfig", "Traits", "alibi_slopes", "causal", "documents", "lambda_init_at", "linear",
     "padding", "per_query_head", "sinusoids", "window",
 ]

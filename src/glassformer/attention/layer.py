@@ -55,8 +55,12 @@ class Attention(SubLayerConfig, kind="attention"):
         groups = self.n_kv_heads or self.n_heads
         require(
             self.n_heads % groups == 0,
-            f"attention: n_heads={self.n_heads} does not group into n_kv_heads={groups}; "
-            f"n_kv_heads must divide it: {', '.join(str(g) for g in range(1, self.n_heads + 1) if self.n_heads % g == 0)}.",
+            f"attention: n_heads={self.n_heads} does not group into n_kv_heads={groups}; n_kv_heads must divide n_heads.",
+        )
+        require(
+            self.mixer.crosses or not self.cross,
+            f'attention: mixer "{self.mixer.kind}" as set here goes by distance, which cross-attention does not have; '
+            "use one without a window or decay.",
         )
 
     @property
@@ -139,7 +143,7 @@ class AttentionLayer(nn.Module):
         if isinstance(state, CrossState) and state.key is not None:
             x_q, _ = self.positions.inputs(x, x, context)
             q, k, v = self.projection.queries(x_q), state.key, state.value
-            q, _ = self.positions.rotate(q, q, context)
+            q, _ = self.positions.rotate(q, None, context)
         else:
             x_v = x if source is None else source
             x_q, x_k = self.positions.inputs(x, x_v, context)
@@ -147,10 +151,12 @@ class AttentionLayer(nn.Module):
             q, k = self.positions.rotate(q, k, context)
         if self.positions.has_bias:
             context = context.with_bias(self.positions.bias(context).to(q.dtype))
+        if isinstance(state, CrossState):
+            # as they were before any edit: the next step visits the same keys again, and would edit them twice
+            state = CrossState(k, v)
         q = site(tape, at.query, q)
         k, v = site(tape, at.key, k), site(tape, at.value, v)
         if isinstance(state, CrossState):
-            state = CrossState(k, v)
             z, _ = self.mixer(q, k, v, x, context, None, tape)
         else:
             z, state = self.mixer(q, k, v, x, context, state, tape)
@@ -182,8 +188,9 @@ class AttentionLayer(nn.Module):
             del axes["pattern"]
         if self.merge.linear:
             del axes["z_scale"]
-        before = ("query", "key", "value")
-        own = {q: a for q, a in axes.items() if q not in before}
-        ordered = {q: axes[q] for q in before} | dict(self.mixer.SITES) | own
+        # what a mixer says of itself lies between the scores and the pattern made of them
+        before = [name for name in ("query", "key", "value", "scores") if name in axes]
+        own = {name: words for name, words in axes.items() if name not in before}
+        ordered = {name: axes[name] for name in before} | dict(self.mixer.SITES) | own
         lazy = (*self.LAZY, *self.mixer.LAZY)
         yield from declare(self.path, ordered, sizes, layer=dims.layer, lazy=lazy)

@@ -61,6 +61,11 @@ class MixerConfig(Config, family=True):
 
     traits: ClassVar[Traits] = Traits()
 
+    @property
+    def crosses(self) -> bool:
+        """Whether keys may come from another sequence, where distance means nothing."""
+        return True
+
     def build(self, dims: Dims, path: str) -> "Mixer":
         raise NotImplementedError(f"{type(self).__name__} does not say which mixer it builds")
 

@@ -35,7 +35,8 @@ class Positions(nn.Module):
         """Return what the query and the key projections read."""
         return x_q, x_k
 
-    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Return both turned; `k` is None where the keys are in a state already, turned when they were written."""
         return q, k
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
@@ -106,8 +107,9 @@ class RopePositions(Positions):
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
         self.config, self.d_head = config, d_head
 
-    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        return self._turn(q, context, keys=False), self._turn(k, context, keys=context.crossed)
+    def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+        turned = None if k is None else self._turn(k, context, keys=context.crossed)
+        return self._turn(q, context, keys=False), turned
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
         cos, sin = self._table(context.new_positions(keys), x.dtype, context, keys)

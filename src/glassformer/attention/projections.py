@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims
 from glassformer.config import Config, require
 
@@ -45,7 +46,7 @@ class SeparateProjection(nn.Module):
             dims.n_kv_heads * streams * dims.d_head,
             dims.n_kv_heads * dims.d_value,
         )
-        self.qkv = nn.Linear(dims.d_model, sum(self.widths), bias=config.bias)
+        self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
         self.norms = nn.ModuleList([nn.RMSNorm(dims.d_head) for _ in range(2)]) if config.qk_norm else None
 
     def forward(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +79,7 @@ class SeparateProjection(nn.Module):
 
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
         rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
-        return F.linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
+        return linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
 
     def _heads(self, x: Tensor, heads: int) -> Float[Tensor, "batch *stream head pos d_head"]:
         if self.streams == 1:
@@ -121,8 +122,8 @@ class MergeHeads(nn.Module):
         width = dims.n_heads * dims.d_value
         normed = {"head": dims.d_value, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
-        self.gate = nn.Linear(dims.d_model, width, bias=False) if config.gate else None
-        self.output = nn.Linear(width, dims.d_model, bias=config.bias)
+        self.gate = LinearMap(dims.d_model, width, bias=False) if config.gate else None
+        self.output = LinearMap(width, dims.d_model, bias=config.bias)
 
     @property
     def linear(self) -> bool:

@@ -1,14 +1,18 @@
-"""Blocks, stacks and whole models."""
+"""Blocks, stacks and whole models; presets, generation and accounting."""
 
+from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from glassformer.models.generate import Generation, Step, generate, stream
 from glassformer.models.parts import Learned, LayerNorm, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
+from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat
 from glassformer.models.stack import Stack, State
 
 __all__ = [
-    "Block", "BlockConfig", "Decoder", "DecoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "LayerNorm", "Learned",
-    "Mlp", "ModelConfig", "NoNorm", "NormConfig", "RmsNorm", "Sinusoidal", "Stack", "State", "alternate", "block", "every",
-    "repeat",
-]
+    "GREEDY", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "EncoderDecoder",
+    "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned", "Mlp", "ModelConfig", "NoNorm",
+    "NormConfig", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "alternate", "beam_search",
+    "block", "every", "generate", "repeat", "sampling_steps", "stream",
+]  # fmt: skip

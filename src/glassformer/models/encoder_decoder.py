@@ -110,18 +110,20 @@ class EncoderDecoder(nn.Module):
             source: Source token ids; not needed with a state, which holds the encoder's output.
             tokens: Target token ids, shifted right.
             source_lengths: Real tokens per source row, padded on the right.
-            lengths: Real tokens per target row, padded on the right.
+            lengths: Real tokens per target row. Padding is on the right; together with an empty state it is on the left.
             state: Continue after these positions; `begin` runs the encoder and makes it.
             tape: Reads and edits.
-            form: `auto`, `parallel` or `scan`; a matter of speed only.
+            form: `auto`, `parallel` or `scan`, for the decoder; a matter of speed only.
             seed: Source of a mechanism's random draws.
         """
         if state is None:
-            encoded = self.encode(source, source_lengths, tape=tape, form=form, seed=seed)
+            encoded = self.encode(source, source_lengths, tape=tape, seed=seed)
             if self._stops_early(tape):
                 return encoded
             x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, form, seed)
             return self._leave(x, tape)
+        if state.length == 0 and lengths is not None:
+            state, lengths = state._replace(start=tokens.shape[1] - lengths), None
         x, layers = self._decode(tokens, state.source, state.source_lengths, lengths, state, tape, form, seed)
         return self._leave(x, tape), state._replace(length=state.length + tokens.shape[1], layers=layers)
 
@@ -131,13 +133,13 @@ class EncoderDecoder(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         *,
         tape: Tape | None = None,
-        form: str = "auto",
         seed: int = 0,
     ) -> Float[Tensor, "batch key d_model"]:
         """Return the encoder's output."""
         assert source is not None, "the encoder needs source tokens"
+        # what sees both ways cannot be scanned
         context = make_context(
-            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form=form, seed=seed
+            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form="parallel", seed=seed
         )
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])
@@ -176,8 +178,9 @@ class EncoderDecoder(nn.Module):
         past = 0 if state is None else state.length
         if self.decoder_embed.positions is not None:
             self.decoder_embed.positions.check(past + length)
+        start = None if state is None else state.start
         context = make_context(
-            batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, form=form, seed=seed
+            batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, start=start, form=form, seed=seed
         )
         context = _with_source(context, encoded.shape[1], source_lengths)
         x = self.decoder_embed(tokens, context.positions, tape)

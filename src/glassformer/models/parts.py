@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import SubLayerConfig, sinusoids
+from glassformer.attention import LinearMap, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -137,9 +137,9 @@ class MlpLayer(nn.Module):
         self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
         self.d_mlp = config.d_mlp or 4 * d_model
         self.at = full_names(path, self.SITES)
-        self.gate = nn.Linear(d_model, self.d_mlp, bias=config.bias) if config.gated else None
-        self.input = nn.Linear(d_model, self.d_mlp, bias=config.bias)
-        self.output = nn.Linear(self.d_mlp, d_model, bias=config.bias)
+        self.gate = LinearMap(d_model, self.d_mlp, bias=config.bias) if config.gated else None
+        self.input = LinearMap(d_model, self.d_mlp, bias=config.bias)
+        self.output = LinearMap(self.d_mlp, d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(
@@ -252,7 +252,7 @@ class Unembedding(VocabularyMatrix):
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def log_prob(self, x: Float[Tensor, "... d_model"], ids: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the log-probability of each id, in nats."""

@@ -94,13 +94,20 @@ def make_context(
     form: str = "auto",
     seed: int = 0,
 ) -> Context:
-    """Build the context of self-attention: masks from lengths and documents, positions that count real tokens only."""
+    """Build the context of self-attention: masks from lengths and documents.
+
+    Positions count real tokens only, and start anew in each document: packed together or alone, it reads the same.
+    """
     mask = causal() if is_causal else Mask()
     if document_ids is not None:
         mask = mask & documents(document_ids)
     if lengths is not None:
         mask = mask & padding(lengths)
     key_positions = torch.arange(past + length, device=device)[None]
+    if document_ids is not None:
+        first = torch.ones_like(document_ids, dtype=torch.bool)
+        first[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        key_positions = key_positions - (key_positions * first).cummax(-1).values
     if start is not None:
         mask = mask & padding(past + length - start, total=past + length, left=True)
         key_positions = (key_positions - start[:, None]).clamp_min(0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
+from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, nearest
 from glassformer.labelled import Labelled
 
 Where = int | slice | Sequence[int] | Tensor
@@ -95,6 +95,9 @@ class At:
             size = value.shape[dim]
             if isinstance(where, int) and not -size <= where < size:
                 raise ShapeMismatch(f'At({axis}={where}) at "{site.name}": the axis has {size} entries.')
+            # a tensor's entries are left to the kernel: looking at them would break a compiled graph
+            if isinstance(where, (list, tuple)) and (outside := [i for i in where if not -size <= i < size]):
+                raise ShapeMismatch(f'At({axis}={outside[0]}) at "{site.name}": the axis has {size} entries.')
             places.append((dim, where))
         return sorted(places, key=lambda place: place[0])
 
@@ -114,9 +117,11 @@ class Edit(ABC):
         """Return what the addressed part becomes; `whole` is the site's full value."""
 
     def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
-        """Return `value` (number, tensor, labelled tensor, or a run that read this site) in the shape of `part`."""
+        """Return `value` (number, tensor, labelled tensor, or a run or tape that read this site) in the shape of `part`."""
+        if isinstance(getattr(value, "values", None), Mapping):
+            value = value.values
         if isinstance(value, Mapping):
-            value = self.at.take(_values(value[site.name]), site)
+            value = self.at.take(_whole(value, site), site)
         value = torch.as_tensor(_values(value), dtype=part.dtype, device=part.device)
         vector = value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
         same = value.ndim == part.ndim and all(a in (1, b) for a, b in zip(value.shape, part.shape))
@@ -128,6 +133,20 @@ class Edit(ABC):
 
 def _values(value: Any) -> Any:
     return value.values if isinstance(value, Labelled) else value
+
+
+def _whole(run: Mapping[str, Any], site: Any) -> Tensor:
+    if site.name not in run:
+        raise SiteNotRead(
+            f'edit at "{site.name}": the run it takes the value from did not read that site; add it to read=[...].'
+        )
+    value = _values(run[site.name])
+    if site.axes and value.ndim != len(site.axes):
+        raise ShapeMismatch(
+            f'edit at "{site.name}": the run it takes the value from kept {value.ndim} axes of {len(site.axes)} '
+            f"({' '.join(site.axes)}).\n    Read the whole site there, or give the edit a tensor."
+        )
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +192,17 @@ class Project(Edit):
     keep: bool = False
 
     def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
-        directions = torch.atleast_2d(_values(self.directions)).to(part)
+        # in float32 at least: factorisations know no bfloat16
+        wide = torch.promote_types(part.dtype, torch.float32)
+        directions = torch.atleast_2d(_values(self.directions)).to(part.device, wide)
         if directions.ndim != 2 or directions.shape[1] != part.shape[-1]:
             shape = "x".join(map(str, directions.shape))
             raise ShapeMismatch(f'Project at "{site.name}": directions are {shape}; the last axis has {part.shape[-1]}.')
-        basis = torch.linalg.qr(directions.mT).Q
-        inside = (part @ basis) @ basis.mT
+        _, size, basis = torch.linalg.svd(directions, full_matrices=False)
+        # directions that depend on each other span less: the rest of the basis is arbitrary and must not count
+        counts = size > size.max() * torch.finfo(wide).eps * max(directions.shape)
+        basis = basis * counts[:, None]
+        inside = ((part.to(wide) @ basis.mT) @ basis).to(part.dtype)
         return inside if self.keep else part - inside
 
 
@@ -189,10 +213,9 @@ class Take(Edit):
     row: int
 
     def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
-        elsewhere = At(**(self.at.where | {"batch": slice(self.row, self.row + 1)}))
-        donor = elsewhere.take(whole, site)
-        if isinstance(self.at.where.get("batch"), int):
-            donor = donor.squeeze(0)
+        donor = At(**(self.at.where | {"batch": self.row})).take(whole, site)
+        if not isinstance(self.at.where.get("batch"), int):
+            donor = donor.unsqueeze(list(site.axes).index("batch"))
         return donor.expand_as(part)
 
 

@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -56,6 +56,7 @@ class SiteTable(dict[str, Site]):
         return names
 
 
+@runtime_checkable
 class HasSites(Protocol):
     def sites(self, glob: str = "*") -> SiteTable: ...
 
@@ -135,6 +136,9 @@ class Tape:
         for edit in self.edits.get(name, ()):
             value = edit(value, self.table[name])
         if name in self.reads:
+            if self.grad:
+                # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
+                value = value.view_as(value)
             self.values[name] = self.reads[name].keep(value, self.table[name], self.grad)
         return value
 

@@ -17,9 +17,9 @@ def gpt_4l() -> TrainConfig:
         n_heads=8, n_kv_heads=2, positions=Rope(), norm=RmsNorm(), mlp=Mlp(688, activation="silu", gated=True, bias=False)
     )
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
-    text = TextConfig(batch_size=16, length=256, vocab_size=2048)
-    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
-    return TrainConfig(model, text, optim=optim, steps=2600, log_every=20, evaluate_every=200, save_every=200)
+    text = TextConfig(batch_size=8, length=256, vocab_size=2048)
+    optim = OptimConfig(lr=1.5e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(model, text, optim=optim, steps=3000, log_every=20, evaluate_every=200, save_every=200)
 
 
 def zh_en() -> TrainConfig:
@@ -30,7 +30,7 @@ def zh_en() -> TrainConfig:
     optim = OptimConfig(lr=1.0, schedule="noam", warmup=800, weight_decay=0.0, clip=1.0)
     data = ZhEnConfig(batch_size=64)
     return TrainConfig(
-        model, data, optim=optim, steps=5000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
+        model, data, optim=optim, steps=4000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
     )
 
 
@@ -42,10 +42,10 @@ def attention_only(n_layers: int) -> TrainConfig:
     layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0), norm=LayerNorm(bias=False))
     model = DecoderConfig(1024, 256, repeat(layer, n_layers), max_len=512, final_norm=LayerNorm(bias=False))
     text = TextConfig(length=256, vocab_size=1024)
-    data = MixtureConfig((text, Repeat(length=256)), shares=(0.75, 0.25), batch_size=16, length=256)
+    data = MixtureConfig((text, Repeat(length=256)), shares=(0.75, 0.25), batch_size=8, length=256)
     optim = OptimConfig(lr=2e-3, warmup=100, floor=0.05)
     return TrainConfig(
-        model, data, evaluate=text, optim=optim, steps=3000, log_every=20, evaluate_every=100, save_every=250
+        model, data, evaluate=text, optim=optim, steps=4000, log_every=20, evaluate_every=100, save_every=250
     )
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import Room, append
 from glassformer.attention.mechanisms.softmax import fused_softmax, masked_softmax, scaled_scores
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.trace import Tape, site
@@ -46,14 +47,15 @@ def lambda_init_at(layer: int) -> float:
 
 
 class DifferentialState(NamedTuple):
-    """Keys of both streams, and values, of earlier positions."""
+    """Keys of both streams, and values, of earlier positions, and the room to add more."""
 
     key: Float[Tensor, "batch stream kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
+    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class DifferentialMixer(Mixer):
-    SITES: ClassVar[dict[str, str]] = {"lambda": "", "patterns": "batch stream head query key"}
+    SITES: ClassVar[dict[str, str]] = {"patterns": "batch stream head query key", "lambda": ""}
     LAZY = ("patterns",)
 
     config: Differential
@@ -78,7 +80,9 @@ class DifferentialMixer(Mixer):
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: DifferentialState, tape: Tape | None
     ):
-        state = DifferentialState(torch.cat((state.key, k), -2), torch.cat((state.value, v), -2))
+        k, key_room = append(state.key, k, state.room[0])
+        v, value_room = append(state.value, v, state.room[1])
+        state = DifferentialState(k, v, (key_room, value_room))
         return self.parallel(q, state.key, state.value, x, context, tape), state
 
     def begin(self, batch: int, like: Tensor) -> DifferentialState:

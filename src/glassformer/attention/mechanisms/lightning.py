@@ -45,6 +45,10 @@ class Lightning(MixerConfig, kind="lightning"):
         require(self.chunk >= 1, f"lightning: chunk must be at least 1, found {self.chunk}.")
         require(min(self.slopes or (0,)) >= 0, f"lightning: slopes must not be negative, found {self.slopes}.")
 
+    @property
+    def crosses(self) -> bool:
+        return False
+
     def build(self, dims: Dims, path: str) -> "LightningMixer":
         found = dims.n_heads if self.slopes is None else len(self.slopes)
         require(found == dims.n_heads, f"lightning: {found} slopes for n_heads={dims.n_heads}.")
@@ -67,9 +71,10 @@ class LightningMixer(Mixer):
         self._require_causal(context)
         n, m = q.shape[-2], k.shape[-2]
         t = torch.arange(m, device=q.device)
-        weight = (self._activate(q) @ self._activate(k).mT) * decay_matrix(self._decay(q), t[m - n :], t)
+        q_wide, k_wide = self._activate(q), self._activate(k)
+        weight = (q_wide @ k_wide.mT) * decay_matrix(self._decay(q), t[m - n :], t)
         allowed = context.allowed(n, m)
-        return weight if allowed is None else weight * allowed
+        return (weight if allowed is None else weight * allowed).to(q.dtype)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         self._require_causal(context)
@@ -82,6 +87,7 @@ class LightningMixer(Mixer):
     ):
         if self.wants_dense(tape):
             raise no_pattern(self)
+        self._require_causal(context)
         context.mask.only(Causal, Padding, mechanism="lightning")
         z, memory = self._mix(q, k, v, context, state.memory)
         return z, LightningState(memory)
@@ -95,19 +101,21 @@ class LightningMixer(Mixer):
         real = context.real_keys(k.shape[-2], "lightning")
         if real is not None:
             k = k * real[:, None, :, None]
-        q = self._activate(q)
-        # sums over long ranges are kept in float32 at least
-        wide = torch.promote_types(q.dtype, torch.float32)
-        z, memory = chunked(q.to(wide), k.to(wide), v.to(wide), self._decay(q).to(wide), memory.to(wide), self.config.chunk)
-        return z.to(q.dtype), memory
+        # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
+        dtype, q = q.dtype, self._activate(q)
+        z, memory = chunked(q, k, v.to(q.dtype), self._decay(q), memory.to(q.dtype), self.config.chunk)
+        return z.to(dtype), memory
 
     def _activate(self, u: Tensor) -> Tensor:
+        u = u.to(torch.promote_types(u.dtype, torch.float32))
         return F.silu(u) if self.config.activation == "silu" else u
 
     def _decay(self, like: Tensor) -> Float[Tensor, " head"]:
         heads = self.dims.n_heads
         slopes = self.config.slopes or [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
-        return torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp().to(like.dtype)
+        decay = torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp()
+        # never below float32: 0.996 is 1 - 2^-8, and bfloat16 has eight bits
+        return decay.to(torch.promote_types(like.dtype, torch.float32))
 
     def _require_causal(self, context: Context) -> None:
         if context.crossed or not any(isinstance(term, Causal) for term in context.mask.terms):

@@ -20,6 +20,7 @@ from glassformer.attention.context import Causal, Context, Padding
 from glassformer.attention.kernels.chunked import chunked
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
 from glassformer.trace import Tape
 
 FEATURE_MAPS = {"elu": lambda u: F.elu(u) + 1, "softplus": F.softplus}
@@ -64,27 +65,32 @@ class LinearMixer(Mixer):
         allowed = context.allowed(q.shape[-2], k.shape[-2])
         if allowed is not None:
             weight = weight * allowed
-        return weight / (weight.sum(-1, keepdim=True) + self._eps(weight))
+        return self._over(weight, weight.sum(-1, keepdim=True)).to(q.dtype)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         kinds = {type(term) for term in context.mask.terms}
-        if not kinds <= {Causal, Padding}:
+        if not kinds <= {Causal, Padding} or (Causal in kinds and context.crossed):
             return self.dense(q, k, v, x, context, None)
+        dtype = q.dtype
         q, k, v = self._features(q, k, v, context)
-        if Causal in kinds and not context.crossed:
+        if Causal in kinds:
             total, _ = chunked(q, k, v, q.new_ones(q.shape[-3]), q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
         else:
             total = q @ (k.mT @ v)
-        return self._normalise(total)
+        return self._normalise(total).to(dtype)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: LinearState, tape: Tape | None):
         if self.wants_dense(tape):
             raise no_pattern(self)
-        context.mask.only(Causal, Padding, mechanism="linear")
+        if not context.mask.only(Causal, Padding, mechanism="linear")[Causal]:
+            raise AnalysisUnavailable(
+                f'layer {self.dims.layer}: "linear" scans causal attention only; use form="parallel" here.'
+            )
+        dtype = q.dtype
         q, k, v = self._features(q, k, v, context)
         memory = torch.cat((state.memory, state.weight), -1)
         total, memory = chunked(q, k, v, q.new_ones(q.shape[-3]), memory.to(q.dtype))
-        return self._normalise(total), LinearState(memory[..., :-1], memory[..., -1:])
+        return self._normalise(total).to(dtype), LinearState(memory[..., :-1], memory[..., -1:])
 
     def begin(self, batch: int, like: Tensor) -> LinearState:
         dims, dtype = self.dims, torch.promote_types(like.dtype, torch.float32)
@@ -94,7 +100,8 @@ class LinearMixer(Mixer):
         )
 
     def phi(self, u: Tensor) -> Tensor:
-        return FEATURE_MAPS[self.config.feature_map](u)
+        """Return the features of queries or keys, in float32 at least: their sums run over the whole past."""
+        return FEATURE_MAPS[self.config.feature_map](u.to(torch.promote_types(u.dtype, torch.float32)))
 
     def _features(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Return phi(q), phi(k) with padding hidden, and v with a column of ones that sums the weights."""
@@ -102,11 +109,11 @@ class LinearMixer(Mixer):
         real = context.real_keys(k.shape[-2], "linear")
         if real is not None:
             k = k * real[:, None, :, None]
-        return self.phi(q), k, torch.cat((v, torch.ones_like(v[..., :1])), -1)
+        return self.phi(q), k, torch.cat((v, torch.ones_like(v[..., :1])), -1).to(k.dtype)
 
     def _normalise(self, total: Tensor) -> Tensor:
-        return total[..., :-1] / (total[..., -1:] + self._eps(total))
+        return self._over(total[..., :-1], total[..., -1:])
 
-    def _eps(self, like: Tensor) -> float:
-        # without eps a row with nothing to attend to would be 0 / 0
-        return max(self.config.eps, torch.finfo(like.dtype).tiny)
+    def _over(self, weighted: Tensor, total: Tensor) -> Tensor:
+        # a row with nothing to attend to is 0 / 0 when eps is zero, and so is its gradient
+        return weighted / (total + self.config.eps).masked_fill(total == 0, 1.0)

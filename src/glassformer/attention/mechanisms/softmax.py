@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import Room, append
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.config import require
 from glassformer.trace import Tape, site
@@ -39,6 +40,10 @@ class Softmax(MixerConfig, kind="softmax"):
     def __post_init__(self) -> None:
         require(self.window is None or self.window >= 1, f"softmax: window must be at least 1, found {self.window}.")
 
+    @property
+    def crosses(self) -> bool:
+        return self.window is None
+
     def build(self, dims: Dims, path: str) -> "SoftmaxMixer":
         return SoftmaxMixer(self, dims, path)
 
@@ -48,10 +53,11 @@ class Softmax(MixerConfig, kind="softmax"):
 
 
 class KeyValue(NamedTuple):
-    """Keys (as rotated when written) and values of earlier positions."""
+    """Keys (as rotated when written) and values of earlier positions, and the room to add more."""
 
     key: Float[Tensor, "batch kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
+    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class SoftmaxMixer(Mixer):
@@ -66,12 +72,13 @@ class SoftmaxMixer(Mixer):
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
-        k, v = torch.cat((state.key, k), -2), torch.cat((state.value, v), -2)
+        k, key_room = append(state.key, k, state.room[0])
+        v, value_room = append(state.value, v, state.room[1])
         # the pattern's rows are those of the new positions, over all keys that are still in the state
         z = self.parallel(q, k, v, x, context, tape)
         keep = k.shape[-2] if self.config.window is None else self.config.window - 1
         start = max(k.shape[-2] - keep, 0)
-        return z, KeyValue(k[..., start:, :], v[..., start:, :])
+        return z, KeyValue(k[..., start:, :], v[..., start:, :], (key_room, value_room))
 
     def begin(self, batch: int, like: Tensor) -> KeyValue:
         dims = self.dims

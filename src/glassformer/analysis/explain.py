@@ -1,0 +1,267 @@
+"""One next token explained from one forward pass: every question names its sites, their union is read once."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from glassformer.analysis import heads as roles
+from glassformer.analysis import pipeline
+from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
+from glassformer.analysis.attribution import needs as attribution_needs
+from glassformer.analysis.explanation import (
+    Candidate, Contribution, Contributions, Distribution, Explanation, HeadFacts, LensRow, ModelFacts, Outcome, Pattern,
+    RoleScore, SamplingStep, SamplingTrace, Token, TopHead, Translation, TranslationStep,
+)  # fmt: skip
+from glassformer.analysis.inputs import token_id
+from glassformer.analysis.lens import entropy_bits, lens, rank
+from glassformer.analysis.lens import needs as lens_needs
+from glassformer.analysis.run import Run, TextOrIds, run
+from glassformer.analysis.sampling import Sampling, sampling_steps
+from glassformer.attention import per_query_head
+from glassformer.errors import NoPattern, ShapeMismatch
+from glassformer.models import EncoderDecoder
+
+N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
+# a head belongs among the top heads for its role, whatever it adds itself, from this score on
+TELLING_SCORE = 0.3
+
+
+def needs(model: Any) -> list[str]:
+    """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
+    patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
+    questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
+    return list(dict.fromkeys([*patterns, *[site for question in questions for site in question(model)]]))
+
+
+def explain(
+    model: Any,
+    text: TextOrIds,
+    *,
+    target: TextOrIds | None = None,
+    answer: str | int | None = None,
+    against: str | int | None = None,
+    position: int | None = None,
+    sampling: Sampling | None = None,
+) -> Explanation:
+    """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
+
+    The model runs once. Contributions are direct effects with norm scales frozen; roles are scored on this text.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        text: A text or token ids; what the encoder reads, if there is one.
+        target: The decoder's text, for an encoder-decoder; generated greedily by default.
+        answer: Token (text or id) to explain; the likeliest by default.
+        against: Token to compare it with: contributions are then those to the difference of the two logits.
+        position: Position whose next token is explained; the last by default. For a translation that is complete, the
+            one before, where the last word is written rather than the end token.
+        sampling: How the next token would be drawn.
+
+    Raises:
+        TextError: The text is empty or too long, or answer or against is not one token.
+        TokenOutOfRange: An id is outside the vocabulary.
+        AnalysisUnavailable: The model is none of ours.
+    """
+    passed = run(model, text, target, read=needs(model))
+    if passed.ids is None or len(passed.ids) != 1:
+        raise ShapeMismatch("explain takes one text at a time.")
+    at = _position(passed, position)
+    assert passed.logits is not None
+    logits = passed.logits[0, at]
+    chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
+    other = None if against is None else token_id(model, against)
+    log_probs = logits.double().log_softmax(-1)
+    split = attribution(passed, chosen, other, position=at)
+    facts, notes = _heads(passed, split)
+    return Explanation(
+        model=_model_facts(model),
+        text=passed.text,
+        tokens=_tokens(passed.ids, passed.tokens),
+        source_tokens=None if passed.source_ids is None else _tokens(passed.source_ids, passed.source_tokens),
+        position=at,
+        answer=_outcome(model, logits, chosen),
+        against=None if other is None else _outcome(model, logits, other),
+        pipeline=pipeline.stages(passed, at, log_probs),
+        next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
+        sampling=_sampling(model, logits, sampling or Sampling()),
+        lens=_lens(passed, chosen, other, at),
+        attribution=_contributions(split),
+        heads=facts,
+        top_heads=_top_heads(passed, split, facts),
+        patterns=_patterns(passed),
+        translation=_translation(passed),
+        notes=tuple(notes),
+    )
+
+
+def _position(run: Run, position: int | None) -> int:
+    if position is not None:
+        return run.place(position)
+    last = run.place(-1)
+    if run.source_ids is not None and last > 0 and run.logits is not None:
+        ended = int(run.logits[0, last].argmax()) == getattr(run.model.tokenizer, "eos", None)
+        return last - 1 if ended else last
+    return last
+
+
+def _model_facts(model: Any) -> ModelFacts:
+    kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
+    heads = roles.heads(model)
+    most = max((h.head + 1 for h in heads), default=0)
+    parameters = sum(p.numel() for p in model.parameters())
+    mechanisms = tuple(dict.fromkeys(h.mechanism for h in heads))
+    config = model.config
+    return ModelFacts(
+        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms
+    )
+
+
+def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
+    return tuple(Token(i, int(id), text) for i, (id, text) in enumerate(zip(ids[0], texts)))
+
+
+def _text(model: Any, id: int) -> str:
+    tokenizer = model.tokenizer
+    return tokenizer.token(id) if tokenizer is not None and id < tokenizer.vocab_size else f"<{id}>"
+
+
+def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
+    """Return the k likeliest tokens that can still be drawn."""
+    probabilities = logits.double().softmax(-1)
+    values, ids = logits.topk(min(k, len(logits)))
+    pairs = [(float(v), int(i)) for v, i in zip(values, ids) if v > -math.inf]
+    return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
+
+
+def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
+    probability = float(logits.double().softmax(-1)[id])
+    return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
+
+
+def _sampling(model: Any, logits: Tensor, sampling: Sampling) -> SamplingTrace:
+    steps = sampling_steps(logits, sampling)
+    traced = tuple(
+        SamplingStep(
+            name, setting, int((left > -math.inf).sum()), float(entropy_bits(left.double().log_softmax(-1))),
+            _candidates(model, left, N_CANDIDATES),
+        )
+        for name, setting, left in steps
+    )  # fmt: skip
+    probabilities = steps[-1][2].double().softmax(-1)
+    generator = torch.Generator().manual_seed(sampling.seed)
+    drawn = int(torch.multinomial(probabilities, 1, generator=generator))
+    draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), float(probabilities[drawn]))
+    settings = {
+        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": None,
+        "repetition_penalty": None, "seed": sampling.seed,
+    }  # fmt: skip
+    return SamplingTrace(settings, traced, draw)
+
+
+def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:
+    found = lens(run, answer, position=at)
+    rows = []
+    for i, label in enumerate(found.logits.labels("row")):
+        logits = found.logits.values[i]
+        rows.append(
+            LensRow(
+                label=str(label),
+                layer=i - 1 if i else None,
+                candidates=_candidates(run.model, logits, N_LENS),
+                answer=_outcome(run.model, logits, answer),
+                against=None if against is None else _outcome(run.model, logits, against),
+                entropy_bits=float(found.entropy_bits.values[i]),
+                kl_bits=float(found.kl_bits.values[i]),
+            )
+        )
+    return tuple(rows)
+
+
+def _contributions(split: Attribution) -> Contributions:
+    values = split.contributions.values.tolist()
+    parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
+    return Contributions("logit" if split.against is None else "difference", split.total, split.sum, tuple(parts))
+
+
+def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
+    """Return every head with its roles, and what could not be said about some."""
+    scores: dict[str, tuple[RoleScore, ...]] = {}
+    notes: list[str] = []
+    for stack in run.model.stacks:
+        try:
+            found = roles.head_roles(run, stack=stack)
+        except NoPattern as error:
+            notes.append(str(error).split("\n")[0])
+            continue
+        counts = found.positions.values.tolist()
+        for label, values in zip(found.scores.labels("head"), found.scores.values.tolist()):
+            scores[str(label)] = tuple(
+                RoleScore(role, None if math.isnan(v) else v, n) for role, v, n in zip(roles.ROLES, values, counts)
+            )
+    added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
+    facts = tuple(
+        HeadFacts(h.label, h.stack, h.part, h.layer, h.head, h.mechanism, added.get(h.label), h.reading, scores.get(h.label, ()))
+        for h in roles.heads(run.model)
+    )
+    without = sorted({h.mechanism for h in facts if h.reading is None})
+    notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
+    signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
+    notes += [f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.' for kind in signed]
+    return facts, notes
+
+
+def _top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
+    """Choose the heads that add most either way, then the best head of each role that any head plays well."""
+    candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
+    by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
+    chosen = {h.label: (h, "contribution") for h in by_size[:N_TOP_HEADS]}
+    for i, role in enumerate(roles.ROLES[:3]):
+        scored = [(h.roles[i].score or 0.0, h) for h in candidates if h.roles]
+        score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
+        if head is not None and score >= TELLING_SCORE:
+            chosen.setdefault(head.label, (head, role))
+    return tuple(_top_head(run, split, head, because) for head, because in chosen.values())
+
+
+def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> TopHead:
+    path = next(h.path for h in roles.heads(run.model) if h.label == head.label)
+    row = run[f"{path}.pattern"].values[0, head.head, split.position].double()
+    basis: Literal["pattern", "norm"] = "pattern" if head.reading == "mass" else "norm"
+    if basis == "norm":
+        value = per_query_head(run[f"{path}.value"].values, run[f"{path}.pattern"].values)[0, head.head]
+        row = row.abs() * value.double().norm(dim=-1)
+    total = float(row.sum())
+    weights = (row / total if total > 0 else row).tolist()
+    taken = sources(run, split, head.label).contributions.values.tolist()
+    crossed = head.part.startswith("cross")
+    key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
+    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
+
+
+def _patterns(run: Run) -> tuple[Pattern, ...]:
+    found = []
+    for h in roles.heads(run.model):
+        if h.reading is None:
+            continue
+        query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
+        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.part.startswith("cross") else query
+        weights = run[f"{h.path}.pattern"].values[0, h.head]
+        found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
+    return tuple(found)
+
+
+def _translation(run: Run) -> Translation | None:
+    if not isinstance(run.model, EncoderDecoder) or run.logits is None or run.ids is None:
+        return None
+    probabilities = run.logits[0].double().softmax(-1)
+    best, ids = probabilities.max(-1)
+    steps = tuple(
+        TranslationStep(i, read, _text(run.model, int(id)), float(p))
+        for i, (read, id, p) in enumerate(zip(run.tokens, ids, best))
+    )
+    tokenizer = run.model.tokenizer
+    text = " ".join(run.tokens) if tokenizer is None else tokenizer.decode(run.ids[0].tolist())
+    return Translation(text, run.generated, steps)

@@ -1,0 +1,224 @@
+"""What `explain` returns. Field names are those of the JSON document, which `docs/explain-json.md` describes."""
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.labelled import Result
+
+FORMAT, VERSION = "glassformer.explanation", 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    name: str
+    kind: str
+    parameters: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    vocab_size: int
+    max_len: int
+    mechanisms: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    index: int
+    id: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A possible next token."""
+
+    id: int
+    text: str
+    logit: float
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome(Candidate):
+    """A token whose fate is followed; rank 1 is the likeliest."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One step on the way from text to probabilities; norms are taken at the explained position."""
+
+    stage: Literal["text", "tokens", "ids", "embed", "encoder", "block", "final", "logits", "probabilities"]
+    name: str
+    shape: Mapping[str, int]
+    numbers: Mapping[str, float]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    entropy_bits: float
+    candidates: tuple[Candidate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingStep:
+    """The distribution after one step of sampling; `kept` tokens can still be drawn."""
+
+    name: str
+    setting: float | None
+    kept: int
+    entropy_bits: float
+    candidates: tuple[Candidate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingTrace:
+    settings: Mapping[str, float | None]
+    steps: tuple[SamplingStep, ...]
+    draw: Candidate
+
+
+@dataclasses.dataclass(frozen=True)
+class LensRow:
+    label: str
+    layer: int | None
+    candidates: tuple[Candidate, ...]
+    answer: Outcome
+    against: Outcome | None
+    entropy_bits: float
+    kl_bits: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    label: str
+    kind: str
+    layer: int | None
+    part: str
+    head: int | None
+    contribution: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contributions:
+    target: Literal["logit", "difference"]
+    total: float
+    sum: float
+    components: tuple[Contribution, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleScore:
+    role: str
+    score: float | None
+    positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFacts:
+    label: str
+    stack: str
+    part: str
+    layer: int
+    head: int
+    mechanism: str
+    contribution: float | None
+    reading: str | None
+    roles: tuple[RoleScore, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TopHead:
+    """A head worth a look: where it looks from the explained position, and what it takes from each token."""
+
+    label: str
+    because: str
+    contribution: float
+    basis: Literal["pattern", "norm"]
+    weights: tuple[float, ...]
+    sources: tuple[float, ...]
+    key: Literal["tokens", "source_tokens"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pattern(Result):
+    """One head's pattern; as JSON, one byte per entry."""
+
+    label: str
+    stack: str
+    part: str
+    layer: int
+    head: int
+    query: Literal["tokens", "source_tokens"]
+    key: Literal["tokens", "source_tokens"]
+    weights: Float[Tensor, "query key"]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows, columns = self.weights.shape
+        signed = bool((self.weights < 0).any())
+        scale = float(self.weights.abs().max()) if self.weights.numel() else 0.0
+        unit = self.weights.double() / (scale or 1.0)
+        data = (unit * 127).round() + 128 if signed else (unit * 255).round()
+        lower = torch.ones(rows, columns, dtype=torch.bool).tril()
+        causal = rows == columns and not bool(self.weights[~lower].any())
+        entries = (data[lower] if causal else data.flatten()).to(torch.uint8)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weights"}
+        return fields | {
+            "rows": rows,
+            "columns": columns,
+            "signed": signed,
+            "scale": scale,
+            "layout": "lower" if causal else "full",
+            "data": base64.b64encode(entries.numpy().tobytes()).decode("ascii"),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationStep:
+    index: int
+    input: str
+    output: str
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    text: str
+    generated: bool
+    steps: tuple[TranslationStep, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explanation(Result):
+    """One next token, explained; see `explain`. `to_dict` and `to_json` give the documented document."""
+
+    model: ModelFacts
+    text: str | None
+    tokens: tuple[Token, ...]
+    source_tokens: tuple[Token, ...] | None
+    position: int
+    answer: Outcome
+    against: Outcome | None
+    pipeline: tuple[Stage, ...]
+    next_token: Distribution
+    sampling: SamplingTrace
+    lens: tuple[LensRow, ...]
+    attribution: Contributions
+    heads: tuple[HeadFacts, ...]
+    top_heads: tuple[TopHead, ...]
+    patterns: tuple[Pattern, ...]
+    translation: Translation | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = super().to_dict()
+        del fields["result"]
+        return {"format": FORMAT, "version": VERSION} | fields

@@ -1,0 +1,37 @@
+"""`glassformer models`: what ships with the package."""
+
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from glassformer.zoo import card, cards
+
+
+def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
+    """List the shipped models with their measured figures, or show the card of one.
+
+    Examples:
+        glassformer models
+        glassformer models gpt-4l
+
+    Args:
+        name: A shipped model, for its whole card.
+        json: Print cards as JSON.
+    """
+    console = Console()
+    if name is not None:
+        found = card(name)
+        print(found.to_json()) if json else console.print(Markdown(found.to_markdown()))
+        return
+    shipped = cards()
+    if json:
+        print("[" + ",\n".join(c.to_json() for c in shipped.values()) + "]")
+        return
+    table = Table("model", "about", "parameters", "tokens", "figures", title="shipped models")
+    for found in shipped.values():
+        figures = "\n".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in list(found.figures.items())[:5])
+        table.add_row(found.name, found.about, f"{found.parameters:,}", f"{found.tokens:,}", figures)
+    console.print(table)

@@ -1,0 +1,142 @@
+"""Beam search: the most probable continuations, several at a time.
+
+    score = log P(continuation) / ((5 + length) / 6)^alpha        (Wu et al. 2016, section 7; alpha 0.6 in Vaswani et al.)
+
+A continuation that ends takes its place in the beam with it, so one beam is greedy decoding, and as many beams as there
+are continuations is exhaustive search.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.config import require
+from glassformer.models.generate import Ids, Model, begin, check_room, next_logits, padded
+
+
+class Hypothesis(NamedTuple):
+    """One continuation: new ids (stop token included), its log-probability in nats, its score, whether it ended."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    score: float
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Hypotheses per row, best first: ended ones before those cut off, by score."""
+
+    hypotheses: tuple[tuple[Hypothesis, ...], ...]
+
+    @property
+    def best(self) -> tuple[Hypothesis, ...]:
+        return tuple(row[0] for row in self.hypotheses)
+
+
+@torch.no_grad()
+def beam_search(
+    model: Model,
+    prompts: Ids,
+    *,
+    source: Ids | None = None,
+    source_lengths: Int[Tensor, " batch"] | None = None,
+    n_beams: int = 4,
+    length_penalty: float = 0.6,
+    max_new_tokens: int = 64,
+    stop_ids: Sequence[int] = (),
+) -> Beams:
+    """Return the best continuations that a beam of width `n_beams` finds.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        prompts: Token ids, one list per row; for an encoder-decoder usually `[[bos]]` for each row.
+        source: Source ids of an encoder-decoder, one list per row.
+        source_lengths: Real tokens per source row, when `source` is a padded tensor.
+        n_beams: Width.
+        length_penalty: alpha above; 0 compares log-probabilities as they are, which favours short continuations.
+        max_new_tokens: Longest continuation.
+        stop_ids: Tokens that end a continuation.
+
+    Raises:
+        TextError, TokenOutOfRange: As `generate`.
+        ConfigError: A width below 1.
+    """
+    require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
+    tokens, lengths = padded(model, prompts, left=True)
+    check_room(model, tokens.shape[1], max_new_tokens)
+    batch, device = tokens.shape[0], tokens.device
+    state = begin(model, batch, source, source_lengths)
+    stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
+    beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
+    # one column per beam; at first they would all be equal, so only the first counts
+    total = torch.full((batch, n_beams), float("-inf"), device=device, dtype=torch.float64)
+    total[:, 0] = 0.0
+    rows = torch.arange(batch, device=device).repeat_interleave(n_beams)
+    for step in range(max_new_tokens):
+        logits, state = next_logits(model, tokens, state, lengths)
+        if step == 0:
+            logits, state, lengths = logits[rows], select_rows(state, rows), None
+        log_probs = logits.double().log_softmax(-1).unflatten(0, (batch, n_beams))
+        candidates = (total[..., None] + log_probs).flatten(1)
+        total, flat = candidates.topk(min(n_beams, candidates.shape[1]), -1)
+        parent, token = flat // log_probs.shape[-1], flat % log_probs.shape[-1]
+        ends = torch.isin(token, stops)
+        for row, beam in enumerate(beams):
+            beam.extend(total[row].tolist(), parent[row].tolist(), token[row].tolist(), ends[row].tolist())
+        total = _widened(torch.tensor([beam.totals for beam in beams], dtype=torch.float64, device=device), n_beams)
+        if not total.isfinite().any():
+            break
+        parent, token = _widened(parent, n_beams, 0), _widened(token, n_beams, 0)
+        rows = (parent + n_beams * torch.arange(batch, device=device)[:, None]).flatten()
+        state, tokens = select_rows(state, rows), token.flatten()[:, None]
+    return Beams(tuple(beam.ranked() for beam in beams))
+
+
+def select_rows(state: Any, rows: Int[Tensor, " n"]) -> Any:
+    """Return a state whose batch rows are those given, in that order; repeats are allowed."""
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows)
+    if isinstance(state, tuple):
+        parts = [select_rows(part, rows) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+class _Beam:
+    """The bookkeeping of one row: continuations under way, and those that have ended."""
+
+    def __init__(self, width: int, alpha: float) -> None:
+        self.width, self.alpha = width, alpha
+        self.alive: list[tuple[int, ...]] = [()] * width
+        self.totals: list[float] = []
+        self.ended: list[Hypothesis] = []
+
+    def extend(self, totals: list[float], parents: list[int], tokens: list[int], ends: list[bool]) -> None:
+        """Take the candidates, best first: as many as there are places not yet taken by ended continuations."""
+        places = self.width - len(self.ended)
+        alive, self.totals = [], []
+        for rank, (total, parent, token, end) in enumerate(zip(totals, parents, tokens, ends)):
+            line = (*self.alive[parent], token)
+            taken = rank < places and total > float("-inf")
+            if taken and end:
+                self.ended.append(self._hypothesis(line, total, True))
+            alive.append(line)
+            self.totals.append(total if taken and not end else float("-inf"))
+        self.alive = alive
+
+    def ranked(self) -> tuple[Hypothesis, ...]:
+        cut = [self._hypothesis(a, t, False) for a, t in zip(self.alive, self.totals) if t > float("-inf")]
+        return tuple(sorted(self.ended + cut, key=lambda h: (h.stopped, h.score), reverse=True))
+
+    def _hypothesis(self, tokens: tuple[int, ...], total: float, stopped: bool) -> Hypothesis:
+        return Hypothesis(tokens, total, total / ((5 + len(tokens)) / 6) ** self.alpha, stopped)
+
+
+def _widened(values: Tensor, width: int, fill: float = float("-inf")) -> Tensor:
+    """Fill up to the beam's width: a vocabulary smaller than the beam gives fewer candidates at first."""
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)

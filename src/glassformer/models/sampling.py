@@ -1,0 +1,175 @@
+"""From logits to the next token, one step at a time.
+
+    repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
+    temperature          logits divided by it; 0 means greedy
+    top-k                the k largest are kept
+    top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
+    min-p                what is less likely than min_p times the likeliest is dropped (Nguyen et al. 2024)
+    draw                 the first token, by id, at which the cumulated probability passes a uniform number
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from glassformer.config import Config, require
+
+
+@dataclass(frozen=True)
+class Sampling(Config):
+    """How the next token is chosen; the defaults draw from the model's own distribution.
+
+    Args:
+        temperature: Divides the logits; 0 always takes the likeliest token (greedy).
+        top_k: Number of tokens kept; None for all.
+        top_p: Probability that the kept tokens have to reach; None for all.
+        min_p: Least probability, relative to the likeliest token; None for none.
+        repetition_penalty: Above 1, tokens that occurred already become less likely.
+        seed: Row i of a batch draws with seed + i, so that a row never depends on its neighbours.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.temperature) and self.temperature >= 0
+        require(finite, f"sampling: temperature must be 0 (greedy) or above, found {self.temperature}.")
+        require(self.top_k is None or self.top_k >= 1, f"sampling: top_k must be at least 1, found {self.top_k}.")
+        require(self.top_p is None or 0 < self.top_p <= 1, f"sampling: top_p must be in (0, 1], found {self.top_p}.")
+        require(self.min_p is None or 0 <= self.min_p <= 1, f"sampling: min_p must be in [0, 1], found {self.min_p}.")
+        penalty = self.repetition_penalty
+        require(
+            math.isfinite(penalty) and penalty > 0, f"sampling: repetition_penalty must be positive, found {penalty}."
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The logits after one step; -inf where a token is ruled out.
+
+    Args:
+        name: `logits`, `repetition penalty`, `temperature`, `top-k`, `top-p` or `min-p`.
+        setting: The step's parameter; None for the model's own logits.
+        logits: What the step left.
+    """
+
+    name: str
+    setting: float | None
+    logits: Float[Tensor, "batch vocab"]
+
+    @property
+    def probabilities(self) -> Float[Tensor, "batch vocab"]:
+        """The distribution at this stage, in float64."""
+        return self.logits.double().softmax(-1)
+
+    @property
+    def kept(self) -> Int[Tensor, " batch"]:
+        """How many tokens are left."""
+        return self.logits.isfinite().sum(-1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All stages and the token they led to.
+
+    Args:
+        stages: In the order they were applied; steps that are switched off are left out.
+        uniform: The number in [0, 1) each row drew; None when greedy.
+        tokens: The chosen ids.
+    """
+
+    stages: tuple[Stage, ...]
+    uniform: Float[Tensor, " batch"] | None
+    tokens: Int[Tensor, " batch"]
+
+
+def sampling_steps(
+    logits: Float[Tensor, "batch vocab"],
+    sampling: Sampling,
+    *,
+    seen: Bool[Tensor, "batch vocab"] | None = None,
+    generators: list[torch.Generator] | None = None,
+) -> Draw:
+    """Choose the next token of each row, and keep every step on the way.
+
+    `generate` calls exactly this, so what is shown is what is done.
+
+    Args:
+        logits: The model's logits at the last position.
+        sampling: The settings.
+        seen: Tokens that occurred already, for the repetition penalty.
+        generators: One per row; those of the first step by default.
+    """
+    stages = tuple(_stages(logits, sampling, seen))
+    if sampling.greedy:
+        return Draw(stages, None, stages[-1].logits.argmax(-1))
+    generators = generators or row_generators(sampling, logits.shape[0])
+    uniform = torch.cat([torch.rand(1, generator=row, dtype=torch.float64) for row in generators]).to(logits.device)
+    return Draw(stages, uniform, _pick(stages[-1].probabilities, uniform))
+
+
+def row_generators(sampling: Sampling, batch: int) -> list[torch.Generator]:
+    """Return a fresh source of random numbers per row."""
+    return [torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)]
+
+
+def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator[Stage]:
+    yield Stage("logits", None, logits)
+    if sampling.repetition_penalty != 1 and seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        yield Stage("repetition penalty", penalty, logits)
+    if sampling.greedy:
+        return
+    if sampling.temperature != 1:
+        # the same distribution with the largest logit at 0, in float64: the tiniest temperature gives no overflow
+        logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
+        yield Stage("temperature", sampling.temperature, logits)
+    for name, setting, keep in (
+        ("top-k", sampling.top_k, _largest),
+        ("top-p", sampling.top_p, _nucleus),
+        ("min-p", sampling.min_p, _likely),
+    ):
+        if setting is not None:
+            logits = logits.masked_fill(~keep(logits, setting), float("-inf"))
+            yield Stage(name, float(setting), logits)
+
+
+def _largest(logits: Tensor, k: float) -> Bool[Tensor, "batch vocab"]:
+    top = logits.topk(min(int(k), logits.shape[-1]), -1).indices
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, top, True)
+
+
+def _nucleus(logits: Tensor, p: float) -> Bool[Tensor, "batch vocab"]:
+    probabilities, order = logits.double().softmax(-1).sort(-1, descending=True, stable=True)
+    # a token stays while those before it fall short of p; the first one always does
+    before = probabilities.cumsum(-1) - probabilities
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
+
+
+def _likely(logits: Tensor, fraction: float) -> Bool[Tensor, "batch vocab"]:
+    probabilities = logits.double().softmax(-1)
+    return probabilities >= fraction * probabilities.amax(-1, keepdim=True)
+
+
+def _pick(probabilities: Tensor, uniform: Tensor) -> Int[Tensor, " batch"]:
+    cumulated = probabilities.cumsum(-1)
+    total = cumulated[..., -1]
+    # rounding must not reach the total, where no token is left
+    target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
+    return (cumulated <= target[..., None]).sum(-1)

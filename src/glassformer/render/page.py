@@ -1,0 +1,68 @@
+"""An explanation as one HTML file that opens from disk and asks nobody for anything.
+
+The file carries its style, its script and the JSON document of the explanation; the script draws the document in the
+reader's browser. A content security policy forbids every request and every script but this one, so that neither a
+token nor a later edit of the file can load or run anything else.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+# in the order they run: drawing, patterns, sections
+SCRIPTS = ("page_draw.js", "page_patterns.js", "page.js")
+
+_DOCUMENT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<noscript><p>The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it
+loads nothing.</p></noscript>
+<script type="application/json" id="explanation">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(payload: Mapping[str, Any]) -> str:
+    """Return an explanation as one self-contained HTML document.
+
+    Args:
+        payload: The explanation's JSON document (``docs/explain-json.md``), format version 1.
+
+    Returns:
+        The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
+
+    Raises:
+        ValueError: The payload holds a number that is not finite.
+    """
+    script = '"use strict";\n{\n' + "\n".join(_read(name) for name in SCRIPTS) + "}\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _DOCUMENT.format(
+        digest=f"sha256-{digest}",
+        title=html.escape(f"{payload['model']['name']} explained"),
+        style=_read("page.css"),
+        data=_embedded(payload),
+        script=script,
+    )
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _embedded(payload: Mapping[str, Any]) -> str:
+    """Return JSON in which no token can close the script element or open a comment in it."""
+    return json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

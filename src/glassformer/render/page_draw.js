@@ -1,0 +1,233 @@
+// What every section draws with: nodes, tokens, numbers, colour ramps, bars, strips and patterns.
+// Text from the payload only ever becomes a text node, so no token can turn into markup.
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// ---- tokens: white space and control characters get a visible mark
+
+const MARKS = { " ": "·", "\n": "⏎", "\r": "␍", "\t": "⇥" };
+const UNSEEN = /[\p{C}\p{Z}]/u; // controls, formats (such as the ones that turn the direction of text), other spaces
+
+function marked(character) {
+  if (MARKS[character] || !UNSEEN.test(character)) return MARKS[character] ?? null;
+  return `⟨${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+}
+
+const visible = (text) => (text === "" ? "∅" : [...text].map((c) => marked(c) ?? c).join(""));
+
+function token(text, attributes = {}) {
+  const node = el("span", { ...attributes, class: `token ${attributes.class ?? ""}`.trim() });
+  if (text === "") node.append(el("span", { class: "mark" }, "∅"));
+  let seen = "";
+  for (const character of text) {
+    const mark = marked(character);
+    if (mark === null) {
+      seen += character;
+      continue;
+    }
+    node.append(seen, el("span", { class: "mark" }, mark));
+    seen = "";
+  }
+  node.append(seen);
+  return node;
+}
+
+const chip = (text) => token(text, { class: "chip" });
+
+// ---- numbers
+
+const fixed = (x, digits = 2) => Math.abs(x).toFixed(digits);
+const plain = (x, digits = 2) => (x < 0 && Number(fixed(x, digits)) !== 0 ? "−" : "") + fixed(x, digits);
+const signed = (x, digits = 2) => (Number(fixed(x, digits)) === 0 ? "" : x < 0 ? "−" : "+") + fixed(x, digits);
+const count = (n) => Math.round(n).toLocaleString("en-US");
+const number = (text, attributes = {}) => el("span", { class: "number", ...attributes }, text);
+
+function percent(p) {
+  if (p === 0) return "0 %";
+  const value = 100 * p;
+  if (value < 0.001) return "<0.001 %";
+  return `${value >= 10 ? value.toFixed(1) : value >= 0.1 ? value.toFixed(2) : value.toPrecision(2)} %`;
+}
+
+// ---- colour: ramps whose lightness never turns back, so that they read in grey and with any colour vision
+
+const RAMPS = {
+  light: {
+    sequential: ["#f6f7f2", "#cfe5c8", "#6dbdb4", "#2f7fa6", "#27458c", "#1b1b4b"],
+    diverging: ["#0b3c7a", "#3f7fc4", "#a9c9e8", "#f6f6f3", "#f3c392", "#d0701f", "#7a3400"],
+  },
+  dark: {
+    sequential: ["#171b20", "#1d2f55", "#255f8c", "#2f9aa0", "#84cfa0", "#f4f3c0"],
+    diverging: ["#b9d9ff", "#5b9bea", "#25508c", "#171b20", "#8a4a12", "#ec8f38", "#ffd9ae"],
+  },
+};
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+const PRINT = matchMedia("print");
+const theme = () => (DARK.matches && !PRINT.matches ? "dark" : "light");
+
+const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+const gamma = (c) => (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
+
+// Oklab (Ottosson 2020): equal steps look equal, so halfway between two stops looks halfway
+function oklab(hex) {
+  const [r, g, b] = [1, 3, 5].map((i) => linear(parseInt(hex.slice(i, i + 2), 16) / 255));
+  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
+  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
+  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
+  ];
+}
+
+function rgb([L, a, b]) {
+  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ].map((c) => Math.round(255 * Math.min(1, Math.max(0, gamma(Math.max(0, c))))));
+}
+
+function rampTable(stops) {
+  const labs = stops.map(oklab);
+  return Array.from({ length: 257 }, (_, i) => {
+    const at = (i / 256) * (labs.length - 1);
+    const left = Math.min(Math.floor(at), labs.length - 2);
+    return rgb(labs[left].map((c, d) => c + (at - left) * (labs[left + 1][d] - c)));
+  });
+}
+
+const TABLES = Object.fromEntries(
+  Object.entries(RAMPS).map(([name, ramps]) => [
+    name, { sequential: rampTable(ramps.sequential), diverging: rampTable(ramps.diverging) },
+  ]),
+);
+
+// the square root spreads small weights: 0.01 is a tenth of the way up, 0.25 half of it
+const stretch = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
+
+function colour(value, limit, isSigned) {
+  const t = limit > 0 ? stretch(value / limit) : 0;
+  const table = TABLES[theme()];
+  return isSigned ? table.diverging[Math.round(128 + 128 * t)] : table.sequential[Math.round(256 * Math.max(0, t))];
+}
+
+const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
+
+// black or white, whichever contrasts more: at least 4.58 : 1 on any colour
+function ink([r, g, b]) {
+  const luminance = 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  return luminance > 0.179 ? "#000000" : "#ffffff";
+}
+
+const painters = [];
+
+// colours depend on the theme: paint now, and again whenever it changes
+function painted(node, paint) {
+  painters.push(() => paint(node));
+  paint(node);
+  return node;
+}
+
+const repaint = () => painters.forEach((paint) => paint());
+DARK.addEventListener("change", repaint);
+PRINT.addEventListener("change", repaint);
+
+function shade(node, value, limit, isSigned) {
+  const fill = colour(value, limit, isSigned);
+  node.style.backgroundColor = css(fill);
+  node.style.color = ink(fill);
+}
+
+const shaded = (node, value, limit, isSigned) => painted(node, () => shade(node, value, limit, isSigned));
+
+function legend(limit, isSigned, words) {
+  const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  painted(canvas, () => {
+    const table = TABLES[theme()][isSigned ? "diverging" : "sequential"];
+    const context = canvas.getContext("2d");
+    for (let x = 0; x < 256; x++) {
+      context.fillStyle = css(table[x]);
+      context.fillRect(x, 0, 1, 1);
+    }
+  });
+  const marks = isSigned ? [-1, -0.25, 0, 0.25, 1] : [0, 0.05, 0.25, 0.5, 1];
+  const name = (m) => (isSigned ? signed(m * limit) : String(Number((m * limit).toPrecision(2))));
+  const ticks = marks.map((m) => {
+    const left = isSigned ? 50 + 50 * stretch(m) : 100 * stretch(m);
+    return el("span", { style: `left:${left}%` }, name(m));
+  });
+  return el("div", { class: "legend" },
+    el("div", { class: "scale" }, canvas, el("div", { class: "ticks", "aria-hidden": "true" }, ticks)),
+    el("span", {}, words));
+}
+
+// ---- bars: a table whose last column is the drawing
+
+// rows: {name: node | text, value, cells: [text], className}
+function bars({ caption, heads, rows, isSigned = false, limit }) {
+  const low = isSigned ? Math.min(0, ...rows.map((r) => r.value)) : 0;
+  const high = limit ?? Math.max(0, ...rows.map((r) => r.value));
+  const span = high - low || 1;
+  const zero = (-low / span) * 100;
+  const drawing = (row) => {
+    const width = (Math.abs(row.value) / span) * 100;
+    const left = row.value < 0 ? zero - width : zero;
+    const kind = row.bar ?? (isSigned ? (row.value < 0 ? "negative" : "positive") : "");
+    const bar = el("span", { class: `bar ${kind}`.trim(), style: isSigned ? `left:${left}%;width:${width}%` : `width:${width}%` });
+    return isSigned ? el("span", { class: "axis", style: `--zero:${zero}%` }, bar) : bar;
+  };
+  return el("table", { class: "bars" },
+    caption && el("caption", {}, caption),
+    el("thead", {}, el("tr", {},
+      el("th", { scope: "col" }, heads[0]),
+      heads.slice(1).map((head) => el("th", { scope: "col", class: "number" }, head)),
+      el("td", { "aria-hidden": "true" }))),
+    el("tbody", {}, rows.map((row) => el("tr", { class: row.className },
+      el("th", { scope: "row" }, row.name),
+      row.cells.map((cell) => el("td", { class: "number" }, cell)),
+      el("td", { class: "track", "aria-hidden": "true" }, drawing(row))))));
+}
+
+const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, children);
+
+// ---- a text as a strip of tokens, shaded by weight; lines break where the text breaks.
+// `once` leaves repainting after a change of theme to the caller
+
+function strip(tokens, { weights = null, limit = 1, isSigned = false, here = null, once = false } = {}) {
+  const pieces = tokens.map((text, i) => {
+    const weight = weights ? weights[i] ?? 0 : null;
+    const value = weight === null ? "" : `: ${isSigned ? signed(weight, 3) : percent(weight)}`;
+    const node = token(text, { class: i === here ? "here" : "", title: `${i} “${visible(text)}”${value}` });
+    if (weight !== null) {
+      node.classList.add("shaded");
+      (once ? shade : shaded)(node, weight, limit, isSigned);
+    }
+    const breaks = text.includes("\n") && !(tokens[i + 1] ?? "\n").startsWith("\n"); // blank lines take no room
+    return breaks ? [node, el("br")] : node;
+  });
+  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, pieces);
+}
+
+// the largest entries of a mixture in words, and what is left over
+function inWords(tokens, weights, { isSigned = false, most = 4 } = {}) {
+  const order = [...weights.keys()].sort((i, j) => Math.abs(weights[j]) - Math.abs(weights[i])).slice(0, most);
+  const named = order.filter((i) => Math.abs(weights[i]) >= 0.005);
+  const rest = weights.reduce((sum, w) => sum + w, 0) - named.reduce((sum, i) => sum + weights[i], 0);
+  const value = (w) => number(isSigned ? signed(w, 3) : percent(w));
+  const parts = named.map((i) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), ", "]);
+  return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
+}

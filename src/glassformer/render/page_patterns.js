@@ -1,0 +1,283 @@
+// Attention patterns: decoding, small pictures, and one picture large with its numbers.
+
+const THUMB = 100; // CSS pixels a small picture aims at
+const LABEL_ROOM = 96; // CSS pixels beside and above a large picture for its token labels
+
+class Pattern {
+  constructor(entry) {
+    Object.assign(this, entry);
+    const bytes = Uint8Array.from(atob(entry.data), (c) => c.charCodeAt(0));
+    this.bytes = bytes;
+    // a weight is a share of 1 where rows are mixtures; elsewhere the head's own largest weight is the measure
+    this.limit = !entry.signed && entry.scale <= 1.0001 ? 1 : entry.scale;
+  }
+
+  // weight of key k for query q; null where the mask forbids looking
+  at(q, k) {
+    const lower = this.layout === "lower";
+    if (lower && k > q) return null;
+    const byte = this.bytes[lower ? (q * (q + 1)) / 2 + k : q * this.columns + k];
+    return this.signed ? ((byte - 128) * this.scale) / 127 : (byte * this.scale) / 255;
+  }
+
+  row(q) {
+    return Array.from({ length: this.columns }, (_, k) => this.at(q, k) ?? 0);
+  }
+
+  // the entry of largest size in a square of cells
+  strongest(q0, k0, size) {
+    let found = null;
+    for (let q = q0; q < Math.min(q0 + size, this.rows); q++) {
+      for (let k = k0; k < Math.min(k0 + size, this.columns); k++) {
+        const weight = this.at(q, k);
+        if (weight !== null && (found === null || Math.abs(weight) > Math.abs(found))) found = weight;
+      }
+    }
+    return found;
+  }
+
+  format(weight) {
+    return this.signed ? signed(weight, 3) : weight.toFixed(3);
+  }
+}
+
+// one canvas pixel per cell, or per square of cells where there are more cells than pixels
+function drawThumb(canvas, pattern) {
+  const budget = THUMB * Math.max(1, devicePixelRatio);
+  const size = Math.ceil(Math.max(pattern.rows, pattern.columns) / budget);
+  const [height, width] = [Math.ceil(pattern.rows / size), Math.ceil(pattern.columns / size)];
+  const zoom = Math.max(1, Math.floor(THUMB / Math.max(height, width)));
+  Object.assign(canvas, { width, height });
+  Object.assign(canvas.style, { width: `${width * zoom}px`, height: `${height * zoom}px` });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  for (let y = 0; y < height; y++) {
+    for (let x = 0; x < width; x++) {
+      const weight = pattern.strongest(y * size, x * size, size);
+      if (weight !== null) image.data.set([...colour(weight, pattern.limit, pattern.signed), 255], 4 * (y * width + x));
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+// the cell of a pattern under a pointer, cells being `width` by `height` CSS pixels from (left, top) of the canvas
+function cellUnder(event, pattern, { width, height, left = 0, top = 0 }) {
+  const box = event.target.getBoundingClientRect();
+  const q = Math.floor((event.clientY - box.top - top) / height);
+  const k = Math.floor((event.clientX - box.left - left) / width);
+  return q >= 0 && k >= 0 && q < pattern.rows && k < pattern.columns ? [q, k] : null;
+}
+
+const tip = el("div", { class: "tip", "aria-hidden": "true" });
+
+function showTip(event, ...content) {
+  tip.replaceChildren(...content);
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
+  tip.style.top = `${Math.max(8, event.clientY - box.height - 10)}px`;
+  tip.style.visibility = "visible";
+}
+
+const hideTip = () => { tip.style.visibility = "hidden"; };
+
+// a small picture that opens large; `texts` are the token texts of the pattern's rows and columns
+function thumb(pattern, texts, notes, open) {
+  const peak = strongestCell(pattern);
+  const canvas = el("canvas", {
+    role: "img",
+    "aria-label": `attention pattern, ${pattern.rows} queries by ${pattern.columns} keys, ` +
+      `strongest from ${peak[0]} “${visible(texts.query[peak[0]])}” to ${peak[1]} “${visible(texts.key[peak[1]])}”`,
+  });
+  painted(canvas, () => drawThumb(canvas, pattern));
+  canvas.addEventListener("pointermove", (event) => {
+    const size = { width: canvas.clientWidth / pattern.columns, height: canvas.clientHeight / pattern.rows };
+    const cell = cellUnder(event, pattern, size);
+    if (cell === null) return hideTip();
+    const weight = pattern.at(...cell);
+    showTip(event, `${pattern.label}: ${cell[0]} `, token(texts.query[cell[0]]), ` → ${cell[1]} `, token(texts.key[cell[1]]),
+      weight === null ? " masked" : ` ${pattern.format(weight)}`);
+  });
+  canvas.addEventListener("pointerleave", hideTip);
+  return el("button", { type: "button", class: "thumb", "data-label": pattern.label, onclick: () => { hideTip(); open(pattern.label); } },
+    el("span", { class: "label" }, pattern.label), canvas, notes.map((note) => el("span", { class: "label" }, note)));
+}
+
+function strongestCell(pattern) {
+  let best = [0, 0];
+  let most = -1;
+  for (let q = 0; q < pattern.rows; q++) {
+    for (let k = 0; k < pattern.columns; k++) {
+      const size = Math.abs(pattern.at(q, k) ?? 0);
+      if (size > most) [best, most] = [[q, k], size];
+    }
+  }
+  return best;
+}
+
+// ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
+
+class Viewer {
+  constructor(patterns, textsOf, firstQuery, describe) {
+    Object.assign(this, { patterns, textsOf, firstQuery, describe, index: 0, q: 0, k: 0 });
+    this.canvas = el("canvas", {
+      class: "map", tabindex: 0, role: "application", "aria-roledescription": "attention map",
+      onkeydown: (event) => this.key(event),
+      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event),
+    });
+    this.title = el("h2", { id: "viewer-title" });
+    this.about = el("p", { class: "gloss" });
+    this.readout = el("div", { class: "readout", "aria-live": "polite" });
+    this.strip = el("div", {});
+    this.legends = { false: legend(1, false, "weight"), true: legend(1, true, "share of the head’s largest weight") };
+    const button = (words, label, act) => el("button", { type: "button", "aria-label": label, onclick: act }, words);
+    this.dialog = el("dialog", { "aria-labelledby": "viewer-title" },
+      el("div", { class: "bar-top" }, this.title,
+        button("← previous", "← previous head", () => this.step(-1)), button("next →", "next → head", () => this.step(1)),
+        button("close", "close", () => this.dialog.close())),
+      this.about,
+      el("div", { class: "large" },
+        el("div", {}, scroller("Attention map", this.canvas), this.legends.false, this.legends.true),
+        el("div", {}, this.readout, this.strip,
+          el("p", { class: "hint" }, "Rows are queries, columns keys. Move with the pointer, or focus the map and use the " +
+            "arrow keys (with Shift: ten at a time); page up and page down change the head."))));
+    painters.push(() => this.dialog.open && this.draw());
+    addEventListener("resize", () => this.dialog.open && this.draw());
+  }
+
+  get pattern() { return this.patterns[this.index]; }
+
+  open(label) {
+    this.show(this.patterns.findIndex((p) => p.label === label));
+    if (!this.dialog.open) this.dialog.showModal();
+    this.draw();
+    this.canvas.focus({ preventScroll: true });
+  }
+
+  step(by) {
+    this.show((this.index + by + this.patterns.length) % this.patterns.length);
+    this.draw();
+  }
+
+  show(index) {
+    this.index = index;
+    const p = this.pattern;
+    this.q = Math.min(p.query === "tokens" ? this.firstQuery : p.rows - 1, p.rows - 1);
+    const row = p.row(this.q).map(Math.abs);
+    this.k = row.indexOf(Math.max(...row));
+    this.title.textContent = p.label;
+    this.about.replaceChildren(...this.describe(p));
+    for (const [kind, node] of Object.entries(this.legends)) node.hidden = kind !== String(p.limit !== 1);
+  }
+
+  move(q, k) {
+    if (q === this.q && k === this.k) return;
+    [this.q, this.k] = [q, k];
+    this.draw();
+  }
+
+  key(event) {
+    const far = event.shiftKey ? 10 : 1;
+    const by = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far], ArrowRight: [0, far] }[event.key];
+    const heads = { PageUp: -1, PageDown: 1 }[event.key];
+    if (!by && !heads) return;
+    event.preventDefault();
+    if (heads) return this.step(heads);
+    const clamp = (x, n) => Math.min(Math.max(x, 0), n - 1);
+    this.move(clamp(this.q + by[0], this.pattern.rows), clamp(this.k + by[1], this.pattern.columns));
+  }
+
+  point(event) {
+    const cell = cellUnder(event, this.pattern, { width: this.cell, height: this.cell, left: this.left, top: this.top });
+    if (cell) this.move(...cell);
+  }
+
+  draw() {
+    const p = this.pattern;
+    const room = Math.min(760, this.dialog.clientWidth - 60, Math.max(320, innerHeight - 220));
+    const longest = Math.max(p.rows, p.columns);
+    const labelled = (room - LABEL_ROOM) / longest >= 11;
+    const cell = Math.max(1, Math.min(40, Math.floor((room - (labelled ? LABEL_ROOM : 34)) / longest)));
+    [this.left, this.top, this.cell] = [labelled ? LABEL_ROOM : 34, labelled ? LABEL_ROOM : 20, cell];
+    const [width, height] = [this.left + cell * p.columns + 2, this.top + cell * p.rows + 2];
+    const sharp = devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
+    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px` });
+    const context = this.canvas.getContext("2d");
+    context.scale(sharp, sharp);
+    this.drawCells(context, p);
+    this.drawLabels(context, p, labelled);
+    this.drawCursor(context, p);
+    this.tell(p);
+  }
+
+  drawCells(context, p) {
+    for (let q = 0; q < p.rows; q++) {
+      for (let k = 0; k < p.columns; k++) {
+        const weight = p.at(q, k);
+        if (weight === null) continue;
+        context.fillStyle = css(colour(weight, p.limit, p.signed));
+        context.fillRect(this.left + k * this.cell, this.top + q * this.cell, this.cell, this.cell);
+      }
+    }
+  }
+
+  drawLabels(context, p, labelled) {
+    const style = getComputedStyle(this.dialog);
+    const texts = this.textsOf(p);
+    context.font = `${labelled ? Math.min(13, this.cell) : 10}px ${style.getPropertyValue("--mono")}`;
+    context.textBaseline = "middle";
+    const every = labelled ? 1 : 2 ** Math.ceil(Math.log2(28 / this.cell));
+    const name = (list, i) => (labelled ? shortened(list[i], 11) : String(i));
+    const tint = (chosen) => { context.fillStyle = style.getPropertyValue(chosen ? "--pick" : "--soft"); };
+    context.textAlign = "right";
+    for (let q = 0; q < p.rows; q += every) {
+      tint(q === this.q);
+      context.fillText(name(texts.query, q), this.left - 6, this.top + (q + 0.5) * this.cell);
+    }
+    for (let k = 0; k < p.columns; k += every) {
+      tint(k === this.k);
+      context.save();
+      context.translate(this.left + (k + 0.5) * this.cell, this.top - 6);
+      if (labelled) context.rotate(-Math.PI / 2);
+      context.textAlign = labelled ? "left" : "center";
+      context.fillText(name(texts.key, k), 0, labelled ? 0 : -4);
+      context.restore();
+    }
+  }
+
+  drawCursor(context, p) {
+    const style = getComputedStyle(this.dialog);
+    context.strokeStyle = style.getPropertyValue("--line");
+    context.strokeRect(this.left - 0.5, this.top - 0.5, this.cell * p.columns + 1, this.cell * p.rows + 1);
+    context.strokeStyle = style.getPropertyValue("--pick");
+    context.lineWidth = 1;
+    context.strokeRect(this.left - 0.5, this.top + this.q * this.cell - 0.5, this.cell * p.columns + 1, this.cell + 1);
+    context.lineWidth = 2;
+    const grow = Math.max(0, 5 - this.cell);
+    context.strokeRect(this.left + this.k * this.cell - grow, this.top + this.q * this.cell - grow,
+      this.cell + 2 * grow, this.cell + 2 * grow);
+  }
+
+  tell(p) {
+    const texts = this.textsOf(p);
+    const weight = p.at(this.q, this.k);
+    const words = [`query ${this.q} `, chip(texts.query[this.q]), ` → key ${this.k} `, chip(texts.key[this.k])];
+    this.readout.replaceChildren(
+      el("p", {}, words),
+      el("p", { class: "weight" }, weight === null ? "masked" : p.format(weight)));
+    this.canvas.setAttribute("aria-label", `Attention map of ${p.label}, query ${this.q}, key ${this.k}, ` +
+      `weight ${weight === null ? "masked" : p.format(weight)}`);
+    if (this.told === `${p.label} ${this.q} ${theme()}`) return;
+    this.told = `${p.label} ${this.q} ${theme()}`;
+    const row = p.row(this.q);
+    this.strip.replaceChildren(
+      el("h3", {}, `Where query ${this.q} looks`),
+      inWords(texts.key, row, { isSigned: p.limit !== 1 }),
+      strip(texts.key, { weights: row, limit: p.limit, isSigned: p.signed, here: p.query === p.key ? this.q : null, once: true }));
+  }
+}
+
+function shortened(text, most) {
+  const characters = [...visible(text)];
+  return characters.length <= most ? characters.join("") : characters.slice(0, most - 1).join("") + "…";
+}

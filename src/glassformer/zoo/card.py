@@ -1,0 +1,95 @@
+"""Model cards: measured figures as JSON, and the same for people."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from glassformer import checkpoints, files
+from glassformer.errors import UnknownModel, nearest
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a shipped model; every number was measured on the weights as stored.
+
+    Args:
+        name: Under which it loads.
+        about: One sentence.
+        recipe: The command that redoes it.
+        parameters: Trainable numbers, tied ones once.
+        steps: Updates.
+        tokens: Target tokens seen.
+        seconds: Wall-clock time of training, with `threads` CPU threads.
+        threads: CPU threads.
+        dtype: Of the stored weights.
+        data: What `Data.describe()` says of the corpus.
+        figures: Measured numbers by name; units in the name or in `notes`.
+        notes: What the figures mean and how they were taken.
+        samples: A few outputs.
+        licence: Of weights and card.
+    """
+
+    name: str
+    about: str
+    recipe: str
+    parameters: int
+    steps: int
+    tokens: int
+    seconds: float
+    threads: int
+    dtype: str
+    data: dict[str, Any]
+    figures: dict[str, float]
+    notes: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+    licence: str = "Apache-2.0"
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+
+    def to_markdown(self) -> str:
+        """Return the card as a page."""
+        rows = [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in self.figures.items()]
+        minutes = self.seconds / 60
+        fence = "````"
+        parts = [
+            f"# {self.name}\n\n{self.about}",
+            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n- training: {self.steps:,} steps, {self.tokens:,} "
+            f"target tokens, {minutes:.0f} minutes on {self.threads} CPU thread(s) of a shared machine\n"
+            f"- weights: {self.dtype} safetensors; licence {self.licence}\n"
+            f"- versions: {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
+            "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),
+            *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
+            f"## Data\n\n{fence}json\n{json.dumps(self.data, indent=1, ensure_ascii=False)}\n{fence}",
+        ]
+        if self.samples:
+            parts.append("## Samples\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples))
+        return "\n\n".join(parts) + "\n"
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """Write card.json and card.md beside the weights."""
+    files.write(folder / "card.json", card.to_json())
+    files.write(folder / "card.md", card.to_markdown())
+
+
+def cards() -> dict[str, Card]:
+    """Return the cards of all shipped models by name."""
+    return {name: card(name) for name in checkpoints.shipped()}
+
+
+def card(name: str) -> Card:
+    """Return the card of a shipped model; raises `UnknownModel` with the nearest name."""
+    path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
+    if not path.is_file():
+        known = checkpoints.shipped()
+        raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known)}.')
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return Card(**(data | {"notes": tuple(data["notes"]), "samples": tuple(data["samples"])}))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,94 @@
+"""Explanations of tiny random models, as samples: `python tests/explanations.py FOLDER` writes them as JSON.
+
+`short` and `long` (a decoder with the shapes of a real one), `signed` (patterns that are not distributions),
+`translation` (target given) and `generated` (not given).
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.analysis import Explanation, explain
+from glassformer.analysis.sampling import Sampling
+from glassformer.attention import Lightning, Rope
+from glassformer.data import Tokenizer, train_bpe
+from glassformer.data.translation import zh_en_tokenizer
+from glassformer.models import (
+    Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig, Learned, Mlp, RmsNorm, block, repeat,
+)  # fmt: skip
+from glassformer.models.schedules import differential, lightning_merge
+
+TEXT = '''def area(shape):
+    """Return the area of a shape; </script> & <b>markup</b> must stay text."""
+    if shape.kind == "circle":
+        return math.pi * shape.radius ** 2
+    return shape.width * shape.height
+
+
+def perimeter(shape):
+    if shape.kind == "circle":
+        return 2 * math.pi * shape.radius
+    return 2 * (shape.width + shape.height)
+'''
+
+
+def sample(name: str) -> Explanation:
+    """Return one of the samples."""
+    if name == "short":
+        return explain(gpt(), TEXT[:24], sampling=Sampling(temperature=0.8, top_k=40, top_p=0.9))
+    if name == "long":
+        return explain(gpt(), (TEXT * 3)[:700], answer="\n", against=" ")
+    if name == "signed":
+        return explain(signed(), TEXT[:60])
+    target = "I ate an apple" if name == "translation" else None
+    return explain(translator(), "我吃了一个苹果", target=target)
+
+
+SAMPLES = ("short", "long", "signed", "translation", "generated")
+
+
+def gpt() -> Decoder:
+    layer = block(
+        n_heads=8, n_kv_heads=4, mlp=Mlp(gated=True, activation="silu"), norm=RmsNorm(), positions=Rope()
+    )
+    return _random(DecoderConfig(300, 64, repeat(layer, 4), max_len=1024, final_norm=RmsNorm()), "gpt-sample", _bpe())
+
+
+def signed() -> Decoder:
+    layers = [block(n_heads=4, mlp=Mlp(), **differential(0)), block(Lightning(), n_heads=4, merge=lightning_merge())]
+    config = DecoderConfig(300, 64, repeat(layers, 4), max_len=256, positions=Learned())
+    return _random(config, "signed-sample", _bpe())
+
+
+def translator() -> EncoderDecoder:
+    tokenizer = zh_en_tokenizer()
+    encoder = repeat(block(n_heads=4, mlp=Mlp(), wiring="post"), 2)
+    decoder = repeat(block(n_heads=4, mlp=Mlp(), cross=True, wiring="post"), 2)
+    config = EncoderDecoderConfig(tokenizer.vocab_size, 64, encoder, decoder, max_len=64)
+    return _random(config, "translation-sample", tokenizer)
+
+
+@cache
+def _bpe() -> Tokenizer:
+    return train_bpe([TEXT], 300)
+
+
+def _random(config: Any, name: str, tokenizer: Tokenizer) -> Any:
+    model = config.build(seed=1)
+    # larger than initial weights, so that patterns and contributions have something to show
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25, generator=generator)
+    model.tokenizer, model.name = tokenizer, name
+    return model.eval()
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SAMPLES:
+        (folder / f"{name}.json").write_text(sample(name).to_json(indent=1), encoding="utf-8")

@@ -1,0 +1,348 @@
+"""Generation: what sampling keeps, what a state carries, what a beam finds."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from closeness import close
+from glassformer.attention import Alibi, Lightning, Linear, QueryKeyOnly, Rope, Softmax
+from glassformer.errors import ConfigError, TextError, TokenOutOfRange
+from glassformer.models import (
+    GREEDY, DecoderConfig, EncoderDecoderConfig, Learned, Mlp, NoNorm, RmsNorm, Sampling, Sinusoidal, beam_search,
+    block, generate, repeat, sampling_steps, stream,
+)  # fmt: skip
+from glassformer.models.beam import select_rows
+from glassformer.models.schedules import differential, lightning_merge
+
+VOCAB, WIDTH = 11, 16
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8]]
+SOURCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
+
+
+def decoder(**kwargs: object):
+    positions = kwargs.pop("stream_positions", None)
+    layer = block(n_heads=4, mlp=Mlp(24), **kwargs)  # type: ignore[arg-type]
+    return DecoderConfig(VOCAB, WIDTH, repeat(layer, 2), max_len=64, positions=positions)  # type: ignore[arg-type]
+
+
+def encoder_decoder(wiring: str):
+    kwargs = {"n_heads": 4, "mlp": Mlp(24, activation="relu"), "wiring": wiring}
+    final = NoNorm() if wiring == "post" else RmsNorm()
+    encoder, decoder = block(**kwargs), block(cross=True, **kwargs)  # type: ignore[arg-type]
+    return EncoderDecoderConfig(VOCAB, WIDTH, repeat(encoder, 2), repeat(decoder, 2), max_len=64, final_norm=final)
+
+
+ARCHITECTURES = {
+    "mha": decoder(),
+    "gqa": decoder(n_kv_heads=2, positions=Rope()),
+    "mqa": decoder(n_kv_heads=1, positions=Rope(pairing="interleaved", fraction=0.5)),
+    "window": decoder(mixer=Softmax(window=3), positions=Rope()),
+    "window of one": decoder(mixer=Softmax(window=1)),
+    "alibi": decoder(positions=Alibi()),
+    "alibi and window": decoder(mixer=Softmax(window=3), positions=Alibi()),
+    "query-key-only": decoder(positions=QueryKeyOnly()),
+    "learned": decoder(stream_positions=Learned()),
+    "sinusoidal": decoder(stream_positions=Sinusoidal()),
+    "linear": decoder(mixer=Linear(), positions=Rope()),
+    "lightning": decoder(mixer=Lightning(chunk=4), merge=lightning_merge()),
+    "differential": decoder(n_kv_heads=2, positions=Rope(), **differential(1)),
+    "parallel": decoder(wiring="parallel", positions=Rope()),
+    "encoder-decoder post": encoder_decoder("post"),
+    "encoder-decoder pre": encoder_decoder("pre"),
+}
+every_architecture = pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+few_architectures = pytest.mark.parametrize("name", ["gqa", "window", "lightning", "encoder-decoder post"])
+
+
+def built(config, seed: int = 0):
+    model = config.build(seed=seed).double().eval()
+    # fresh models are nearly uniform: larger weights make every choice count
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def sources(config, rows: slice = slice(None)) -> dict[str, object]:
+    return {"source": SOURCES[rows]} if isinstance(config, EncoderDecoderConfig) else {}
+
+
+def recomputed(model, prompt: list[int], source: list[int] | None, steps: int) -> tuple[list[int], list[float]]:
+    """Greedy decoding that reads the whole text again at every step."""
+    ids, log_probs = list(prompt), []
+    for _ in range(steps):
+        inputs = (torch.tensor([ids]),) if source is None else (torch.tensor([source]), torch.tensor([ids]))
+        last = model(*inputs)[0, -1].log_softmax(-1)
+        ids.append(int(last.argmax()))
+        log_probs.append(float(last.max()))
+    return ids[len(prompt) :], log_probs
+
+
+@every_architecture
+def test_decoding_with_a_state_equals_reading_everything_again(config) -> None:
+    model = built(config)
+    for i, prompt in enumerate(PROMPTS[:2]):
+        source = SOURCES[i] if isinstance(config, EncoderDecoderConfig) else None
+        tokens, log_probs = recomputed(model, prompt, source, steps=9)
+        found = generate(model, [prompt], GREEDY, max_new_tokens=9, **sources(config, slice(i, i + 1)))
+        assert list(found.tokens[0]) == tokens
+        close(torch.tensor(found.log_probs[0]), torch.tensor(log_probs))
+
+
+@every_architecture
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7, repetition_penalty=1.3)], ids=["greedy", "sampled"])
+def test_a_row_of_a_batch_equals_generating_it_alone(config, sampling: Sampling) -> None:
+    model = built(config)
+    together = generate(model, PROMPTS, sampling, max_new_tokens=6, stop_ids=[2], **sources(config))
+    for row, prompt in enumerate(PROMPTS):
+        own = sampling.replace(seed=sampling.seed + row)
+        alone = generate(model, [prompt], own, max_new_tokens=6, stop_ids=[2], **sources(config, slice(row, row + 1)))
+        assert alone.tokens[0] == together.tokens[row]
+        close(torch.tensor(alone.log_probs[0]), torch.tensor(together.log_probs[row]))
+
+
+@few_architectures
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_k=1), Sampling(temperature=1e-300), Sampling(top_p=1e-9), Sampling(min_p=1.0)], ids=str
+)
+def test_every_limit_of_sampling_is_greedy(name: str, sampling: Sampling) -> None:
+    config = ARCHITECTURES[name]
+    model = built(config)
+    greedy = generate(model, PROMPTS, GREEDY, max_new_tokens=6, **sources(config))
+    assert generate(model, PROMPTS, sampling, max_new_tokens=6, **sources(config)) == greedy
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
+    model = built(ARCHITECTURES["mha"])
+    first, again, other = (
+        generate(model, PROMPTS, Sampling(seed=seed), max_new_tokens=12).tokens for seed in (1, 1, 100)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_equal_prompts_in_one_batch_draw_differently() -> None:
+    first, second = generate(built(ARCHITECTURES["mha"]), [[1, 2]] * 2, Sampling(temperature=2.0)).tokens
+    assert first != second
+
+
+def test_a_row_ends_with_its_stop_token_and_the_others_go_on() -> None:
+    model = built(ARCHITECTURES["mha"])
+    free = generate(model, PROMPTS, Sampling(seed=3), max_new_tokens=12)
+    stop = free.tokens[0][2]
+    found = generate(model, PROMPTS, Sampling(seed=3), max_new_tokens=12, stop_ids=[stop])
+    for whole, row, stopped, trimmed in zip(free.tokens, found.tokens, found.stopped, found.trimmed):
+        end = whole.index(stop) + 1 if stop in whole else len(whole)
+        assert row == whole[:end]
+        assert stopped == (stop in whole)
+        assert trimmed == whole[: end - stopped]
+
+
+def test_streaming_yields_the_tokens_of_generate_one_step_at_a_time() -> None:
+    model = built(ARCHITECTURES["gqa"])
+    found = generate(model, PROMPTS, Sampling(seed=5), max_new_tokens=7)
+    steps = stream(model, PROMPTS, Sampling(seed=5), max_new_tokens=7)
+    assert next(steps).tokens == tuple(row[0] for row in found.tokens)
+    assert [step.tokens for step in steps] == list(zip(*found.tokens))[1:]
+
+
+def test_streaming_leaves_the_callers_gradient_mode_alone() -> None:
+    steps = stream(built(ARCHITECTURES["mha"]), [[1]], max_new_tokens=3)
+    next(steps)
+    assert torch.is_grad_enabled()
+
+
+# sampling -------------------------------------------------------------------------------------------------------------
+
+logits_rows = st.integers(0, 10_000).map(
+    lambda seed: torch.randn(3, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+)
+
+
+@given(logits_rows, st.floats(0.01, 1.0))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(logits: Tensor, p: float) -> None:
+    stage = sampling_steps(logits, Sampling(top_p=p)).stages[-1]
+    for row, kept in zip(logits.softmax(-1), stage.logits.isfinite()):
+        assert row[kept].sum() >= p - 1e-12
+        assert row[kept].sum() - row[kept].min() < p
+        assert not kept.all() or p > 0.9 or row.min() > 0
+        assert row[kept].min() >= row[~kept].max() if not kept.all() else True
+
+
+@given(logits_rows, st.integers(1, 30))
+def test_top_k_keeps_the_k_largest(logits: Tensor, k: int) -> None:
+    stage = sampling_steps(logits, Sampling(top_k=k)).stages[-1]
+    assert stage.kept.tolist() == [min(k, 20)] * 3
+    for row, kept in zip(logits, stage.logits.isfinite()):
+        assert set(row[kept].tolist()) == set(row.sort(descending=True).values[:k].tolist())
+
+
+@given(logits_rows, st.floats(0.0, 1.0))
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(logits: Tensor, fraction: float) -> None:
+    stage = sampling_steps(logits, Sampling(min_p=fraction)).stages[-1]
+    probabilities = logits.softmax(-1)
+    expected = probabilities >= fraction * probabilities.amax(-1, keepdim=True)
+    assert torch.equal(stage.logits.isfinite(), expected)
+
+
+@given(logits_rows, st.floats(0.1, 5.0))
+def test_temperature_is_a_power_of_the_probabilities(logits: Tensor, temperature: float) -> None:
+    stage = sampling_steps(logits, Sampling(temperature=temperature)).stages[-1]
+    powered = logits.softmax(-1) ** (1 / temperature)
+    close(stage.probabilities, powered / powered.sum(-1, keepdim=True), 1e-7)
+
+
+def test_the_repetition_penalty_makes_seen_tokens_less_likely_and_no_others() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    seen = torch.tensor([[True, True, False]])
+    stages = sampling_steps(logits, Sampling(repetition_penalty=2.0, temperature=0.0), seen=seen).stages
+    assert [stage.name for stage in stages] == ["logits", "repetition penalty"]
+    assert stages[-1].logits.tolist() == [[1.0, -4.0, 1.0]]
+
+
+def test_stages_come_in_order_and_those_switched_off_are_left_out() -> None:
+    steps = sampling_steps(torch.randn(2, 9), Sampling(0.7, 5, 0.9, 0.01))
+    assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top-k", "top-p", "min-p"]
+    assert [stage.name for stage in sampling_steps(torch.randn(2, 9), Sampling()).stages] == ["logits"]
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(20_000, 4)
+    counts = sampling_steps(logits, Sampling()).tokens.bincount(minlength=4) / 20_000
+    # five standard deviations of a binomial share
+    assert (counts - torch.tensor([0.5, 0.3, 0.15, 0.05])).abs().max() < 5 * (0.25 / 20_000) ** 0.5
+
+
+def test_the_first_step_of_generate_is_the_one_that_sampling_steps_shows() -> None:
+    model, sampling = built(ARCHITECTURES["mha"]), Sampling(0.9, 6, 0.95, 0.01, seed=11)
+    shown = sampling_steps(model(torch.tensor([PROMPTS[0]]))[:, -1], sampling)
+    assert generate(model, PROMPTS[:1], sampling, max_new_tokens=1).tokens[0][0] == int(shown.tokens[0])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1)]
+    + [("repetition_penalty", 0.0)],
+)
+def test_settings_that_mean_nothing_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Sampling(**{field: value})
+
+
+# states ---------------------------------------------------------------------------------------------------------------
+
+
+@every_architecture
+@torch.no_grad()
+def test_a_state_can_be_continued_twice_and_stays_what_it_was(config) -> None:
+    model = built(config)
+    crossed = isinstance(config, EncoderDecoderConfig)
+    read: Callable = (lambda t, s: model(None, t, state=s)) if crossed else (lambda t, s: model(t, state=s))
+    state = model.begin(torch.tensor(SOURCES[:1])) if crossed else model.begin(1)
+    _, state = read(torch.tensor([[1, 2, 3]]), state)
+    step = torch.tensor([[4]])
+    expected, _ = read(step, state)
+    for other in (5, 6):
+        _, branch = read(torch.tensor([[other]]), state)
+        read(torch.tensor([[7]]), branch)
+    assert torch.equal(read(step, state)[0], expected)
+
+
+@few_architectures
+@torch.no_grad()
+def test_selecting_rows_of_a_state_selects_rows_of_what_follows(name: str) -> None:
+    config = ARCHITECTURES[name]
+    model = built(config)
+    crossed = isinstance(config, EncoderDecoderConfig)
+    source = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    state = model.begin(source) if crossed else model.begin(3)
+    read: Callable = (lambda t, s: model(None, t, state=s)) if crossed else (lambda t, s: model(t, state=s))
+    _, state = read(torch.tensor([[1, 2], [3, 4], [5, 6]]), state)
+    rows = torch.tensor([2, 0, 0, 1])
+    expected, _ = read(torch.tensor([[7], [8], [9]]), state)
+    found, _ = read(torch.tensor([[7], [8], [9]])[rows], select_rows(state, rows))
+    close(found, expected[rows])
+
+
+# beams ----------------------------------------------------------------------------------------------------------------
+
+
+@every_architecture
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_one_beam_is_greedy(config, alpha: float) -> None:
+    model = built(config)
+    greedy = generate(model, PROMPTS, GREEDY, max_new_tokens=7, stop_ids=[2, 5], **sources(config))
+    found = beam_search(
+        model, PROMPTS, n_beams=1, length_penalty=alpha, max_new_tokens=7, stop_ids=[2, 5], **sources(config)
+    )
+    for row, best in enumerate(found.best):
+        assert best.tokens == greedy.tokens[row]
+        assert best.stopped == greedy.stopped[row]
+        assert best.log_prob == pytest.approx(sum(greedy.log_probs[row]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("wiring", ["pre", "post"])
+def test_a_beam_as_wide_as_the_tree_finds_the_best_continuation(seed: int, wiring: str) -> None:
+    config = encoder_decoder(wiring).replace(vocab_size=4)
+    model, source, eos, depth = built(config, seed), [1, 2, 3], 2, 3
+    found = beam_search(
+        model, [[1]], source=[source], n_beams=4**depth, length_penalty=0.6, max_new_tokens=depth, stop_ids=[eos]
+    ).best[0]
+
+    def score(tokens: tuple[int, ...]) -> float:
+        log_probs = model(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))[0].log_softmax(-1)
+        return float(log_probs[range(len(tokens)), list(tokens)].sum()) / ((5 + len(tokens)) / 6) ** 0.6
+
+    lines = [line for n in range(depth) for line in itertools.product((0, 1, 3), repeat=n)]
+    scores = {(*line, eos): score((*line, eos)) for line in lines}
+    best = max(scores, key=lambda line: scores[line])
+    assert found.tokens == best
+    assert found.score == pytest.approx(scores[best])
+
+
+def test_a_beam_row_of_a_batch_equals_searching_it_alone() -> None:
+    config = ARCHITECTURES["encoder-decoder post"]
+    model = built(config)
+    together = beam_search(model, PROMPTS, source=SOURCES, n_beams=3, max_new_tokens=6, stop_ids=[2])
+    for row, hypotheses in enumerate(together.hypotheses):
+        alone = beam_search(
+            model, [PROMPTS[row]], source=[SOURCES[row]], n_beams=3, max_new_tokens=6, stop_ids=[2]
+        ).hypotheses[0]
+        assert [h.tokens for h in alone] == [h.tokens for h in hypotheses]
+
+
+# bad input ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    model = built(ARCHITECTURES["mha"])
+    with pytest.raises(TextError, match="row 1 holds no tokens"):
+        generate(model, [[1], []])
+    with pytest.raises(TextError, match="at least one row"):
+        generate(model, [])
+
+
+@pytest.mark.parametrize("id", [-1, VOCAB])
+def test_an_id_outside_the_vocabulary_is_refused(id: int) -> None:
+    with pytest.raises(TokenOutOfRange, match=rf"token id {id} is outside the vocabulary of {VOCAB} \(0 to 10\)"):
+        generate(built(ARCHITECTURES["mha"]), [[1, id]])
+
+
+def test_more_tokens_than_learned_positions_are_refused_before_any_work() -> None:
+    model = built(ARCHITECTURES["learned"])
+    with pytest.raises(TextError, match="max_len=64 only; ask for at most 62 new ones"):
+        stream(model, [[1, 2, 3]], max_new_tokens=63)
+    assert len(generate(model, [[1, 2, 3]], GREEDY, max_new_tokens=62).tokens[0]) == 62
+
+
+def test_a_source_is_asked_of_an_encoder_decoder_and_refused_by_a_decoder() -> None:
+    with pytest.raises(TextError, match="needs a source"):
+        generate(built(ARCHITECTURES["encoder-decoder post"]), [[1]])
+    with pytest.raises(TextError, match="reads its prompt only"):
+        generate(built(ARCHITECTURES["mha"]), [[1]], source=[[1]])

@@ -1,0 +1,252 @@
+"""What the law suites draw from: mechanisms (from the registry), head layouts, positions, tiny layers, architectures.
+
+A mechanism is covered the moment it registers: its default config is always drawn. `VARIANTS` adds other settings.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from glassformer.attention import (
+    Alibi,
+    Attention,
+    AttentionLayer,
+    Context,
+    Differential,
+    Lightning,
+    Linear,
+    Llama3Scaling,
+    Merge,
+    MixerConfig,
+    NoPositions,
+    PositionsConfig,
+    QueryKeyOnly,
+    Rope,
+    Separate,
+    Softmax,
+)
+from glassformer.models import (
+    DecoderConfig,
+    EncoderDecoderConfig,
+    LayerNorm,
+    Learned,
+    Mlp,
+    ModelConfig,
+    NoNorm,
+    RmsNorm,
+    Sinusoidal,
+    block,
+)
+from glassformer.models.schedules import differential, lightning_merge
+from glassformer.models.stack import make_context
+from glassformer.trace import SiteTable, Tape
+
+M = TypeVar("M", bound=nn.Module)
+
+D_MODEL = 12
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "softmax": [{"window": 1}, {"window": 3}, {"scale": 1.0}],
+    "linear": [{"feature_map": "softplus"}, {"eps": 0.0}],
+    "lightning": [{"chunk": 1}, {"chunk": 3}, {"activation": "none"}],
+    "differential": [{"lambda_init": 0.2}],
+}
+KINDS = sorted(MixerConfig.registry)
+
+SCALING = Llama3Scaling(factor=4.0, low=1.0, high=4.0, original_length=16)
+POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
+    Rope(pairing="interleaved"),
+    Rope(fraction=0.5),
+    Rope(scaling=SCALING),
+    QueryKeyOnly(amplitude=2.0),
+]
+MERGES = [Merge(), Merge(bias=True), Merge(norm="head"), Merge(norm="all", gate="sigmoid", bias=True), Merge(gate="silu")]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of one attention layer."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int | None = None
+
+
+LAYOUTS = [Layout(1, 1, 4), Layout(2, 2, 4, 3), Layout(4, 2, 4), Layout(4, 1, 4, 6), Layout(6, 3, 4, 5), Layout(3, 3, 5)]
+
+
+def mixers(kind: str) -> st.SearchStrategy[MixerConfig]:
+    """Draw the default config of a kind, or one of its variants."""
+    cls = MixerConfig.registry[kind]
+    return st.sampled_from([cls(**fields) for fields in [{}, *VARIANTS.get(kind, [])]])  # type: ignore[list-item]
+
+
+layouts = st.sampled_from(LAYOUTS)
+positions = st.sampled_from(POSITIONS)
+merges = st.sampled_from(MERGES)
+seeds = st.integers(0, 2**16)
+lengths = st.integers(1, 9)
+
+
+@dataclass
+class Layer:
+    """One attention layer with random weights, and what the laws need to run it."""
+
+    module: AttentionLayer
+
+    @property
+    def config(self) -> Attention:
+        return self.module.config
+
+    @property
+    def mixer(self) -> Any:
+        return self.module.mixer
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        table = SiteTable({site.name: site for site in self.module.sites()})
+        return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})
+
+    def tape(self, *read: str, edit: Any = (), grad: bool = False) -> Tape:
+        return Tape(self, read, edit, grad=grad)
+
+    def __call__(self, x: Tensor, context: Context | None = None, **kwargs: Any) -> Tensor:
+        return self.module(x, causal_context(x) if context is None else context, **kwargs)[0]
+
+    def read(self, x: Tensor, *names: str, context: Context | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the values at some sites, from one pass."""
+        tape = self.tape(*names)
+        self(x, context, tape=tape, **kwargs)
+        return tape.values
+
+
+@st.composite
+def layers(
+    draw: Callable[..., Any],
+    kind: str,
+    *,
+    placed: st.SearchStrategy[PositionsConfig] = positions,
+    merged: st.SearchStrategy[Merge] = merges,
+    shaped: st.SearchStrategy[Layout] = layouts,
+    cross: bool = False,
+) -> Layer:
+    """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
+    mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
+    assume(mixer.traits.has_scores or not isinstance(place, Alibi))
+    assume(mixer.crosses or not cross)
+    projection = Separate(bias=draw(st.booleans()), qk_norm=draw(st.booleans()))
+    config = Attention(
+        layout.n_heads,
+        layout.n_kv_heads,
+        layout.d_head,
+        layout.d_value,
+        mixer=mixer,
+        positions=place,
+        projection=projection,
+        merge=draw(merged),
+        cross=cross,
+    )
+    return Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), draw(seeds)))
+
+
+def randomise(module: M, seed: int = 0, std: float = 0.4) -> M:
+    """Draw every parameter anew, biases and gains too: zeros and ones would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+    return module
+
+
+def stream(batch: int, length: int, seed: int = 0, d_model: int = D_MODEL) -> Tensor:
+    """Return a random residual stream in float64."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(batch, length, d_model, generator=generator, dtype=torch.float64)
+
+
+def causal_context(x: Tensor, **kwargs: Any) -> Context:
+    """Return the context of causal self-attention over x; arguments as in `make_context`."""
+    return make_context(x.shape[0], x.shape[1], x.device, is_causal=True, **kwargs)
+
+
+_GPT2 = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
+_LLAMA: dict[str, Any] = {
+    "n_kv_heads": 2,
+    "positions": Rope(),
+    "norm": RmsNorm(),
+    "mlp": Mlp(20, "silu", gated=True, bias=False),
+}
+_DEEP = {"vocab_size": 11, "d_model": 16, "max_len": 24}
+
+
+def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
+    return DecoderConfig(layers=layers, **(_DEEP | kwargs))
+
+
+def _translator(wiring: Any, mixer: MixerConfig | None = None, **kwargs: Any) -> EncoderDecoderConfig:
+    shared: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(20, "relu"), "bias": True, "wiring": wiring}
+    return EncoderDecoderConfig(
+        encoder_layers=(block(mixer, **shared),) * 2, decoder_layers=(block(cross=True, **shared),) * 2, **(_DEEP | kwargs)
+    )
+
+
+# every wiring, norm, mechanism and kind of position that ships, in tiny
+ARCHITECTURES: dict[str, ModelConfig] = {
+    "gpt2": _decoder(block(n_heads=4, **_GPT2), block(n_heads=4, **_GPT2), positions=Learned()),
+    "llama": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), tied=False),
+    "attention_only": _decoder(*[block(n_heads=2, positions=QueryKeyOnly(2.0))] * 2, tied=False, unembed_bias=True),
+    "alibi_window": _decoder(
+        block(Softmax(window=4), n_heads=4, positions=Alibi(), mlp=Mlp(8)), block(n_heads=4, positions=Alibi())
+    ),
+    "parallel": _decoder(*[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="parallel")] * 2),
+    "sandwich": _decoder(*[block(n_heads=2, mlp=Mlp(), wiring="sandwich", norm=RmsNorm())] * 2, positions=Sinusoidal()),
+    "post": _decoder(
+        *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
+    ),
+    "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
+    "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
+    "lightning_hybrid": _decoder(
+        block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"merge": lightning_merge()})), block(n_heads=4, **_LLAMA)
+    ),
+    "differential": _decoder(*[block(n_heads=2, **(_LLAMA | differential(i) | {"n_kv_heads": 1})) for i in range(2)]),
+    "translator_post": _translator("post"),
+    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
+    "translator_linear": _translator("pre", Linear(), positions=Learned()),
+}
+
+
+@dataclass
+class Subject:
+    """A tiny model in float64 with a batch to run it on."""
+
+    name: str
+    model: Any
+    inputs: tuple[Tensor, ...]
+
+    def __call__(self, tape: Tape | None = None, **kwargs: Any) -> Tensor:
+        return self.model(*self.inputs, tape=tape, **kwargs)
+
+    def tape(self, *read: Any, edit: Any = (), **kwargs: Any) -> Tape:
+        return Tape(self.model, read, edit, **kwargs)
+
+    def values(self, *read: Any, edit: Any = (), **kwargs: Any) -> dict[str, Tensor]:
+        tape = self.tape(*read, edit=edit)
+        self(tape, **kwargs)
+        return tape.values
+
+
+def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
+    """Build an architecture by name, with random weights and random tokens."""
+    config = ARCHITECTURES[name]
+    # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
+    model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
+    generator = torch.Generator().manual_seed(seed)
+    widths = [length + 2, length] if config.kind == "encoder_decoder" else [length]
+    return Subject(
+        name, model, tuple(torch.randint(0, config.vocab_size, (batch, n), generator=generator) for n in widths)
+    )
