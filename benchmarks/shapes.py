@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glassformer.attention import linear
 from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, block, repeat
 from glassformer.training.recipes import recipe
 
@@ -75,7 +76,7 @@ class BareDecoder(nn.Module):
             x = x + self.positions[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.unembed)
+        return linear(self.norm(x), self.unembed)
 
 
 class BareBlock(nn.Module):
