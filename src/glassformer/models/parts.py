@@ -30,12 +30,18 @@ class LayerNorm(NormConfig, kind="layer_norm"):
     eps: float = 1e-5
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
+
 
 @dataclass(frozen=True)
 class RmsNorm(NormConfig, kind="rms_norm"):
     """x / sqrt(mean of squares + eps) * gain.  Source: Zhang and Sennrich 2019."""
 
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
 
 
 @dataclass(frozen=True)
@@ -271,10 +277,9 @@ class Unembedding(VocabularyMatrix):
     ) -> Float[Tensor, ""]:
         """Return the mean cross-entropy over the positions that count, in nats (with label smoothing if asked)."""
         logits = self.logits(x)
-        # float32: a bfloat16 log-sum-exp is off by more than the loss differences one compares
-        losses = F.cross_entropy(
-            logits.flatten(0, 1).float(), ids.flatten(), reduction="none", label_smoothing=smoothing
-        )
+        # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        losses = F.cross_entropy(wide.flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing)
         if weight is None:
             return losses.mean()
         counted = weight.flatten().to(losses.dtype)

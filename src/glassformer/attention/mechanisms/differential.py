@@ -37,6 +37,10 @@ class Differential(MixerConfig, kind="differential"):
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first
+        return dims.n_heads * n_queries * n_keys * self.traits.streams * 2 * (dims.d_head + dims.d_value)
+
     def build(self, dims: Dims, path: str) -> "DifferentialMixer":
         return DifferentialMixer(self, dims, path)
 

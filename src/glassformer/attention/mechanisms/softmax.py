@@ -47,6 +47,11 @@ class Softmax(MixerConfig, kind="softmax"):
     def build(self, dims: Dims, path: str) -> "SoftmaxMixer":
         return SoftmaxMixer(self, dims, path)
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # the fused kernel computes masked pairs too; only a single step is spared what has left the window
+        seen = n_keys if self.window is None or n_queries > 1 else min(n_keys, self.window)
+        return super().flops(n_queries, seen, dims, causal)
+
     def state_numbers(self, length: int, dims: Dims) -> int:
         kept = length if self.window is None else min(length, self.window - 1)
         return super().state_numbers(kept, dims)
