@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glassformer.analysis import Explanation, explain
-from glassformer.analysis.sampling import Sampling
+from glassformer.models import Sampling
 from glassformer.attention import Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.translation import zh_en_tokenizer

@@ -34,10 +34,9 @@ from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.analysis.run import Run, TextOrIds, run
-from glassformer.analysis.sampling import Sampling, sampling_steps
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, Sampling, sampling_steps
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -158,23 +157,18 @@ def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
 
 
 def _sampling(model: Any, logits: Tensor, sampling: Sampling) -> SamplingTrace:
-    steps = sampling_steps(logits, sampling)
+    found = sampling_steps(logits[None], sampling)
     traced = tuple(
         SamplingStep(
-            name, setting, int((left > -math.inf).sum()), float(entropy_bits(left.double().log_softmax(-1))),
-            _candidates(model, left, N_CANDIDATES),
+            stage.name, stage.setting, int(stage.kept), float(entropy_bits(stage.logits[0].double().log_softmax(-1))),
+            _candidates(model, stage.logits[0], N_CANDIDATES),
         )
-        for name, setting, left in steps
+        for stage in found.stages
     )  # fmt: skip
-    probabilities = steps[-1][2].double().softmax(-1)
-    generator = torch.Generator().manual_seed(sampling.seed)
-    drawn = int(torch.multinomial(probabilities, 1, generator=generator))
-    draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), float(probabilities[drawn]))
-    settings = {
-        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": None,
-        "repetition_penalty": None, "seed": sampling.seed,
-    }  # fmt: skip
-    return SamplingTrace(settings, traced, draw)
+    drawn = int(found.tokens)
+    probability = 1.0 if sampling.greedy else float(found.stages[-1].probabilities[0, drawn])
+    draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), probability)
+    return SamplingTrace(sampling.to_dict() | {"repetition_penalty": None}, traced, draw)
 
 
 def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:

@@ -46,6 +46,8 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
             require(getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}.")
+        crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
+        require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 

@@ -63,7 +63,7 @@ class Stage:
     """The logits after one step; -inf where a token is ruled out.
 
     Args:
-        name: `logits`, `repetition penalty`, `temperature`, `top-k`, `top-p` or `min-p`.
+        name: `logits`, `repetition_penalty`, `temperature`, `top_k`, `top_p` or `min_p`.
         setting: The step's parameter; None for the model's own logits.
         logits: What the step left.
     """
@@ -133,7 +133,7 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
     if sampling.repetition_penalty != 1 and seen is not None:
         penalty = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-        yield Stage("repetition penalty", penalty, logits)
+        yield Stage("repetition_penalty", penalty, logits)
     if sampling.greedy:
         return
     if sampling.temperature != 1:
@@ -141,12 +141,12 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
         logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
         yield Stage("temperature", sampling.temperature, logits)
     for name, setting, keep in (
-        ("top-k", sampling.top_k, _largest),
-        ("top-p", sampling.top_p, _nucleus),
-        ("min-p", sampling.min_p, _likely),
+        ("top_k", sampling.top_k, _largest),
+        ("top_p", sampling.top_p, _nucleus),
+        ("min_p", sampling.min_p, _likely),
     ):
         if setting is not None:
-            logits = logits.masked_fill(~keep(logits, setting), float("-inf"))
+            logits = logits.masked_fill(~keep(logits, float(setting)), float("-inf"))
             yield Stage(name, float(setting), logits)
 
 

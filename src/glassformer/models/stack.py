@@ -116,7 +116,7 @@ def make_context(
 
 def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
     """Build the context of cross-attention from that of the queries."""
-    keys = torch.arange(source_length, device=context.positions.device)[None]
+    keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True)
 

@@ -29,7 +29,7 @@ N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM = 100, 240, 2000, 5
 
 def build(name: str, run: Path, out: Path) -> Card:
     """Write the shipped form of a finished run into `out / name` and return its card."""
-    config = TrainConfig.from_json((run / "run.json").read_text(encoding="utf-8"))
+    config = TrainConfig.from_json((run / "config.json").read_text(encoding="utf-8"))
     trained = checkpoints.load(run)
     folder = out / name
     with tempfile.TemporaryDirectory() as building:
