@@ -149,7 +149,10 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         return _decode_config(hint, value, where)
     # bool is an int in Python, and an int is a fine float: say both explicitly
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{where}: {_short(value)} is not a finite number.") from error
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         if hint is float and (value != value or value in (float("inf"), float("-inf"))):
             raise ConfigError(f"{where}: {value!r} is not a finite number.")
@@ -189,5 +192,9 @@ def _no_field(cls: type, name: str, names: list[str]) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # nested too deeply, or an integer with more digits than Python prints
+        text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else text[:57] + "..."

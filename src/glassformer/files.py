@@ -29,7 +29,9 @@ def write(path: str | Path, content: bytes | str) -> Path:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         reason = error.strerror or str(error)
-        raise SaveError(f'cannot write "{path}": {reason}. Choose a folder that can be written to and has room.') from error
+        raise SaveError(
+            f'cannot write "{path}": {reason}. Choose a folder that can be written to and has room.'
+        ) from error
     return path
 
 

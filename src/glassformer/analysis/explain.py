@@ -12,8 +12,23 @@ from glassformer.analysis import pipeline
 from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
 from glassformer.analysis.attribution import needs as attribution_needs
 from glassformer.analysis.explanation import (
-    Candidate, Contribution, Contributions, Distribution, Explanation, HeadFacts, LensRow, ModelFacts, Outcome, Pattern,
-    RoleScore, SamplingStep, SamplingTrace, Token, TopHead, Translation, TranslationStep,
+    Candidate,
+    Contribution,
+    Contributions,
+    Distribution,
+    Explanation,
+    HeadFacts,
+    LensRow,
+    ModelFacts,
+    Outcome,
+    Pattern,
+    RoleScore,
+    SamplingStep,
+    SamplingTrace,
+    Token,
+    TopHead,
+    Translation,
+    TranslationStep,
 )  # fmt: skip
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
@@ -130,8 +145,9 @@ def _text(model: Any, id: int) -> str:
 def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
-    values, ids = logits.topk(min(k, len(logits)))
-    pairs = [(float(v), int(i)) for v, i in zip(values, ids) if v > -math.inf]
+    # a stable sort: tokens of equal logits come in the order of their ids, on every machine
+    values, ids = logits.sort(descending=True, stable=True)
+    pairs = [(float(v), int(i)) for v, i in zip(values[:k], ids[:k]) if v > -math.inf]
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 
@@ -197,13 +213,26 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
             )
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
     facts = tuple(
-        HeadFacts(h.label, h.stack, h.part, h.layer, h.head, h.mechanism, added.get(h.label), h.reading, scores.get(h.label, ()))
+        HeadFacts(
+            h.label,
+            h.stack,
+            h.part,
+            h.layer,
+            h.head,
+            h.mechanism,
+            added.get(h.label),
+            h.reading,
+            scores.get(h.label, ()),
+        )
         for h in roles.heads(run.model)
     )
     without = sorted({h.mechanism for h in facts if h.reading is None})
     notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
-    notes += [f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.' for kind in signed]
+    notes += [
+        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
+        for kind in signed
+    ]
     return facts, notes
 
 

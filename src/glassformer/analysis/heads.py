@@ -135,9 +135,7 @@ def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
     return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, run.lengths)
 
 
-def head_scores(
-    model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
-) -> HeadScores:
+def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
     Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means over
@@ -198,7 +196,13 @@ def role_masks(ids: Int[Tensor, "batch pos"]) -> Bool[Tensor, "role batch query 
     # the key after an earlier copy: shift the copies one to the right
     followed[:, :, 1:] = (same & (k < q))[:, :, :-1]
     everywhere = torch.ones(batch, 1, 1, dtype=torch.bool, device=ids.device)
-    masks = [(k == q - 1) & everywhere, followed, same & (k < q), (k == 0) & (q >= k) & everywhere, (k == q) & everywhere]
+    masks = [
+        (k == q - 1) & everywhere,
+        followed,
+        same & (k < q),
+        (k == 0) & (q >= k) & everywhere,
+        (k == q) & everywhere,
+    ]
     # the first position can only look at itself, whatever the head does
     return torch.stack(masks) & (q > 0)
 

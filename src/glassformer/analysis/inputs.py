@@ -63,7 +63,9 @@ def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     if low < 0 or high >= vocab:
         raise TokenOutOfRange(f"token id {low if low < 0 else high} is outside the vocabulary: 0 to {vocab - 1}.")
     if length > limit:
-        raise TextError(f"{length} tokens, but the context of this model is {limit}; shorten the text to {limit} tokens.")
+        raise TextError(
+            f"{length} tokens, but the context of this model is {limit}; shorten the text to {limit} tokens."
+        )
     return ids
 
 

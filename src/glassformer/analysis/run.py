@@ -23,7 +23,7 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
 
-TextOrIds = str | Tensor | Sequence[int]
+TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +68,9 @@ class Run(Mapping[str, Labelled]):
 
     def __getitem__(self, name: str) -> Labelled:
         if name not in self.sites:
-            read = ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
+            read = (
+                ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
+            )
             raise SiteNotRead(
                 f'"{name}" was not read.{nearest(name, self.sites)} Read: {read or "nothing"}.\n'
                 f'    Run again with read=["{name}"].'

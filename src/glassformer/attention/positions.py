@@ -61,6 +61,13 @@ class Llama3Scaling(Config):
     high: float = 4.0
     original_length: int = 8192
 
+    def __post_init__(self) -> None:
+        require(self.factor > 0, f"rope scaling: factor must be positive, found {self.factor}.")
+        require(self.low < self.high, f"rope scaling: low={self.low} must be below high={self.high}.")
+        require(
+            self.original_length >= 1, f"rope scaling: original_length must be at least 1, found {self.original_length}."
+        )
+
 
 @dataclass(frozen=True)
 class Rope(PositionsConfig, kind="rope"):

@@ -6,7 +6,6 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.given import text_of
-from glassformer.errors import ConfigError
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
@@ -14,10 +13,10 @@ EXAMPLES = {
     "attn-only-2l": "Mr Dursley met Mrs Potter and Mr Durs",
     "zh-en": "我吃了一个苹果",
 }
-PYTHON = '''class Point:
+PYTHON = """class Point:
     def __init__(self, x, y):
         self.x = x
-        self.y ='''
+        self.y ="""
 DEFAULT_MODEL = "gpt-4l"
 
 
