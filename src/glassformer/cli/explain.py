@@ -5,7 +5,11 @@ from typing import Annotated
 
 import tyro
 
+<<<<<<< HEAD
 from glassformer.cli.given import model_of, text_of
+=======
+from glassformer.cli.given import text_of
+>>>>>>> gen
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
