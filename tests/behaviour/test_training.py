@@ -54,7 +54,7 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_finished_run_holds_its_last_and_its_kept_checkpoint_and_a_line_per_measure(uninterrupted):
     folder, final = uninterrupted
-    expected = {"run.json", "metrics.jsonl", "tokenizer.json", "lock", "step-00000002", "step-00000006"}
+    expected = {"config.json", "metrics.jsonl", "tokenizer.json", "lock", "step-00000002", "step-00000006"}
     assert names(folder) == expected
     assert [line["step"] for line in read_metrics(folder)] == [0, 1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_metrics(folder) if "heldout_loss" in line] == [0, 3, 6]
@@ -221,8 +221,8 @@ def test_a_folder_of_another_recipe_is_refused_and_left_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "\ud800"])
 def test_a_damaged_recipe_in_the_folder_is_said(content, tmp_path):
-    (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    with pytest.raises(RunFolderError, match="run.json"):
+    (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(RunFolderError, match="config.json"):
         train(recipe(), tmp_path)
 
 
