@@ -252,7 +252,7 @@ def test_heads_that_do_not_divide_or_group_are_config_errors():
 
 
 def test_a_config_of_unusable_numbers_is_a_config_error():
-    with pytest.raises(ConfigError, match="too large"):
+    with pytest.raises(ConfigError, match="finite"):
         ModelConfig.from_dict(TINY.to_dict() | {"layers": [TINY.to_dict()["layers"][0] | {"dropout": 10**400}]})
     with pytest.raises(UnknownKind, match="no kind None"):
         ModelConfig.from_dict({"vocab_size": 3})
