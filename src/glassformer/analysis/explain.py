@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from glassformer.analysis import heads as roles
@@ -166,7 +165,7 @@ def _sampling(model: Any, logits: Tensor, sampling: Sampling) -> SamplingTrace:
         for stage in found.stages
     )  # fmt: skip
     drawn = int(found.tokens)
-    probability = 1.0 if sampling.greedy else float(found.stages[-1].probabilities[0, drawn])
+    probability = float(found.stages[-1].probabilities[0, drawn])
     draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), probability)
     return SamplingTrace(sampling.to_dict() | {"repetition_penalty": None}, traced, draw)
 
