@@ -77,7 +77,9 @@ def _parts(model: str, found: Account) -> Table:
 
 def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
     title = f"per token, averaged over a sequence; state in {found.dtype}"
-    table = Table("length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title)
+    table = Table(
+        "length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title
+    )
     for column in table.columns:
         column.justify = "right"
     shorter = [found.length // 4**i for i in (3, 2, 1) if found.length // 4**i >= 1]

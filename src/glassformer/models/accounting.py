@@ -1,7 +1,7 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
-Conventions: 2 FLOPs per multiply-add; matrix products only (norms, activations and softmax are left out); both products
-of attention over the full square, as kernels without block skipping compute them. The backward pass has two products for
+Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
+of attention over the full square, as kernels without block skipping compute them. The backward has two products for
 each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
 """
 
@@ -15,9 +15,9 @@ from torch import nn
 
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.projections import MergeHeads, SeparateProjection
+from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
-from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
 from glassformer.trace import Tape
 
@@ -126,8 +126,8 @@ def state_bytes(
 ) -> int:
     """Return the bytes of one sequence's state after `length` positions.
 
-    For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output and,
-    from the first position on, each layer's projection of it. Recurrent states are float32 at least.
+    For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output
+    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least.
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
@@ -213,7 +213,11 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     elif isinstance(module, Mixer):
         yield "mechanism", _count(module)
     elif isinstance(module, MlpLayer):
-        yield from (("mlp in", _count(module.input)), ("mlp gate", _count(module.gate)), ("mlp out", _count(module.output)))
+        yield from (
+            ("mlp in", _count(module.input)),
+            ("mlp gate", _count(module.gate)),
+            ("mlp out", _count(module.output)),
+        )
 
 
 def _count(module: nn.Module | None) -> int:

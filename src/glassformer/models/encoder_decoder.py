@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import ModelConfig
-from glassformer.models.parts import Embedding, NoNorm, NormConfig, PositionEmbedding, Sinusoidal, Unembedding, initialise
+from glassformer.models.parts import (
+    Embedding,
+    NoNorm,
+    NormConfig,
+    PositionEmbedding,
+    Sinusoidal,
+    Unembedding,
+    initialise,
+)
 from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
 from glassformer.trace import Site, SiteTable, Tape, site
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context, Mask, causal, documents, padding
 from glassformer.models.block import Block, BlockConfig
-from glassformer.models.parts import Norm, NormConfig
+from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
 
 
