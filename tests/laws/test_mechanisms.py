@@ -108,7 +108,9 @@ def test_future_tokens_cannot_change_past_outputs(kind: str, data: st.DataObject
     layer = data.draw(layers(kind))
     x = stream(1, 5).requires_grad_()
     out = layer(x) @ stream(1, 1, 3)[0, 0]
-    influence = torch.stack([torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)])
+    influence = torch.stack(
+        [torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)]
+    )
     # exact zero, not small
     assert (influence.triu(1) == 0).all()
     assert (influence.diagonal() > 0).all()
@@ -436,7 +438,7 @@ def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, data: s
     tape = high.tape("z", edit=edit)
     high(x, tape=tape)
     z, error = tape.values["z"], (values["z"].double() - tape.values["z"]).abs()
-    # two roundings of what may be large, sums of terms with eight bits, and (differential) a difference of two such sums
+    # two roundings of what may be large, sums of eight-bit terms, and (differential) a difference of such sums
     share = {torch.bfloat16: 0.06, torch.float32: 1e-5}[dtype]
     assert (error <= share * (z.abs() + z.square().mean().sqrt())).all()
 

@@ -1,5 +1,7 @@
 """Identities of scaled dot-product attention, its heads and its state (mechanism by mechanism definitions)."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,7 +160,7 @@ def test_partial_softmax_results_merge_in_any_order(seed: int, cuts: set[int], r
     q, k, v = (torch.randn(9, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     edges = [0, *sorted(cuts), 9]
     parts = []
-    for start, stop in zip(edges, edges[1:]):
+    for start, stop in pairwise(edges):
         scores = q @ k[start:stop].T
         parts.append((scores.logsumexp(-1), masked_softmax(scores) @ v[start:stop]))
     random.shuffle(parts)  # type: ignore[attr-defined]
