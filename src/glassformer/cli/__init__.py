@@ -4,7 +4,10 @@ Exit codes: 0 done, 2 bad input (a message without a traceback; `--debug` shows 
 """
 
 import importlib
+import inspect
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 from glassformer import __version__
@@ -16,6 +19,9 @@ VERBS: dict[str, str] = {
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",
+    "generate": "continue a text, or translate one",
+    "params": "parameters, operations and state of a model or a published preset",
+    "sites": "what a forward pass can record and be edited at",
 }
 
 
@@ -39,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(verb, rest)
     except GlassformerError as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"glassformer {verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -54,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     import tyro
 
-    module = importlib.import_module(f"glassformer.cli.{verb}")
+    function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
+    # tyro drops the section with the examples: pass what stands above the arguments as it is
+    about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
     try:
-        tyro.cli(getattr(module, verb), prog=f"glassformer {verb}", args=arguments)
+        tyro.cli(function, prog=f"glassformer {verb}", description=about, args=arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0

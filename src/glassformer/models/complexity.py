@@ -70,6 +70,7 @@ class Confirmation:
 
 def complexity(length: int, d_model: int, *, d_head: int, window: int, kernel: int = 3) -> tuple[LayerCost, ...]:
     """Return the table for one size; raises `ConfigError` for a window or kernel that cannot pass a signal on."""
+    require(length >= 2, f"complexity: length must be at least 2, found {length}.")
     require(window >= 2, f"complexity: window must be at least 2, found {window}.")
     require(kernel >= 2, f"complexity: kernel must be at least 2, found {kernel}.")
     n, d, r, k = length, d_model, min(window, length), kernel
@@ -81,12 +82,15 @@ def complexity(length: int, d_model: int, *, d_head: int, window: int, kernel: i
         LayerCost("recurrent", "n d^2", n * d * d, "n", n, "n-1", n - 1),
         LayerCost("convolution", "k n d^2", k * n * d * d, "1", 1, "(n-1)/(k-1)", ceil((n - 1) / (k - 1))),
         LayerCost("convolution, dilated", "k n d^2", k * n * d * d, "1", 1, "log_k n", dilated),
-        LayerCost("convolution, separable", "k n d + n d^2", k * n * d + n * d * d, "1", 1, "(n-1)/(k-1)", ceil((n - 1) / (k - 1))),
+        LayerCost(
+            "convolution, separable", "k n d + n d^2", k * n * d + n * d * d, "1", 1, "(n-1)/(k-1)",
+            ceil((n - 1) / (k - 1)),
+        ),
     )
 
 
 def confirm(length: int, d_model: int, *, d_head: int, window: int) -> tuple[Confirmation, ...]:
-    """Measure the layers that exist here; the path is looked for at up to 33 positions, where it is quick."""
+    """Measure the layers that exist here. The path is found with real layers: keep `length` to a few dozen."""
     table = {row.name: row for row in complexity(length, d_model, d_head=d_head, window=window)}
     found = []
     for name, mixer, scan in (
@@ -111,11 +115,13 @@ def count_mixing(mixer: MixerConfig, length: int, d_model: int, *, d_head: int, 
         d_model: Width; it is split into heads of `d_head`.
         scan: Feed one position at a time over the state; otherwise all at once.
     """
-    part = block(mixer, n_heads=d_model // d_head).parts[0]
+    part = block(mixer, n_heads=max(1, d_model // d_head), d_head=d_head).parts[0]
     dims = part.dims(d_model, length)  # type: ignore[attr-defined]
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         built = mixer.build(dims, "attn")
-        q, k, v = (torch.zeros(1, dims.n_heads, length, width) for width in (dims.d_head, dims.d_head, dims.d_value))
+        streams = () if mixer.traits.streams == 1 else (mixer.traits.streams,)
+        q, k = (torch.zeros(1, *streams, dims.n_heads, length, dims.d_head) for _ in range(2))
+        v = torch.zeros(1, dims.n_heads, length, dims.d_value)
         state = built.begin(1, v) if scan else None
         step = 1 if scan else length
         for start in range(0, length, step):
