@@ -12,12 +12,20 @@ from typing import Any
 import torch
 
 from glassformer.analysis import Explanation, explain
-from glassformer.analysis.sampling import Sampling
 from glassformer.attention import Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.translation import zh_en_tokenizer
 from glassformer.models import (
-    Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig, Learned, Mlp, RmsNorm, block, repeat,
+    Decoder,
+    DecoderConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    Learned,
+    Mlp,
+    RmsNorm,
+    Sampling,
+    block,
+    repeat,
 )  # fmt: skip
 from glassformer.models.schedules import differential, lightning_merge
 
@@ -35,6 +43,7 @@ def perimeter(shape):
 '''
 
 
+@cache
 def sample(name: str) -> Explanation:
     """Return one of the samples."""
     if name == "short":
@@ -51,9 +60,7 @@ SAMPLES = ("short", "long", "signed", "translation", "generated")
 
 
 def gpt() -> Decoder:
-    layer = block(
-        n_heads=8, n_kv_heads=4, mlp=Mlp(gated=True, activation="silu"), norm=RmsNorm(), positions=Rope()
-    )
+    layer = block(n_heads=8, n_kv_heads=4, mlp=Mlp(gated=True, activation="silu"), norm=RmsNorm(), positions=Rope())
     return _random(DecoderConfig(300, 64, repeat(layer, 4), max_len=1024, final_norm=RmsNorm()), "gpt-sample", _bpe())
 
 

@@ -155,7 +155,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise ConfigError(f"{where}: {_short(value)} is too large.") from error
+            raise ConfigError(f"{where}: {_short(value)} is not a finite number.") from error
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         if hint is float and (value != value or value in (float("inf"), float("-inf"))):
             raise ConfigError(f"{where}: {value!r} is not a finite number.")
@@ -197,6 +197,7 @@ def _no_field(cls: type, name: str, names: list[str]) -> str:
 def _short(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python writes integers out only up to some thousand digits
-        text = f"a huge {type(value).__name__}"
+    except (RecursionError, ValueError):
+        # nested too deeply, or an integer with more digits than Python prints
+        text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -56,7 +56,7 @@ ARCHITECTURES = {
     "encoder-decoder pre": encoder_decoder("pre"),
 }
 every_architecture = pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
-few_architectures = pytest.mark.parametrize("name", ["gqa", "window", "lightning", "encoder-decoder post"])
+few_architectures = pytest.mark.parametrize("name", ["gqa", "encoder-decoder post"])
 
 
 def built(config, seed: int = 0):
@@ -72,6 +72,7 @@ def sources(config, rows: slice = slice(None)) -> dict[str, object]:
     return {"source": SOURCES[rows]} if isinstance(config, EncoderDecoderConfig) else {}
 
 
+@torch.no_grad()
 def recomputed(model, prompt: list[int], source: list[int] | None, steps: int) -> tuple[list[int], list[float]]:
     """Greedy decoding that reads the whole text again at every step."""
     ids, log_probs = list(prompt), []
@@ -86,22 +87,21 @@ def recomputed(model, prompt: list[int], source: list[int] | None, steps: int) -
 @every_architecture
 def test_decoding_with_a_state_equals_reading_everything_again(config) -> None:
     model = built(config)
-    for i, prompt in enumerate(PROMPTS[:2]):
+    for i, prompt in enumerate(PROMPTS[:1]):
         source = SOURCES[i] if isinstance(config, EncoderDecoderConfig) else None
-        tokens, log_probs = recomputed(model, prompt, source, steps=9)
-        found = generate(model, [prompt], GREEDY, max_new_tokens=9, **sources(config, slice(i, i + 1)))
+        tokens, log_probs = recomputed(model, prompt, source, steps=6)
+        found = generate(model, [prompt], GREEDY, max_new_tokens=6, **sources(config, slice(i, i + 1)))
         assert list(found.tokens[0]) == tokens
         close(torch.tensor(found.log_probs[0]), torch.tensor(log_probs))
 
 
 @every_architecture
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7, repetition_penalty=1.3)], ids=["greedy", "sampled"])
-def test_a_row_of_a_batch_equals_generating_it_alone(config, sampling: Sampling) -> None:
-    model = built(config)
-    together = generate(model, PROMPTS, sampling, max_new_tokens=6, stop_ids=[2], **sources(config))
+def test_a_row_of_a_batch_equals_generating_it_alone(config) -> None:
+    model, sampling = built(config), Sampling(seed=7, repetition_penalty=1.3)
+    together = generate(model, PROMPTS, sampling, max_new_tokens=5, stop_ids=[2], **sources(config))
     for row, prompt in enumerate(PROMPTS):
         own = sampling.replace(seed=sampling.seed + row)
-        alone = generate(model, [prompt], own, max_new_tokens=6, stop_ids=[2], **sources(config, slice(row, row + 1)))
+        alone = generate(model, [prompt], own, max_new_tokens=5, stop_ids=[2], **sources(config, slice(row, row + 1)))
         assert alone.tokens[0] == together.tokens[row]
         close(torch.tensor(alone.log_probs[0]), torch.tensor(together.log_probs[row]))
 
@@ -170,7 +170,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits: Tensor, p: float) -
     for row, kept in zip(logits.softmax(-1), stage.logits.isfinite()):
         assert row[kept].sum() >= p - 1e-12
         assert row[kept].sum() - row[kept].min() < p
-        assert not kept.all() or p > 0.9 or row.min() > 0
         assert row[kept].min() >= row[~kept].max() if not kept.all() else True
 
 
@@ -201,13 +200,13 @@ def test_the_repetition_penalty_makes_seen_tokens_less_likely_and_no_others() ->
     logits = torch.tensor([[2.0, -2.0, 1.0]])
     seen = torch.tensor([[True, True, False]])
     stages = sampling_steps(logits, Sampling(repetition_penalty=2.0, temperature=0.0), seen=seen).stages
-    assert [stage.name for stage in stages] == ["logits", "repetition penalty"]
+    assert [stage.name for stage in stages] == ["logits", "repetition_penalty"]
     assert stages[-1].logits.tolist() == [[1.0, -4.0, 1.0]]
 
 
 def test_stages_come_in_order_and_those_switched_off_are_left_out() -> None:
     steps = sampling_steps(torch.randn(2, 9), Sampling(0.7, 5, 0.9, 0.01))
-    assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top-k", "top-p", "min-p"]
+    assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top_k", "top_p", "min_p"]
     assert [stage.name for stage in sampling_steps(torch.randn(2, 9), Sampling()).stages] == ["logits"]
 
 
@@ -272,9 +271,10 @@ def test_selecting_rows_of_a_state_selects_rows_of_what_follows(name: str) -> No
 # beams ----------------------------------------------------------------------------------------------------------------
 
 
-@every_architecture
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_one_beam_is_greedy(config, alpha: float) -> None:
+@few_architectures
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_one_beam_is_greedy(name: str, alpha: float) -> None:
+    config = ARCHITECTURES[name]
     model = built(config)
     greedy = generate(model, PROMPTS, GREEDY, max_new_tokens=7, stop_ids=[2, 5], **sources(config))
     found = beam_search(
@@ -286,7 +286,7 @@ def test_one_beam_is_greedy(config, alpha: float) -> None:
         assert best.log_prob == pytest.approx(sum(greedy.log_probs[row]))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("wiring", ["pre", "post"])
 def test_a_beam_as_wide_as_the_tree_finds_the_best_continuation(seed: int, wiring: str) -> None:
     config = encoder_decoder(wiring).replace(vocab_size=4)
@@ -295,6 +295,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_continuation(seed: int, wirin
         model, [[1]], source=[source], n_beams=4**depth, length_penalty=0.6, max_new_tokens=depth, stop_ids=[eos]
     ).best[0]
 
+    @torch.no_grad()
     def score(tokens: tuple[int, ...]) -> float:
         log_probs = model(torch.tensor([source]), torch.tensor([[1, *tokens[:-1]]]))[0].log_softmax(-1)
         return float(log_probs[range(len(tokens)), list(tokens)].sum()) / ((5 + len(tokens)) / 6) ** 0.6
@@ -335,10 +336,10 @@ def test_an_id_outside_the_vocabulary_is_refused(id: int) -> None:
 
 
 def test_more_tokens_than_learned_positions_are_refused_before_any_work() -> None:
-    model = built(ARCHITECTURES["learned"])
-    with pytest.raises(TextError, match="max_len=64 only; ask for at most 62 new ones"):
-        stream(model, [[1, 2, 3]], max_new_tokens=63)
-    assert len(generate(model, [[1, 2, 3]], GREEDY, max_new_tokens=62).tokens[0]) == 62
+    model = built(ARCHITECTURES["learned"].replace(max_len=8))
+    with pytest.raises(TextError, match="max_len=8 only; ask for at most 6 new ones"):
+        stream(model, [[1, 2, 3]], max_new_tokens=7)
+    assert len(generate(model, [[1, 2, 3]], GREEDY, max_new_tokens=6).tokens[0]) == 6
 
 
 def test_a_source_is_asked_of_an_encoder_decoder_and_refused_by_a_decoder() -> None:

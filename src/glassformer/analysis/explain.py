@@ -12,17 +12,31 @@ from glassformer.analysis import pipeline
 from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
 from glassformer.analysis.attribution import needs as attribution_needs
 from glassformer.analysis.explanation import (
-    Candidate, Contribution, Contributions, Distribution, Explanation, HeadFacts, LensRow, ModelFacts, Outcome, Pattern,
-    RoleScore, SamplingStep, SamplingTrace, Token, TopHead, Translation, TranslationStep,
+    Candidate,
+    Contribution,
+    Contributions,
+    Distribution,
+    Explanation,
+    HeadFacts,
+    LensRow,
+    ModelFacts,
+    Outcome,
+    Pattern,
+    RoleScore,
+    SamplingStep,
+    SamplingTrace,
+    Token,
+    TopHead,
+    Translation,
+    TranslationStep,
 )  # fmt: skip
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.analysis.run import Run, TextOrIds, run
-from glassformer.analysis.sampling import Sampling, sampling_steps
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, Sampling, sampling_steps
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -86,7 +100,7 @@ def explain(
         against=None if other is None else _outcome(model, logits, other),
         pipeline=pipeline.stages(passed, at, log_probs),
         next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
-        sampling=_sampling(model, logits, sampling or Sampling()),
+        sampling=_sampling(passed, at, sampling or Sampling()),
         lens=_lens(passed, chosen, other, at),
         attribution=_contributions(split),
         heads=facts,
@@ -131,8 +145,9 @@ def _text(model: Any, id: int) -> str:
 def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
-    values, ids = logits.topk(min(k, len(logits)))
-    pairs = [(float(v), int(i)) for v, i in zip(values, ids) if v > -math.inf]
+    # a stable sort: tokens of equal logits come in the order of their ids, on every machine
+    values, ids = logits.sort(descending=True, stable=True)
+    pairs = [(float(v), int(i)) for v, i in zip(values[:k], ids[:k]) if v > -math.inf]
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 
@@ -141,24 +156,29 @@ def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
     return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
 
 
-def _sampling(model: Any, logits: Tensor, sampling: Sampling) -> SamplingTrace:
-    steps = sampling_steps(logits, sampling)
-    traced = tuple(
+def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
+    """Trace the steps that `generate` takes, with the same settings and the same draw."""
+    assert run.logits is not None and run.ids is not None
+    logits = run.logits[0, at]
+    seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
+    drawn = sampling_steps(logits[None], sampling, seen=seen[None])
+    steps = tuple(
         SamplingStep(
-            name, setting, int((left > -math.inf).sum()), float(entropy_bits(left.double().log_softmax(-1))),
-            _candidates(model, left, N_CANDIDATES),
+            name=stage.name,
+            setting=stage.setting,
+            kept=int(stage.kept),
+            entropy_bits=float(entropy_bits(stage.logits[0].double().log_softmax(-1))),
+            candidates=_candidates(run.model, stage.logits[0], N_CANDIDATES),
         )
-        for name, setting, left in steps
-    )  # fmt: skip
-    probabilities = steps[-1][2].double().softmax(-1)
-    generator = torch.Generator().manual_seed(sampling.seed)
-    drawn = int(torch.multinomial(probabilities, 1, generator=generator))
-    draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), float(probabilities[drawn]))
-    settings = {
-        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": None,
-        "repetition_penalty": None, "seed": sampling.seed,
-    }  # fmt: skip
-    return SamplingTrace(settings, traced, draw)
+        for stage in drawn.stages
+    )
+    id = int(drawn.tokens)
+    probability = 1.0 if sampling.greedy else float(drawn.stages[-1].probabilities[0, id])
+    penalty = None if sampling.repetition_penalty == 1 else sampling.repetition_penalty
+    settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    settings |= {"min_p": sampling.min_p, "repetition_penalty": penalty, "seed": sampling.seed}
+    draw = Candidate(id, _text(run.model, id), float(logits[id]), probability)
+    return SamplingTrace(settings, steps, None if drawn.uniform is None else float(drawn.uniform), draw)
 
 
 def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:
@@ -203,13 +223,26 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
             )
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
     facts = tuple(
-        HeadFacts(h.label, h.stack, h.part, h.layer, h.head, h.mechanism, added.get(h.label), h.reading, scores.get(h.label, ()))
+        HeadFacts(
+            h.label,
+            h.stack,
+            h.part,
+            h.layer,
+            h.head,
+            h.mechanism,
+            added.get(h.label),
+            h.reading,
+            scores.get(h.label, ()),
+        )
         for h in roles.heads(run.model)
     )
     without = sorted({h.mechanism for h in facts if h.reading is None})
     notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
-    notes += [f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.' for kind in signed]
+    notes += [
+        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
+        for kind in signed
+    ]
     return facts, notes
 
 

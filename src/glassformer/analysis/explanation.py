@@ -58,7 +58,7 @@ class Stage:
     stage: Literal["text", "tokens", "ids", "embed", "encoder", "block", "final", "logits", "probabilities"]
     name: str
     shape: Mapping[str, int]
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, int | float]
     note: str = ""
 
 
@@ -73,7 +73,7 @@ class SamplingStep:
     """The distribution after one step of sampling; `kept` tokens can still be drawn."""
 
     name: str
-    setting: float | None
+    setting: int | float | None
     kept: int
     entropy_bits: float
     candidates: tuple[Candidate, ...]
@@ -81,8 +81,9 @@ class SamplingStep:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingTrace:
-    settings: Mapping[str, float | None]
+    settings: Mapping[str, int | float | None]
     steps: tuple[SamplingStep, ...]
+    uniform: float | None
     draw: Candidate
 
 

@@ -69,7 +69,8 @@ def lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: 
     run.require(needs(run.model), "lens")
     at = run.place(position, row)
     with torch.no_grad():
-        logits = run.model.unembed.logits(stack.final(_streams(run, row, at))).detach()
+        # rows of depth stand in for positions: the final norm reads each by itself
+        logits = run.model.unembed.logits(stack.final(_streams(run, row, at)[None])[0]).detach()
     chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
     labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(stack.blocks)))]

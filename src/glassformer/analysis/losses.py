@@ -38,7 +38,9 @@ def loss_by_position(model: Any, *batches: Batch) -> Labelled:
 
 def icl_places(length: int) -> tuple[range, range]:
     """Return the early and the late tokens compared by default, for rows with this many losses."""
-    return range(math.ceil(0.08 * length) + 1, math.ceil(0.12 * length) + 1), range(math.ceil(0.9 * length) + 1, length + 1)
+    return range(math.ceil(0.08 * length) + 1, math.ceil(0.12 * length) + 1), range(
+        math.ceil(0.9 * length) + 1, length + 1
+    )
 
 
 def icl_score(losses: Labelled, early: Place | None = None, late: Place | None = None) -> float:
@@ -60,12 +62,14 @@ def icl_score(losses: Labelled, early: Place | None = None, late: Place | None =
     length = losses.size("pos")
     places = [p if given is None else given for p, given in zip(icl_places(length), (early, late))]
     first, last = (range(p, p + 1) if isinstance(p, int) else p for p in places)
-    if not (len(first) and len(last) and 1 <= first.start and first.stop <= last.start and last.stop <= length + 1):
+    if not (len(first) and len(last) and first.start >= 1 and first.stop <= last.start and last.stop <= length + 1):
         raise AnalysisUnavailable(
             f"icl_score compares late tokens with early ones; {first} and {last} are not two such places among the "
             f"losses of tokens 1 to {length}."
         )
-    score = float(losses.values[last.start - 1 : last.stop - 1].mean() - losses.values[first.start - 1 : first.stop - 1].mean())
+    score = float(
+        losses.values[last.start - 1 : last.stop - 1].mean() - losses.values[first.start - 1 : first.stop - 1].mean()
+    )
     if math.isnan(score):
         raise AnalysisUnavailable(f"icl_score: no row of the batch counts all tokens of {first} and {last}.")
     return score

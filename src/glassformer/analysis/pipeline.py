@@ -38,9 +38,13 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
         found.append(Stage("text", "text", {"character": len(run.text)}, {"characters": len(run.text), "bytes": size}))
     rows = [("source tokens", run.source_tokens)] if run.source_ids is not None else []
     for name, tokens in [*rows, ("tokens", run.tokens)]:
-        found.append(Stage("tokens", name, {"pos": len(tokens)}, {"tokens": len(tokens), "different": len(set(tokens))}))
+        found.append(
+            Stage("tokens", name, {"pos": len(tokens)}, {"tokens": len(tokens), "different": len(set(tokens))})
+        )
     vocab = model.config.vocab_size
-    found.append(Stage("ids", "ids", {"batch": 1, "pos": n}, {"vocabulary": vocab}, f"Each token is a number below {vocab}."))
+    found.append(
+        Stage("ids", "ids", {"batch": 1, "pos": n}, {"vocabulary": vocab}, f"Each token is a number below {vocab}.")
+    )
     for stack, embed in _sides(model):
         encoder = stack is model.stacks.get("encoder")
         length, at = (len(run.source_tokens), slice(None)) if encoder else (n, slice(position, position + 1))
@@ -51,7 +55,9 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     found.append(Stage("logits", "logits", {"batch": 1, "pos": n, "vocab": vocab}, numbers, _unembedding(model)))
     surprise = -float((log_probs.exp() * log_probs).nan_to_num(0.0).sum()) / math.log(2)
     numbers = {"largest": float(log_probs.max().exp()), "entropy bits": surprise, "effective choices": 2**surprise}
-    found.append(Stage("probabilities", "next-token probabilities", {"vocab": vocab}, numbers, "softmax of the logits."))
+    found.append(
+        Stage("probabilities", "next-token probabilities", {"vocab": vocab}, numbers, "softmax of the logits.")
+    )
     return tuple(found)
 
 
@@ -83,13 +89,15 @@ def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, en
     ]
     for block in stack.blocks:
         numbers = {f"{name} write": norm(_write_site(block, name)) for name in block.names}
-        numbers |= {"stream": norm(block.at_resid[-1])}
+        numbers["stream"] = norm(block.at_resid[-1])
         note = mean + "; ".join(_described(block.part(name)) for name in block.names) + f"; {block.wiring} norm."
         found.append(Stage("encoder" if encoder else "block", f"{prefix}block {block.layer}", shape, numbers, note))
     if stack.final.weight is not None:
         last = run[stack.blocks[-1].at_resid[-1]].values[0, at] if len(stack.blocks) else _entry(run, embed, at)
         scale = float(stack.final.scale(last).mean())
-        found.append(Stage("final", f"{prefix}final norm", shape, {"scale": scale}, mean + (stack.final.config.kind or "")))
+        found.append(
+            Stage("final", f"{prefix}final norm", shape, {"scale": scale}, mean + (stack.final.config.kind or ""))
+        )
     return found
 
 

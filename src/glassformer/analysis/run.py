@@ -23,7 +23,7 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
 
-TextOrIds = str | Tensor | Sequence[int]
+TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +68,9 @@ class Run(Mapping[str, Labelled]):
 
     def __getitem__(self, name: str) -> Labelled:
         if name not in self.sites:
-            read = ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
+            read = (
+                ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
+            )
             raise SiteNotRead(
                 f'"{name}" was not read.{nearest(name, self.sites)} Read: {read or "nothing"}.\n'
                 f'    Run again with read=["{name}"].'
@@ -167,8 +169,8 @@ def run(
 
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`).
-        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a tuple
-            of arguments or a mapping of keyword arguments.
+        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
+            tuple of arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, or `Read` for a part or a reduced value.
         edit: Edits, or pairs of a site and a plain function.

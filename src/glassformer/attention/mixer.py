@@ -69,8 +69,15 @@ class MixerConfig(Config, family=True):
     def build(self, dims: Dims, path: str) -> "Mixer":
         raise NotImplementedError(f"{type(self).__name__} does not say which mixer it builds")
 
-    def flops(self, n_queries: int, n_keys: int, dims: Dims) -> int:
-        """Return floating-point operations (2 per multiply-add) to mix one sequence in the dense form, unmasked."""
+    # whether the state is kept in float32 at least, whatever the model's dtype
+    wide_state: ClassVar[bool] = False
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Return the floating-point operations (2 per multiply-add) of the products that mix one sequence.
+
+        Counted is the form that `fast` takes or, with fewer queries than keys, `scan`. Here: both products over all
+        pairs, masked ones included, as dense and fused routes compute them. Element-wise work is not counted.
+        """
         per_pair = self.traits.streams * 2 * dims.d_head + 2 * dims.d_value
         return dims.n_heads * n_queries * n_keys * per_pair
 

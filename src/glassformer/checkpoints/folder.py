@@ -82,7 +82,8 @@ def load(name: str | Path) -> Model:
             raise CheckpointError(
                 f'"{folder / TOKENIZER}" has {model.tokenizer.vocab_size} tokens, the model vocab_size={config.vocab_size}.'
             )
-    model.name = str(name) if str(name) in shipped() else folder.name
+    # a run folder names its model, not the step it has come to
+    model.name = Path(name).name or folder.name
     return model.eval()
 
 

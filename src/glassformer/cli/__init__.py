@@ -19,6 +19,9 @@ VERBS: dict[str, str] = {
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",
+    "generate": "continue a text, or translate one",
+    "params": "parameters, operations and state of a model or a published preset",
+    "sites": "what a forward pass can record and be edited at",
 }
 
 

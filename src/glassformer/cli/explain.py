@@ -1,23 +1,22 @@
 """`glassformer explain`: one next token of a text, explained."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from glassformer.errors import ConfigError, TextError
+from glassformer.cli.given import model_of, text_of
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
-    "attn-only-1l": "The cat sat on the mat. The cat sat on the",
-    "attn-only-2l": "Mr Dursley met Mrs Potter and Mr Durs",
+    "attn-only-1l": "import os\nimport sys\nimport",
+    "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
     "zh-en": "我吃了一个苹果",
 }
-PYTHON = '''class Point:
+PYTHON = """class Point:
     def __init__(self, x, y):
         self.x = x
-        self.y ='''
+        self.y ="""
 DEFAULT_MODEL = "gpt-4l"
 
 
@@ -58,16 +57,16 @@ def explain(
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
         seed: Sampling: seed of the draw.
     """
-    from glassformer import analysis, checkpoints
-    from glassformer.analysis.sampling import Sampling
+    from glassformer import analysis
+    from glassformer.models import Sampling
     from glassformer.render.terminal import show
 
     for path in (html, json):
         if path is not None:
             check_writable(path)
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    loaded = checkpoints.load(model)
-    given = EXAMPLES.get(loaded.name, PYTHON) if text is None else _standard_input() if text == "-" else text
+    sampling = Sampling(temperature, top_k, top_p, seed=seed)
+    loaded = model_of(model)
+    given = EXAMPLES.get(loaded.name, PYTHON) if text is None else text_of(text)
     found = analysis.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
@@ -78,12 +77,3 @@ def explain(
         from glassformer.render.page import page
 
         print(f"page: {write(html, page(found.to_dict())).absolute()}")
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). Convert it first: iconv -f latin1 -t utf-8."
-        ) from error

@@ -6,13 +6,14 @@ from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.generate import Generation, Step, generate, stream
 from glassformer.models.parts import Learned, LayerNorm, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
+from glassformer.models.presets import PRESETS, preset
 from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat
 from glassformer.models.stack import Stack, State
 
 __all__ = [
-    "GREEDY", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "EncoderDecoder",
+    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "EncoderDecoder",
     "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned", "Mlp", "ModelConfig", "NoNorm",
     "NormConfig", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "alternate", "beam_search",
-    "block", "every", "generate", "repeat", "sampling_steps", "stream",
+    "block", "every", "generate", "preset", "repeat", "sampling_steps", "stream",
 ]  # fmt: skip

@@ -91,7 +91,7 @@ def beam_search(
         total = _widened(torch.tensor([beam.totals for beam in beams], dtype=torch.float64, device=device), n_beams)
         if not total.isfinite().any():
             break
-        parent, token = _widened(parent, n_beams, 0), _widened(token, n_beams, 0)
+        parent, token = _widened(parent, n_beams, 0.0), _widened(token, n_beams, 0.0)
         rows = (parent + n_beams * torch.arange(batch, device=device)[:, None]).flatten()
         state, tokens = select_rows(state, rows), token.flatten()[:, None]
     return Beams(tuple(beam.ranked() for beam in beams))

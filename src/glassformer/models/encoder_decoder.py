@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self._sites(), glob)
+        return site_table(self, self._sites, glob)
 
     def _sites(self):
         for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):

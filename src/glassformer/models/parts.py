@@ -30,12 +30,18 @@ class LayerNorm(NormConfig, kind="layer_norm"):
     eps: float = 1e-5
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
+
 
 @dataclass(frozen=True)
 class RmsNorm(NormConfig, kind="rms_norm"):
     """x / sqrt(mean of squares + eps) * gain.  Source: Zhang and Sennrich 2019."""
 
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
 
 
 @dataclass(frozen=True)

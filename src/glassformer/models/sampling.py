@@ -1,11 +1,11 @@
 """From logits to the next token, one step at a time.
 
-    repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
-    temperature          logits divided by it; 0 means greedy
-    top-k                the k largest are kept
-    top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
-    min-p                what is less likely than min_p times the likeliest is dropped (Nguyen et al. 2024)
-    draw                 the first token, by id, at which the cumulated probability passes a uniform number
+repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
+temperature          logits divided by it; 0 means greedy
+top-k                the k largest are kept
+top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
+min-p                what is less likely than min_p times the likeliest is dropped (Nguyen et al. 2024)
+draw                 the first token, by id, at which the cumulated probability passes a uniform number
 """
 
 import math
@@ -63,7 +63,7 @@ class Stage:
     """The logits after one step; -inf where a token is ruled out.
 
     Args:
-        name: `logits`, `repetition penalty`, `temperature`, `top-k`, `top-p` or `min-p`.
+        name: `logits`, `repetition_penalty`, `temperature`, `top_k`, `top_p` or `min_p`.
         setting: The step's parameter; None for the model's own logits.
         logits: What the step left.
     """
@@ -133,7 +133,7 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
     if sampling.repetition_penalty != 1 and seen is not None:
         penalty = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-        yield Stage("repetition penalty", penalty, logits)
+        yield Stage("repetition_penalty", penalty, logits)
     if sampling.greedy:
         return
     if sampling.temperature != 1:
@@ -141,28 +141,28 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
         logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
         yield Stage("temperature", sampling.temperature, logits)
     for name, setting, keep in (
-        ("top-k", sampling.top_k, _largest),
-        ("top-p", sampling.top_p, _nucleus),
-        ("min-p", sampling.min_p, _likely),
+        ("top_k", sampling.top_k, _largest),
+        ("top_p", sampling.top_p, _nucleus),
+        ("min_p", sampling.min_p, _likely),
     ):
         if setting is not None:
-            logits = logits.masked_fill(~keep(logits, setting), float("-inf"))
+            logits = logits.masked_fill(~keep(logits, float(setting)), float("-inf"))
             yield Stage(name, float(setting), logits)
 
 
-def _largest(logits: Tensor, k: float) -> Bool[Tensor, "batch vocab"]:
+def _largest(logits: Tensor, k: int | float) -> Bool[Tensor, "batch vocab"]:
     top = logits.topk(min(int(k), logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, top, True)
 
 
-def _nucleus(logits: Tensor, p: float) -> Bool[Tensor, "batch vocab"]:
-    probabilities, order = logits.double().softmax(-1).sort(-1, descending=True, stable=True)
+def _nucleus(logits: Tensor, p: int | float) -> Bool[Tensor, "batch vocab"]:
+    probabilities, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     # a token stays while those before it fall short of p; the first one always does
     before = probabilities.cumsum(-1) - probabilities
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-def _likely(logits: Tensor, fraction: float) -> Bool[Tensor, "batch vocab"]:
+def _likely(logits: Tensor, fraction: int | float) -> Bool[Tensor, "batch vocab"]:
     probabilities = logits.double().softmax(-1)
     return probabilities >= fraction * probabilities.amax(-1, keepdim=True)
 

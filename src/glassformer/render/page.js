@@ -73,11 +73,12 @@ function header() {
 // ---- the pipeline
 
 const shapeText = (shape) => Object.entries(shape).map(([axis, size]) => `${axis} ${count(size)}`).join(" × ");
+const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 const quantity = (x) => (Number.isInteger(x) ? count(x) : plain(x, Math.abs(x) < 10 ? 3 : 1));
 
 function stageCard(stage) {
   const numbers = Object.entries(stage.numbers);
-  return el("li", {}, el("h3", {}, stage.name), el("span", { class: "shape" }, shapeText(stage.shape)),
+  return el("li", {}, el("h3", {}, capital(stage.name)), el("span", { class: "shape" }, shapeText(stage.shape)),
     numbers.length ? el("p", {}, numbers.map(([name, x], i) => [i ? ", " : "", `${name} `, number(quantity(x))])) : null,
     stage.note ? el("p", {}, stage.note) : null);
 }
@@ -95,7 +96,7 @@ function stagesCard(stages) {
   const table = el("table", { class: "data stages" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "stage"), names.map((n) => el("th", { scope: "col" }, n)))),
     el("tbody", {}, stages.map((s) => el("tr", {}, el("th", { scope: "row" }, s.name), names.map((n, i) => cell(s, n, i))))));
-  const heading = { encoder: "Encoder blocks", block: "Blocks", cross: "Cross-attention" }[stages[0].stage] ?? stages[0].name;
+  const heading = stages[0].stage === "encoder" ? "Encoder blocks" : data.source_tokens ? "Decoder blocks" : "Blocks";
   const notes = [...new Set(stages.map((s) => s.note).filter(Boolean))];
   return el("li", { class: "wide" }, el("h3", {}, heading, ` × ${stages.length}`), el("span", { class: "shape" }, shapeText(stages[0].shape)),
     scroller(`${heading} in numbers`, table), notes.length <= 2 ? notes.map((note) => el("p", {}, note)) : null);
@@ -104,7 +105,8 @@ function stagesCard(stages) {
 function flow() {
   const groups = [];
   for (const stage of data.pipeline) {
-    if (groups.length && groups.at(-1)[0].stage === stage.stage) groups.at(-1).push(stage);
+    const block = stage.stage === "block" || stage.stage === "encoder";
+    if (block && groups.at(-1)?.[0].stage === stage.stage) groups.at(-1).push(stage);
     else groups.push([stage]);
   }
   return el("ol", { class: "flow" }, groups.map((group) => (group.length > 1 ? stagesCard(group) : stageCard(group[0]))));
@@ -128,7 +130,7 @@ function samplingStep(step, i) {
     className: c.probability === 0 ? "out" : "", bar: c.probability === 0 ? "hollow" : last && draw && c.id === draw.id ? "drawn" : "",
   }));
   const setting = step.setting === null || step.setting === undefined ? "" : ` = ${step.setting}`;
-  return el("li", {}, el("h3", {}, `${step.name.replaceAll("_", "-")}${setting}`),
+  return el("li", {}, el("h3", {}, `${capital(step.name.replaceAll("_", "-"))}${setting}`),
     el("p", {}, "still possible ", number(count(step.kept)), ", entropy ", number(`${step.entropy_bits.toFixed(2)} bits`)),
     scroller(`${step.name} candidates`, bars({ heads: ["token", "probability"], rows, limit: 1 })));
 }
@@ -175,7 +177,7 @@ function translation() {
     "The decoder reads what it has so far and says the next token, which becomes its next input. " +
       (source ? "The last column averages the heads of the last cross-attention layer." : ""),
     el("p", { class: "result-line" }, el("span", { lang: "und" }, data.text ?? ""), " → ", el("strong", {}, text), el("span", { class: "soft" }, generated ? " (generated)" : " (given)")),
-    el("div", { class: "card" }, scroller("Translation steps", el("table", { class: "data" },
+    el("div", { class: "card" }, scroller("Translation steps", el("table", { class: "data stages" },
       el("thead", {}, el("tr", {}, heads.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, rows)))));
 }
 
@@ -262,7 +264,7 @@ function layerGrid() {
 function contributionBars() {
   const { components, total } = data.attribution;
   const ordered = [...components].sort((a, b) => Math.abs(b.contribution) - Math.abs(a.contribution));
-  const row = (c) => ({ name: c.label, value: c.contribution, cells: [signed(c.contribution, 3)] });
+  const row = (c) => ({ name: c.kind === "token" || c.kind === "position" ? KINDS[c.kind] : c.label, value: c.contribution, cells: [signed(c.contribution, 3)] });
   const rest = ordered.slice(14);
   const rows = ordered.slice(0, 14).map(row);
   if (rest.length) rows.push({ ...row({ label: `${rest.length} others together`, contribution: rest.reduce((s, c) => s + c.contribution, 0) }), className: "out" });

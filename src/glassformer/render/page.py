@@ -20,7 +20,8 @@ _DOCUMENT = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src '{digest}'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
@@ -60,7 +61,7 @@ def page(payload: Mapping[str, Any]) -> str:
 
 
 def _read(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("glassformer.render").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(payload: Mapping[str, Any]) -> str:

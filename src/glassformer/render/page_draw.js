@@ -72,7 +72,8 @@ const RAMPS = {
 };
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const PRINT = matchMedia("print");
-const theme = () => (DARK.matches && !PRINT.matches ? "dark" : "light");
+const currentTheme = () => (DARK.matches && !PRINT.matches ? "dark" : "light");
+let theme = currentTheme();
 
 const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
 const gamma = (c) => (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
@@ -121,7 +122,7 @@ const stretch = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
 
 function colour(value, limit, isSigned) {
   const t = limit > 0 ? stretch(value / limit) : 0;
-  const table = TABLES[theme()];
+  const table = TABLES[theme];
   return isSigned ? table.diverging[Math.round(128 + 128 * t)] : table.sequential[Math.round(256 * Math.max(0, t))];
 }
 
@@ -142,7 +143,11 @@ function painted(node, paint) {
   return node;
 }
 
-const repaint = () => painters.forEach((paint) => paint());
+function repaint() {
+  theme = currentTheme();
+  painters.forEach((paint) => paint());
+}
+
 DARK.addEventListener("change", repaint);
 PRINT.addEventListener("change", repaint);
 
@@ -157,7 +162,7 @@ const shaded = (node, value, limit, isSigned) => painted(node, () => shade(node,
 function legend(limit, isSigned, words) {
   const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
   painted(canvas, () => {
-    const table = TABLES[theme()][isSigned ? "diverging" : "sequential"];
+    const table = TABLES[theme][isSigned ? "diverging" : "sequential"];
     const context = canvas.getContext("2d");
     for (let x = 0; x < 256; x++) {
       context.fillStyle = css(table[x]);

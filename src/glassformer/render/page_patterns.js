@@ -1,6 +1,6 @@
 // Attention patterns: decoding, small pictures, and one picture large with its numbers.
 
-const THUMB = 100; // CSS pixels a small picture aims at
+const THUMB = 102; // longest side of a small picture, in CSS pixels
 const LABEL_ROOM = 96; // CSS pixels beside and above a large picture for its token labels
 
 class Pattern {
@@ -24,6 +24,18 @@ class Pattern {
     return Array.from({ length: this.columns }, (_, k) => this.at(q, k) ?? 0);
   }
 
+  // the query and key of the largest weight, either sign
+  peak() {
+    const zero = this.signed ? 128 : 0;
+    let best = 0;
+    this.bytes.forEach((byte, i) => {
+      if (Math.abs(byte - zero) > Math.abs(this.bytes[best] - zero)) best = i;
+    });
+    if (this.layout === "full") return [Math.floor(best / this.columns), best % this.columns];
+    const q = Math.floor((Math.sqrt(8 * best + 1) - 1) / 2);
+    return [q, best - (q * (q + 1)) / 2];
+  }
+
   // the entry of largest size in a square of cells
   strongest(q0, k0, size) {
     let found = null;
@@ -41,23 +53,30 @@ class Pattern {
   }
 }
 
-// one canvas pixel per cell, or per square of cells where there are more cells than pixels
-function drawThumb(canvas, pattern) {
-  const budget = THUMB * Math.max(1, devicePixelRatio);
-  const size = Math.ceil(Math.max(pattern.rows, pattern.columns) / budget);
+// draw a pattern into a canvas, one pixel per cell, or per square of `size` cells, which then shows the strongest
+function drawPixels(canvas, pattern, size) {
   const [height, width] = [Math.ceil(pattern.rows / size), Math.ceil(pattern.columns / size)];
-  const zoom = Math.max(1, Math.floor(THUMB / Math.max(height, width)));
   Object.assign(canvas, { width, height });
-  Object.assign(canvas.style, { width: `${width * zoom}px`, height: `${height * zoom}px` });
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       const weight = pattern.strongest(y * size, x * size, size);
-      if (weight !== null) image.data.set([...colour(weight, pattern.limit, pattern.signed), 255], 4 * (y * width + x));
+      if (weight === null) continue;
+      const at = 4 * (y * width + x);
+      [image.data[at], image.data[at + 1], image.data[at + 2]] = colour(weight, pattern.limit, pattern.signed);
+      image.data[at + 3] = 255;
     }
   }
   context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function drawThumb(canvas, pattern) {
+  const longest = Math.max(pattern.rows, pattern.columns);
+  drawPixels(canvas, pattern, Math.ceil(longest / (THUMB * Math.max(1, devicePixelRatio))));
+  canvas.style.width = `${(THUMB * pattern.columns) / longest}px`;
+  canvas.style.height = `${(THUMB * pattern.rows) / longest}px`;
 }
 
 // the cell of a pattern under a pointer, cells being `width` by `height` CSS pixels from (left, top) of the canvas
@@ -82,7 +101,7 @@ const hideTip = () => { tip.style.visibility = "hidden"; };
 
 // a small picture that opens large; `texts` are the token texts of the pattern's rows and columns
 function thumb(pattern, texts, notes, open) {
-  const peak = strongestCell(pattern);
+  const peak = pattern.peak();
   const canvas = el("canvas", {
     role: "img",
     "aria-label": `attention pattern, ${pattern.rows} queries by ${pattern.columns} keys, ` +
@@ -102,18 +121,6 @@ function thumb(pattern, texts, notes, open) {
     el("span", { class: "label" }, pattern.label), canvas, notes.map((note) => el("span", { class: "label" }, note)));
 }
 
-function strongestCell(pattern) {
-  let best = [0, 0];
-  let most = -1;
-  for (let q = 0; q < pattern.rows; q++) {
-    for (let k = 0; k < pattern.columns; k++) {
-      const size = Math.abs(pattern.at(q, k) ?? 0);
-      if (size > most) [best, most] = [[q, k], size];
-    }
-  }
-  return best;
-}
-
 // ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
 
 class Viewer {
@@ -128,7 +135,11 @@ class Viewer {
     this.about = el("p", { class: "gloss" });
     this.readout = el("div", { class: "readout", "aria-live": "polite" });
     this.strip = el("div", {});
-    this.legends = { false: legend(1, false, "weight"), true: legend(1, true, "share of the head’s largest weight") };
+    this.legends = {
+      weight: legend(1, false, "weight"),
+      share: legend(1, false, "share of the head’s largest weight"),
+      signed: legend(1, true, "share of the head’s largest weight"),
+    };
     const button = (words, label, act) => el("button", { type: "button", "aria-label": label, onclick: act }, words);
     this.dialog = el("dialog", { "aria-labelledby": "viewer-title" },
       el("div", { class: "bar-top" }, this.title,
@@ -136,7 +147,7 @@ class Viewer {
         button("close", "close", () => this.dialog.close())),
       this.about,
       el("div", { class: "large" },
-        el("div", {}, scroller("Attention map", this.canvas), this.legends.false, this.legends.true),
+        el("div", {}, scroller("Attention map", this.canvas), Object.values(this.legends)),
         el("div", {}, this.readout, this.strip,
           el("p", { class: "hint" }, "Rows are queries, columns keys. Move with the pointer, or focus the map and use the " +
             "arrow keys (with Shift: ten at a time); page up and page down change the head."))));
@@ -166,7 +177,7 @@ class Viewer {
     this.k = row.indexOf(Math.max(...row));
     this.title.textContent = p.label;
     this.about.replaceChildren(...this.describe(p));
-    for (const [kind, node] of Object.entries(this.legends)) node.hidden = kind !== String(p.limit !== 1);
+    for (const [kind, node] of Object.entries(this.legends)) node.hidden = kind !== (p.signed ? "signed" : p.limit === 1 ? "weight" : "share");
   }
 
   move(q, k) {
@@ -196,9 +207,10 @@ class Viewer {
     const room = Math.min(760, this.dialog.clientWidth - 60, Math.max(320, innerHeight - 220));
     const longest = Math.max(p.rows, p.columns);
     const labelled = (room - LABEL_ROOM) / longest >= 11;
-    const cell = Math.max(1, Math.min(40, Math.floor((room - (labelled ? LABEL_ROOM : 34)) / longest)));
+    const fit = Math.max(1, Math.min(40, (room - (labelled ? LABEL_ROOM : 34)) / longest));
+    const cell = fit >= 8 ? Math.floor(fit) : fit;
     [this.left, this.top, this.cell] = [labelled ? LABEL_ROOM : 34, labelled ? LABEL_ROOM : 20, cell];
-    const [width, height] = [this.left + cell * p.columns + 2, this.top + cell * p.rows + 2];
+    const [width, height] = [this.left + cell * p.columns + (labelled ? 2 : 14), this.top + cell * p.rows + 2];
     const sharp = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
     Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px` });
@@ -211,14 +223,9 @@ class Viewer {
   }
 
   drawCells(context, p) {
-    for (let q = 0; q < p.rows; q++) {
-      for (let k = 0; k < p.columns; k++) {
-        const weight = p.at(q, k);
-        if (weight === null) continue;
-        context.fillStyle = css(colour(weight, p.limit, p.signed));
-        context.fillRect(this.left + k * this.cell, this.top + q * this.cell, this.cell, this.cell);
-      }
-    }
+    const pixels = drawPixels(el("canvas"), p, 1);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(pixels, this.left, this.top, this.cell * p.columns, this.cell * p.rows);
   }
 
   drawLabels(context, p, labelled) {
@@ -267,8 +274,8 @@ class Viewer {
       el("p", { class: "weight" }, weight === null ? "masked" : p.format(weight)));
     this.canvas.setAttribute("aria-label", `Attention map of ${p.label}, query ${this.q}, key ${this.k}, ` +
       `weight ${weight === null ? "masked" : p.format(weight)}`);
-    if (this.told === `${p.label} ${this.q} ${theme()}`) return;
-    this.told = `${p.label} ${this.q} ${theme()}`;
+    if (this.told === `${p.label} ${this.q} ${theme}`) return;
+    this.told = `${p.label} ${this.q} ${theme}`;
     const row = p.row(this.q);
     this.strip.replaceChildren(
       el("h3", {}, `Where query ${this.q} looks`),

@@ -104,7 +104,9 @@ def _section(title: str, *parts: RenderableType) -> RenderableType:
 def _header(found: Explanation) -> RenderableType:
     model = found.model
     size = f"{model.parameters:,} parameters, {model.n_layers} layers of up to {model.n_heads} heads"
-    lines = [Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")]
+    lines = [
+        Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")
+    ]
     if found.source_tokens is not None:
         lines.append(Text.assemble(("source  ", QUIET), "".join(visible(t.text) for t in found.source_tokens)))
     before = found.tokens[max(0, found.position - 30) : found.position + 1]
@@ -126,6 +128,8 @@ def _pipeline(found: Explanation) -> RenderableType:
     for stage in found.pipeline:
         shape = " ".join(f"{axis}={size}" for axis, size in stage.shape.items() if axis != "batch")
         numbers = ", ".join(f"{name} {_number(value)}" for name, value in stage.numbers.items())
+        if stage.stage == "ids":
+            numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
         table.add_row(stage.name, Text(shape, style=QUIET), numbers)
     return _section(f"From text to next token (norms at position {found.position})", table)
 
@@ -165,7 +169,9 @@ def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
     table = _table("after", "likeliest", "probability", "rank", "KL bits", left=(0, 1))
     for row in rows:
         likeliest = "  ".join(visible(c.text, 10) for c in row.candidates[:3])
-        table.add_row(row.label, likeliest, _percent(row.answer.probability), f"{row.answer.rank:,}", f"{row.kl_bits:.2f}")
+        table.add_row(
+            row.label, likeliest, _percent(row.answer.probability), f"{row.answer.rank:,}", f"{row.kl_bits:.2f}"
+        )
     return _section(f"Logit lens: what the model would say if it stopped there (numbers for {visible(answer)})", table)
 
 
@@ -186,7 +192,12 @@ def _components(parts: list[Contribution], title: str, total: float) -> Renderab
     if rest:
         added = sum(p.contribution for p in parts) - sum(p.contribution for p in chosen)
         table.add_row(f"{rest} others", f"{added:+.3f}", bar(added, max(largest, abs(added))), style=QUIET)
-    table.add_row("sum", f"{sum(p.contribution for p in parts):+.3f}", Text(f"= {total:+.3f} in the model", style=QUIET), style=STRONG)
+    table.add_row(
+        "sum",
+        f"{sum(p.contribution for p in parts):+.3f}",
+        Text(f"= {total:+.3f} in the model", style=QUIET),
+        style=STRONG,
+    )
     return _section(title, table)
 
 
@@ -206,7 +217,9 @@ def _roles(head: HeadFacts) -> str:
     if not head.roles:
         return "cross-attention" if head.part.startswith("cross") else "no pattern"
     sign = "" if head.reading == "mass" else " (signed)"
-    return ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"
+    return (
+        ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"
+    )
 
 
 def _plays(head: HeadFacts, role: str) -> bool:
@@ -241,12 +254,12 @@ def _token(candidate: Candidate) -> Text:
     return Text(visible(candidate.text))
 
 
-def _percent(p: float) -> str:
+def _percent(p: int | float) -> str:
     return f"{100 * p:.1f} %" if p >= 0.0005 or p == 0 else "< 0.1 %"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}"
+def _number(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:

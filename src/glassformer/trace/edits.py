@@ -112,6 +112,10 @@ class Edit(ABC):
     def __call__(self, value: Tensor, site: Any) -> Tensor:
         return self.at.put(value, self.change(self.at.take(value, site), value, site), site)
 
+    def check(self, site: Any) -> None:
+        """Raise `UnknownAxis` if the edit needs an axis the site does not have."""
+        self.at.check(site)
+
     @abstractmethod
     def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
         """Return what the addressed part becomes; `whole` is the site's full value."""
@@ -211,6 +215,9 @@ class Take(Edit):
     """Copy the part from another row of the same batch: counterfactual worlds side by side in one pass."""
 
     row: int
+
+    def check(self, site: Any) -> None:
+        At(**(self.at.where | {"batch": self.row})).check(site)
 
     def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
         donor = At(**(self.at.where | {"batch": self.row})).take(whole, site)

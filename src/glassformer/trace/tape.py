@@ -126,7 +126,7 @@ class Tape:
         for change in edit.items() if isinstance(edit, Mapping) else edit:
             change = change if isinstance(change, Edit) else Apply(*change)
             for name in self.table.match(change.site):
-                change.at.check(self.table[name])
+                change.check(self.table[name])
                 self.edits[name] = (*self.edits.get(name, ()), change)
 
     def wants(self, name: str) -> bool:

@@ -6,7 +6,7 @@ from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.data import MixtureConfig, Repeat, TextConfig, ZhEnConfig
 from glassformer.data.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
-from glassformer.models import DecoderConfig, EncoderDecoderConfig, LayerNorm, Mlp, RmsNorm, block, repeat
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.training.loop import TrainConfig
 from glassformer.training.optim import OptimConfig
 
@@ -39,11 +39,11 @@ def attention_only(n_layers: int) -> TrainConfig:
 
     A quarter of each batch are random tokens repeated to the end: enough for induction heads to form within minutes.
     """
-    layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0), norm=LayerNorm(bias=False))
-    model = DecoderConfig(1024, 256, repeat(layer, n_layers), max_len=512, final_norm=LayerNorm(bias=False))
-    text = TextConfig(length=256, vocab_size=1024)
-    data = MixtureConfig((text, Repeat(length=256)), shares=(0.75, 0.25), batch_size=8, length=256)
-    optim = OptimConfig(lr=2e-3, warmup=100, floor=0.05)
+    layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0))
+    model = DecoderConfig(1024, 256, repeat(layer, n_layers), max_len=256)
+    text = TextConfig(length=128, vocab_size=1024)
+    data = MixtureConfig((text, Repeat(length=128)), shares=(0.75, 0.25), batch_size=16, length=128)
+    optim = OptimConfig(lr=2e-3, warmup=100)
     return TrainConfig(
         model, data, evaluate=text, optim=optim, steps=4000, log_every=20, evaluate_every=100, save_every=250
     )

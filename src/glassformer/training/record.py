@@ -1,6 +1,6 @@
 """The run folder: what a run writes, and how it is found again.
 
-    run.json                    the whole recipe
+    config.json                 the whole recipe
     tokenizer.json              made once, when the run begins
     metrics.jsonl               one line per measured step
     samples.txt                 what the model wrote along the way
@@ -30,7 +30,7 @@ from glassformer.config import Config
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, RunFolderError, SaveError
 
-CONFIG, METRICS, SAMPLES = "run.json", "metrics.jsonl", "samples.txt"
+CONFIG, METRICS, SAMPLES = "config.json", "metrics.jsonl", "samples.txt"
 OPTIMIZER, FACTS, LOCK = "optimizer.safetensors", "facts.json", "lock"
 
 

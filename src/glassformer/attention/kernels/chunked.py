@@ -35,6 +35,13 @@ def chunked(
     return torch.cat(pieces, -2), memory
 
 
+def chunked_flops(n: int, d_head: int, d_value: int, size: int = 64) -> int:
+    """Return the floating-point operations of `chunked` for one head: two products per chunk, two with the memory."""
+    short = n % size
+    pairs = (n - short) * size + short * short
+    return 2 * pairs * (d_head + d_value) + 4 * n * d_head * d_value
+
+
 def left_product(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, tile: int = 64) -> Tensor:
     """Return the same without a memory, tile by tile: quadratic time, no N x N matrix kept."""
     n = q.shape[-2]

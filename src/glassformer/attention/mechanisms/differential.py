@@ -37,6 +37,10 @@ class Differential(MixerConfig, kind="differential"):
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
 
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first
+        return dims.n_heads * n_queries * n_keys * self.traits.streams * 2 * (dims.d_head + dims.d_value)
+
     def build(self, dims: Dims, path: str) -> "DifferentialMixer":
         return DifferentialMixer(self, dims, path)
 
@@ -69,8 +73,8 @@ class DifferentialMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2])
-        scores = site(tape, self.at.scores, scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed))
-        patterns = site(tape, self.at.patterns, masked_softmax(scores))
+        scores = scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed)
+        patterns = site(tape, self.at.patterns, masked_softmax(scores, context, self.at.scores, tape))
         return patterns[:, 0] - self._lambda(tape) * patterns[:, 1]
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Causal, Context, Padding
-from glassformer.attention.kernels.chunked import chunked, decay_matrix
+from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -53,6 +53,12 @@ class Lightning(MixerConfig, kind="lightning"):
         found = dims.n_heads if self.slopes is None else len(self.slopes)
         require(found == dims.n_heads, f"lightning: {found} slopes for n_heads={dims.n_heads}.")
         return LightningMixer(self, dims, path)
+
+    wide_state: ClassVar[bool] = True
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Chunks: linear in the number of queries."""
+        return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value, self.chunk)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         return dims.n_heads * dims.d_head * dims.d_value

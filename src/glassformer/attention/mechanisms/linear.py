@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Causal, Context, Padding
-from glassformer.attention.kernels.chunked import chunked
+from glassformer.attention.kernels.chunked import chunked, chunked_flops
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -45,6 +45,14 @@ class Linear(MixerConfig, kind="linear"):
 
     def build(self, dims: Dims, path: str) -> "LinearMixer":
         return LinearMixer(self, dims, path)
+
+    wide_state: ClassVar[bool] = True
+
+    def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
+        """Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value."""
+        if causal:
+            return dims.n_heads * chunked_flops(n_queries, dims.d_head, dims.d_value + 1)
+        return dims.n_heads * 2 * (n_queries + n_keys) * dims.d_head * (dims.d_value + 1)
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         return dims.n_heads * dims.d_head * (dims.d_value + 1)

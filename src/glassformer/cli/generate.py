@@ -1,0 +1,92 @@
+"""`glassformer generate`: continue a text, or translate one."""
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import tyro
+
+from glassformer.cli.given import model_of, text_of
+from glassformer.errors import ConfigError, TextError
+
+
+def generate(
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
+    /,
+    model: str = "gpt-4l",
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    beams: int | None = None,
+) -> None:
+    """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
+
+    Examples:
+        glassformer generate "def main(" --temperature 0.8 --top-p 0.95 --seed 1
+        glassformer generate 我吃了一个苹果 --model zh-en --beams 4
+        head -c 300 script.py | glassformer generate - --temperature 0
+
+    Args:
+        text: What to continue or to translate; - reads standard input.
+        model: A shipped model or a folder.
+        max_new_tokens: Stop after this many tokens, or at the model's end token.
+        temperature: Divides the logits; 0 takes the likeliest token each time.
+        top_k: Keep the k likeliest tokens.
+        top_p: Keep the smallest set of tokens with this much probability.
+        min_p: Drop tokens less likely than this share of the likeliest.
+        repetition_penalty: Above 1, tokens that occurred already become less likely.
+        seed: Of the draws.
+        beams: Search for the most probable text with so many beams instead of drawing.
+    """
+    from glassformer.models import Decoder, Sampling, beam_search, stream
+
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    if max_new_tokens < 1:
+        raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
+    given = text_of(text)
+    loaded = model_of(model)
+    prompt, source = _prompt(loaded, given)
+    end = loaded.tokenizer.eos
+    options: dict[str, Any] = {
+        "source": source, "max_new_tokens": max_new_tokens, "stop_ids": () if end is None else (end,)
+    }  # fmt: skip
+    if isinstance(loaded, Decoder):
+        print(given, end="", flush=True)
+    if beams is None:
+        drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
+    else:
+        drawn = iter(beam_search(loaded, [prompt], n_beams=beams, **options).best[0].tokens)
+    _print(loaded.tokenizer, (id for id in drawn if id is not None and id != end))
+
+
+def _prompt(model: Any, text: str) -> tuple[list[int], list[list[int]] | None]:
+    """Return what the decoder starts from, and the source of an encoder-decoder."""
+    from glassformer.analysis.inputs import encode
+    from glassformer.models import Decoder
+
+    if isinstance(model, Decoder):
+        return encode(model, text), None
+    source = encode(model, text, begin=False)
+    if model.tokenizer.bos is None:
+        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
+    return [model.tokenizer.bos], [source]
+
+
+def _print(tokenizer: Any, ids: Iterable[int]) -> None:
+    """Print tokens as they come; a character spread over several tokens appears when it is whole."""
+    seen: list[int] = []
+    shown = ""
+    for id in ids:
+        seen.append(id)
+        text = tokenizer.decode(seen)
+        # a replacement character at the end may become something else with the next byte
+        whole = text.rstrip("\ufffd")
+        if whole.startswith(shown):
+            print(whole[len(shown) :], end="", flush=True)
+            shown = whole
+    print(tokenizer.decode(seen)[len(shown) :])
+    sys.stdout.flush()

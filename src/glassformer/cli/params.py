@@ -1,0 +1,126 @@
+"""`glassformer params`: what a model costs."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from glassformer.attention import Attention
+from glassformer.cli.given import config_of
+from glassformer.config import require
+from glassformer.files import check_writable, write
+from glassformer.models import DecoderConfig, ModelConfig
+from glassformer.models.accounting import Account, account, count_flops, state_bytes
+
+PATH_POSITIONS = 33  # the path is looked for with real layers, which is quick at this length
+
+
+def params(
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    /,
+    length: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    complexity: bool = False,
+    json: Path | None = None,
+) -> None:
+    """Show parameters by part, floating-point operations per token, and bytes of state; nothing is allocated.
+
+    Operations are those of matrix products, 2 per multiply-add, attention over the full square (or, for linear
+    mechanisms, in chunks). The backward pass counts two products for each forward one.
+
+    Examples:
+        glassformer params gpt-4l
+        glassformer params gpt3-175b --length 2048 --dtype float16
+        glassformer params llama3-8b --complexity --json llama.json
+
+    Args:
+        model: A shipped model, a preset (gpt2-small, llama3-8b, …) or a folder.
+        length: Tokens per sequence; the model's longest context by default.
+        dtype: Of the state.
+        complexity: Also show how kinds of layers scale at this length and width.
+        json: Write the numbers to this file.
+    """
+    import torch
+
+    if json is not None:
+        check_writable(json)
+    config = config_of(model)
+    require(length is None or length >= 1, f"params: length must be at least 1, found {length}.")
+    kind = getattr(torch, dtype)
+    found = account(config, length, kind)
+    data = {"model": model} | found.to_dict()
+    console = Console()
+    console.print(_parts(model, found))
+    console.print(_lengths(config, found, kind))
+    if complexity:
+        data |= _complexity(console, config, found.length)
+    if json is not None:
+        print(f"JSON: {write(json, json_format.dumps(data, indent=2)).absolute()}")
+
+
+def _parts(model: str, found: Account) -> Table:
+    table = Table(title=f"{model}: {found.total:,} parameters")
+    for name in ("part", "parameters", "share", f"forward FLOPs per token, length {found.length:,}"):
+        table.add_column(name, justify="left" if name == "part" else "right")
+    for part in dict.fromkeys((*found.parameters, *found.flops)):
+        own, flops = found.parameters.get(part, 0), found.flops.get(part, 0)
+        share = f"{own / found.total:.1%}" if own else ""
+        name = f"{part} (tied)" if part == "unembedding" and not own else part
+        table.add_row(name, f"{own:,}" if own else "", share, f"{flops / found.length:,.0f}" if flops else "")
+    table.add_section()
+    table.add_row("total", f"{found.total:,}", "", f"{found.forward / found.length:,.0f}")
+    return table
+
+
+def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
+    title = f"per token, averaged over a sequence; state in {found.dtype}"
+    table = Table("length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title)
+    for column in table.columns:
+        column.justify = "right"
+    shorter = [found.length // 4**i for i in (3, 2, 1) if found.length // 4**i >= 1]
+    for n in dict.fromkeys((*shorter, found.length)):
+        flops = count_flops(config, n)
+        forward, state = sum(flops.values()), state_bytes(config, n, dtype)
+        mixing = f"{flops.get('mixing', 0) / forward:.1%}"
+        each = (f"{n:,}", f"{forward / n:,.0f}", f"{2 * forward / n:,.0f}", mixing, f"{state:,}", f"{state / n:,.0f}")
+        table.add_row(*each)
+    return table
+
+
+def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from glassformer.models.complexity import complexity, confirm
+
+    d_head, window = _head(config)
+    sizes = f"n={length:,}, d={config.d_model:,}, d_head={d_head}, r={window}, k=3"
+    table = Table("layer", "work", "multiply-adds", "sequential", "steps", "path", "layers", title=f"scaling: {sizes}")
+    rows = complexity(length, config.d_model, d_head=d_head, window=window)
+    for row in rows:
+        table.add_row(
+            row.name, row.work, f"{row.operations:,}", row.sequential, f"{row.steps:,}", row.path, f"{row.layers:,}"
+        )
+    console.print(table)
+    short = min(length, PATH_POSITIONS)
+    measured = confirm(short, config.d_model, d_head=d_head, window=min(window, 5))
+    title = f"measured here: n={short}, r={min(window, 5)} (4 FLOPs are one multiply-add in each of two products)"
+    table = Table("layer", "run as", "counted FLOPs", "formula", "counted / work", "layers to reach", title=title)
+    for row in measured:
+        table.add_row(
+            row.name, row.form, f"{row.counted:,}", f"{row.formula:,}", f"{row.per_work:.3g}", str(row.layers)
+        )
+    console.print(table)
+    return {"complexity": [asdict(row) for row in rows], "measured": [asdict(row) for row in measured]}
+
+
+def _head(config: ModelConfig) -> tuple[int, int]:
+    """Return d_head and window of the first attention layer; a whole-width head and 128 where there is none."""
+    layers = config.layers if isinstance(config, DecoderConfig) else config.decoder_layers  # type: ignore[attr-defined]
+    found = [part for block in layers for part in block.parts if isinstance(part, Attention)]
+    if not found:
+        return config.d_model, 128
+    d_head = found[0].dims(config.d_model, config.max_len).d_head
+    return d_head, max(2, getattr(found[0].mixer, "window", None) or 128)

@@ -1,0 +1,63 @@
+"""`glassformer sites`: the named places of a model's forward pass."""
+
+import json as json_format
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from glassformer.cli.given import config_of
+from glassformer.config import require
+
+
+def sites(
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    /,
+    glob: str = "*",
+    length: int | None = None,
+    json: bool = False,
+) -> None:
+    """List the sites of a model: what a forward pass can be asked to record or let itself be edited at.
+
+    Lazy sites are computed only when asked for. With --length, a forward pass over so many tokens is walked on the meta
+    device, so that every shape is known and nothing is allocated, whatever the model's size.
+
+    Examples:
+        glassformer sites gpt-4l
+        glassformer sites llama3-8b --glob "blocks.0.attn.*"
+        glassformer sites gpt3-175b --length 1000
+
+    Args:
+        model: A shipped model, a preset (gpt2-small, gpt3-175b, …) or a folder.
+        glob: Names to list.
+        length: Number of tokens to walk a forward pass with.
+        json: Print JSON.
+    """
+    import torch
+
+    from glassformer.models.accounting import shapes
+
+    config = config_of(model)
+    require(length is None or length >= 1, f"sites: length must be at least 1, found {length}.")
+    with torch.device("meta"):
+        table = config.build().sites(glob)
+    walked = {} if length is None else shapes(config, length)
+    rows = [
+        {"name": s.name, "axes": s.axes, "shape": _shape(s, walked), "layer": s.layer, "lazy": s.lazy}
+        for s in table.values()
+    ]
+    if json:
+        print(json_format.dumps({"model": model, "length": length, "sites": rows}, indent=1))
+        return
+    title = f"{model}: {len(rows)} sites" + ("" if length is None else f", {length} tokens")
+    shown = Table("name", "axes", "shape", "lazy", title=title)
+    for row in rows:
+        shape = " ".join(str(size) for size in row["shape"]) or "one number"
+        shown.add_row(row["name"], " ".join(row["axes"]), shape, "lazy" if row["lazy"] else "")
+    Console().print(shown)
+
+
+def _shape(site: Any, walked: dict[str, tuple[int, ...]]) -> list[int | str]:
+    """Return lengths where they are known, axis names where they depend on the text."""
+    return list(walked[site.name]) if walked else [site.sizes.get(axis, axis) for axis in site.axes]

@@ -1,0 +1,220 @@
+"""What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
+
+Conventions: 2 FLOPs per multiply-add; matrix products only (norms, activations and softmax are left out); both products
+of attention over the full square, as kernels without block skipping compute them. The backward pass has two products for
+each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from glassformer.attention import Attention, Mixer
+from glassformer.attention.projections import MergeHeads, SeparateProjection
+from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.block import BlockConfig
+from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
+from glassformer.trace import Tape
+
+PARTS = (
+    "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
+    "mlp out", "norms", "unembedding",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Account:
+    """The costs of one model.
+
+    Args:
+        parameters: By part; a tied unembedding has none of its own.
+        length: Tokens per sequence (of source and of target) that the rest is counted for.
+        flops: Forward FLOPs of one sequence, by part; `mixing` is what the mechanisms do between projections.
+        state_bytes: State of one sequence after `length` positions.
+        state_growth: Bytes that the last position added.
+        dtype: Of weights and state.
+    """
+
+    parameters: dict[str, int]
+    length: int
+    flops: dict[str, int]
+    state_bytes: int
+    state_growth: int
+    dtype: str
+
+    @property
+    def total(self) -> int:
+        """Number of parameters."""
+        return sum(self.parameters.values())
+
+    @property
+    def forward(self) -> int:
+        """FLOPs of the forward pass over one sequence."""
+        return sum(self.flops.values())
+
+    @property
+    def backward(self) -> int:
+        """FLOPs of the backward pass: two products for each forward one."""
+        return 2 * self.forward
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return {
+            "parameters": self.parameters | {"total": self.total},
+            "length": self.length,
+            "flops_forward": self.flops | {"total": self.forward},
+            "flops_backward": self.backward,
+            "flops_forward_per_token": self.forward / self.length,
+            "flops_backward_per_token": self.backward / self.length,
+            "state_bytes": self.state_bytes,
+            "state_bytes_last_position": self.state_growth,
+            "dtype": self.dtype,
+        }
+
+
+def account(config: ModelConfig, length: int | None = None, dtype: torch.dtype = torch.float32) -> Account:
+    """Return what a model costs at a sequence length (its `max_len` by default)."""
+    length = config.max_len if length is None else length
+    bytes_now, bytes_before = (state_bytes(config, n, dtype, source_length=length) for n in (length, length - 1))
+    return Account(
+        count_parameters(config), length, count_flops(config, length), bytes_now, bytes_now - bytes_before,
+        str(dtype).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def count_parameters(config: ModelConfig) -> dict[str, int]:
+    """Return parameters by part, biases with their matrices, without allocating any."""
+    with torch.device("meta"):
+        model = config.build()
+    found: Counter[str] = Counter()
+    for module in model.modules():
+        found.update(dict(_own_parameters(module)))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert found.total() == total, f"{total - found.total()} parameters belong to no part"
+    return {part: found[part] for part in PARTS if found[part]}
+
+
+def count_flops(config: ModelConfig, length: int, source_length: int | None = None) -> dict[str, int]:
+    """Return forward FLOPs of one sequence by part, in closed form.
+
+    Args:
+        config: The model.
+        length: Tokens read (by an encoder-decoder: target tokens).
+        source_length: Source tokens of an encoder-decoder; `length` by default.
+    """
+    m = length if source_length is None else source_length
+    found: Counter[str] = Counter()
+    for block, layer, n, causal in _blocks(config, length, m):
+        for part in block.parts:
+            if isinstance(part, Attention):
+                found.update(_attention_flops(config, part, layer, n, m if part.cross else n, causal))
+            elif isinstance(part, Mlp):
+                product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
+                found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
+    found["unembedding"] = 2 * length * config.d_model * config.vocab_size
+    order = (*PARTS[:4], "mixing", *PARTS[4:])
+    return {part: found[part] for part in order if found[part]}
+
+
+def state_bytes(
+    config: ModelConfig, length: int, dtype: torch.dtype = torch.float32, source_length: int | None = None
+) -> int:
+    """Return the bytes of one sequence's state after `length` positions.
+
+    For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output and,
+    from the first position on, each layer's projection of it. Recurrent states are float32 at least.
+    """
+    m = length if source_length is None else source_length
+    crossed = isinstance(config, EncoderDecoderConfig)
+    numbers = m * config.d_model if crossed else 0
+    total = numbers * dtype.itemsize
+    for block, layer, _, causal in _blocks(config, length, m):
+        for part in block.parts:
+            if not isinstance(part, Attention) or not causal:
+                continue
+            dims = part.dims(config.d_model, config.max_len, layer)
+            wide = part.mixer.wide_state and not part.cross
+            kept = torch.promote_types(dtype, torch.float32) if wide else dtype
+            if part.cross:
+                held = m * dims.n_kv_heads * (part.mixer.traits.streams * dims.d_head + dims.d_value) * (length > 0)
+            else:
+                held = part.mixer.state_numbers(length, dims)
+            total += held * kept.itemsize
+    return total
+
+
+def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every site in a forward pass over `length` tokens, computed on the meta device.
+
+    No number is allocated or computed, so that any size of model will do. The batch holds one row; an encoder-decoder
+    reads as many source tokens.
+
+    Raises:
+        TextError: More tokens than the model has learned positions for.
+    """
+    with torch.device("meta"), torch.no_grad():
+        model = config.build().eval()
+        tape = Tape(model, read="*")
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        model(*[tokens] * (1 if isinstance(config, DecoderConfig) else 2), tape=tape)
+    tape.check_visited()
+    return {name: tuple(tape.values[name].shape) for name in tape.table if name in tape.values}
+
+
+def _blocks(config: ModelConfig, length: int, source_length: int) -> Iterator[tuple[BlockConfig, int, int, bool]]:
+    """Yield each block with its layer, the positions it reads, and whether it is causal."""
+    if isinstance(config, DecoderConfig):
+        stacks = [(config.layers, length, True)]
+    else:
+        assert isinstance(config, EncoderDecoderConfig)
+        stacks = [(config.encoder_layers, source_length, False), (config.decoder_layers, length, True)]
+    for layers, n, causal in stacks:
+        for layer, block in enumerate(layers):
+            yield block, layer, n, causal
+
+
+def _attention_flops(config: ModelConfig, part: Attention, layer: int, n: int, m: int, causal: bool) -> dict[str, int]:
+    dims = part.dims(config.d_model, config.max_len, layer)
+    d, streams = config.d_model, part.mixer.traits.streams
+    merged = 2 * n * d * dims.n_heads * dims.d_value
+    return {
+        "query": 2 * n * d * dims.n_heads * streams * dims.d_head,
+        "key": 2 * m * d * dims.n_kv_heads * streams * dims.d_head,
+        "value": 2 * m * d * dims.n_kv_heads * dims.d_value,
+        "mixing": part.mixer.flops(n, m, dims, causal=causal and not part.cross),
+        "output": merged,
+        "output gate": merged if part.merge.gate else 0,
+    }
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield (part, count) for a module that owns parameters; others yield nothing."""
+    if isinstance(module, Embedding):
+        yield "embedding", 0 if module.matrix is None else module.matrix.numel()
+    elif isinstance(module, Unembedding):
+        own = [p for p in (module.matrix, module.bias) if p is not None]
+        yield "unembedding", sum(p.numel() for p in own)
+    elif isinstance(module, PositionTable):
+        yield "positions", _count(module)
+    elif isinstance(module, (Norm, nn.RMSNorm)):
+        yield "norms", _count(module)
+    elif isinstance(module, SeparateProjection):
+        inputs = module.qkv.in_features + (module.qkv.bias is not None)
+        yield from zip(("query", "key", "value"), (width * inputs for width in module.widths))
+    elif isinstance(module, MergeHeads):
+        yield "output", _count(module.output)
+        yield "output gate", _count(module.gate)
+        yield "norms", 0 if module.gain is None else module.gain.numel()
+    elif isinstance(module, Mixer):
+        yield "mechanism", _count(module)
+    elif isinstance(module, MlpLayer):
+        yield from (("mlp in", _count(module.input)), ("mlp gate", _count(module.gate)), ("mlp out", _count(module.output)))
+
+
+def _count(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,282 @@
+"""`explain`: its numbers agree with each other and with the model, on the terminal, as JSON, on the command line."""
+
+import io
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
+from glassformer import checkpoints
+from glassformer.analysis import attribution, explain, head_roles, lens, run
+from glassformer.analysis.explain import needs
+from glassformer.analysis.heads import ROLES
+from glassformer.cli import main
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
+from glassformer.render.terminal import lines, visible
+from strategies import ARCHITECTURES, subject
+from truths import induction_model
+
+every_sample = pytest.mark.parametrize("name", SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folders called `decoder` and `translator`."""
+    root = tmp_path_factory.mktemp("models")
+    checkpoints.save(gpt(), root / "decoder")
+    checkpoints.save(translator(), root / "translator")
+    return root
+
+
+@every_sample
+def test_every_number_belongs_to_one_distribution_and_one_logit(name: str) -> None:
+    found = sample(name)
+    assert sum(c.contribution for c in found.attribution.components) == pytest.approx(found.attribution.total, abs=1e-4)
+    against = 0.0 if found.against is None else found.against.logit
+    assert found.attribution.total == pytest.approx(found.answer.logit - against, abs=1e-5)
+    last = found.lens[-1]
+    assert last.kl_bits == pytest.approx(0, abs=1e-9)
+    assert last.answer.probability == pytest.approx(found.answer.probability, rel=1e-4)
+    assert last.answer.rank == found.answer.rank
+    assert last.entropy_bits == pytest.approx(found.next_token.entropy_bits, abs=1e-4)
+    assert [c.probability for c in found.next_token.candidates] == sorted(
+        (c.probability for c in found.next_token.candidates), reverse=True
+    )
+    assert found.sampling.steps[0].candidates == found.next_token.candidates
+
+
+@every_sample
+def test_where_a_top_head_looks_is_a_mixture_and_what_it_takes_is_what_it_adds(name: str) -> None:
+    found = sample(name)
+    assert found.top_heads
+    facts = {head.label: head for head in found.heads}
+    for top in found.top_heads:
+        texts = found.source_tokens if top.key == "source_tokens" else found.tokens
+        assert texts is not None
+        assert len(top.weights) == len(top.sources) == len(texts)
+        assert min(top.weights) >= 0
+        assert sum(top.weights) == pytest.approx(1, abs=1e-5)
+        assert sum(top.sources) == pytest.approx(top.contribution, abs=1e-4)
+        assert top.contribution == facts[top.label].contribution
+        assert top.basis == ("pattern" if facts[top.label].reading == "mass" else "norm")
+
+
+def test_the_parts_are_what_the_analyses_give_one_by_one() -> None:
+    model = gpt()
+    found = explain(model, TEXT[:80], answer="\n", against=" ")
+    done = run(model, TEXT[:80], read=needs(model))
+    split = attribution(done, "\n", " ")
+    assert [c.contribution for c in found.attribution.components] == split.contributions.values.tolist()
+    assert [row.kl_bits for row in found.lens] == lens(done, "\n").kl_bits.values.tolist()
+    scores = head_roles(done).scores
+    for head in found.heads:
+        for role in head.roles:
+            value = float(scores.select(head=head.label, role=role.role).values)
+            assert role.score == value or (role.score is None and math.isnan(value))
+
+
+def test_the_induction_head_and_its_partner_are_told_with_their_roles() -> None:
+    found = explain(induction_model(), "t1 t2 t3 t4 t5 t1 t2 t3")
+    assert found.answer.text == "t4"
+    assert found.answer.probability == pytest.approx(1, abs=1e-6)
+    tops = {top.label: top for top in found.top_heads}
+    assert tops["L1H0"].because == "contribution"
+    assert tops["L1H0"].weights[4] == pytest.approx(1, abs=1e-4)
+    # the partner adds nothing itself; it is listed for its role
+    assert tops["L0H0"].contribution == 0
+    roles = {h.label: {r.role: r.score for r in h.roles} for h in found.heads}
+    assert roles["L1H0"]["induction"] == pytest.approx(1, abs=1e-4)
+    assert roles["L0H0"]["previous_token"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_can_be_explained(name: str) -> None:
+    found = subject(name)
+    target = {} if len(found.inputs) == 1 else {"target": [1, 2, 3]}
+    explained = explain(found.model, [1, 2, 3, 1, 2], **target)
+    assert explained.attribution.sum == pytest.approx(explained.attribution.total)
+    assert len(explained.patterns) == len(explained.heads)
+    assert "NaN" not in explained.to_json() and "Infinity" not in explained.to_json()
+    assert list(lines(explained, 80))
+
+
+def test_one_forward_pass_answers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = gpt(), []
+    forward = model.stack.forward
+    monkeypatch.setattr(model.stack, "forward", lambda *args, **kwargs: (calls.append(1), forward(*args, **kwargs))[1])
+    explain(model, "def f")
+    assert len(calls) == 1
+
+
+def test_a_finished_translation_is_explained_at_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target = translator(), "I ate an apple"
+    assert explain(model, "我吃了", target=target).position == 4
+    last = explain(model, "我吃了", target=target).answer.id
+    # with the token written last as the end token, the translation is over and the word before it is of interest
+    monkeypatch.setattr(type(model.tokenizer), "eos", property(lambda tokenizer: last))
+    assert explain(model, "我吃了", target=target).position == 3
+    assert explain(model, "我吃了", target=target, position=-1).position == 4
+
+
+def test_the_steps_of_a_translation_feed_each_other() -> None:
+    steps = sample("generated").translation
+    assert steps is not None and steps.generated
+    assert [step.output for step in steps.steps[:-1]] == [step.input for step in steps.steps[1:]]
+    given = sample("translation").translation
+    assert given is not None and given.text == "I ate an apple"
+    assert [step.input for step in given.steps] == ["<bos>", "I", "ate", "an", "apple"]
+
+
+def test_sampling_narrows_step_by_step_and_the_draw_is_among_what_is_left() -> None:
+    found = sample("short").sampling
+    assert [step.name for step in found.steps][:2] == ["logits", "temperature"]
+    kept = [step.kept for step in found.steps]
+    assert kept == sorted(kept, reverse=True)
+    assert found.draw.probability > 0
+    assert found == sample.__wrapped__("short").sampling
+
+
+def test_an_answer_is_one_known_token() -> None:
+    with pytest.raises(
+        TextError, match=r"'area\(' is \d tokens \('.*'\), and one next token is explained: give the first"
+    ):
+        explain(gpt(), "def", answer="area(")
+    with pytest.raises(TextError, match="'zebra' is not in the vocabulary"):
+        explain(translator(), "我", target="I", answer="zebra")
+    assert explain(translator(), "我", target="I", answer="<eos>").answer.text == "<eos>"
+
+
+def test_what_cannot_be_explained_is_refused() -> None:
+    with pytest.raises(ShapeMismatch, match="position 9: the text has 2 tokens"):
+        explain(gpt(), "a", position=9)
+    with pytest.raises(ShapeMismatch, match="one text at a time"):
+        explain(gpt(), [[1, 2], [3, 4]])
+    with pytest.raises(AnalysisUnavailable, match="Linear is neither"):
+        explain(torch.nn.Linear(2, 2), "a")
+
+
+def test_signed_patterns_are_named_as_such() -> None:
+    found = sample("signed")
+    assert {head.reading for head in found.heads} == {"signed"}
+    assert any("do not sum to one" in note for note in found.notes)
+    assert any(role.score is not None and role.score < 0 for head in found.heads for role in head.roles)
+    assert any("≈" in line for line in lines(found))
+
+
+@every_sample
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_terminal_view_fits_its_width(name: str, width: int) -> None:
+    from rich.cells import cell_len
+
+    shown = list(lines(sample(name), width))
+    assert max(map(cell_len, shown)) <= width
+    text = "\n".join(shown)
+    for heading in ("From text to next token", "Next token", "Sampling", "Logit lens", "What adds to", "Telling heads"):
+        assert heading in text
+
+
+def test_single_results_print_as_tables() -> None:
+    model = gpt()
+    done = run(model, "def f", read=needs(model))
+    assert any("L0H1" in line for line in lines(head_roles(done)))
+    assert any("block 3" in line for line in lines(lens(done)))
+    assert any("sum" in line for line in lines(attribution(done)))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [(" a\n", "·a⏎"), ("\x1b[31m", "\\u001b[31m"), ("x" * 40, "x" * 15 + "…"), ("[red]", "[red]")]
+)
+def test_tokens_are_shown_without_moving_the_cursor(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_the_command_prints_and_writes_what_python_gives(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["explain", "def area", "--model", str(folder / "decoder"), "--json", str(out), "--answer", "("]
+    assert main([*arguments, "--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--seed", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "Telling heads" in printed and str(out) in printed
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["answer"]["text"] == "("
+    assert document["sampling"]["settings"]["top_k"] == 5
+    model = gf.load(folder / "decoder")
+    assert (
+        document["attribution"]["components"]
+        == explain(model, "def area", answer="(").to_dict()["attribution"]["components"]
+    )
+
+
+def test_without_a_text_the_command_explains_an_example(folder: Path, capsys: Any) -> None:
+    assert main(["explain", "--model", str(folder / "decoder")]) == 0
+    assert "self.y·=" in capsys.readouterr().out.replace(" ", "")
+
+
+def test_a_dash_reads_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    arguments = ["explain", "-", "--model", str(folder / "decoder")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("area é".encode())))
+    assert main(arguments) == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    assert main(arguments) == 2
+    assert "standard input is not UTF-8 (byte 3" in capsys.readouterr().err
+
+
+def test_the_command_translates(folder: Path, capsys: Any) -> None:
+    arguments = ["explain", "我吃了一个苹果", "--model", str(folder / "translator"), "--target", "I ate an apple"]
+    assert main(arguments) == 0
+    assert "Translation (given): I ate an apple" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the text is empty"),
+        (["a" * 5000], "the context of this model is 1024"),
+        (["a", "--answer", "two words"], "one next token is explained"),
+        (["a", "--target", "b"], "no encoder"),
+        (["a", "--position", "40"], "the text has 2 tokens"),
+        (["a", "--model", "gpt-5l"], 'no model "gpt-5l"'),
+    ],
+)
+def test_bad_input_ends_with_a_message_and_code_two(
+    arguments: list[str], message: str, folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "out.json"
+    model = [] if "--model" in arguments else ["--model", str(folder / "decoder")]
+    assert main(["explain", *arguments, *model, "--json", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(checkpoints, "load", lambda name: pytest.fail("the model was loaded"))
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / "file" / "out", tmp_path):
+        assert main(["explain", "a", option, str(path)]) == 2
+        assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_text_of_256_tokens_takes_less_than_ten_seconds() -> None:
+    model = gpt()
+    ids = torch.randint(1, 300, (256,), generator=torch.Generator().manual_seed(0))
+    start = time.perf_counter()
+    found = explain(model, ids)
+    found.to_json()
+    assert time.perf_counter() - start < 10
+
+
+def test_roles_are_in_the_order_of_the_documentation() -> None:
+    for head in explain(signed(), "def").heads:
+        assert tuple(role.role for role in head.roles) == ROLES

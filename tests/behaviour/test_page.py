@@ -1,0 +1,272 @@
+"""The HTML page of an explanation, opened from disk in a real browser."""
+
+import base64
+import copy
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from explanations import sample
+from glassformer.render.page import page
+
+browser_test = pytest.mark.browser
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+NASTY = [
+    "</script>",
+    "<!--<script>",
+    "<img src=x onerror=window.ran=1>",
+    "&amp;",
+    "'\"`",
+    "",
+    "\n\t ",
+    "\u2028",
+    "\u202e",
+]
+
+Opener = Callable[..., Page]
+
+
+@cache
+def document(name: str) -> dict[str, Any]:
+    return sample(name).to_dict()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Path) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Return a function that opens a document's page; afterwards, no page may have complained or asked for anything."""
+    contexts, complaints, requests, addresses = [], [], [], []
+
+    def open_page(payload: dict[str, Any], *, scheme: Any = "light", width: int = 1280) -> Page:
+        path = tmp_path / f"{len(addresses)}.html"
+        path.write_text(page(payload), encoding="utf-8")
+        size = ViewportSize(width=width, height=900)
+        context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+        contexts.append(context)
+        shown = context.new_page()
+        shown.on("console", lambda message: complaints.append(message.text))
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on("request", lambda request: requests.append(request.url))
+        addresses.append(path.as_uri())
+        shown.goto(path.as_uri())
+        return shown
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert requests == addresses
+
+
+def weights(pattern: dict[str, Any]) -> list[list[float | None]]:
+    """Decode a pattern as its documentation says; None where the mask forbids looking."""
+    data = iter(base64.b64decode(pattern["data"]))
+    scale, lower = pattern["scale"], pattern["layout"] == "lower"
+    decoded: list[list[float | None]] = []
+    for q in range(pattern["rows"]):
+        n = q + 1 if lower else pattern["columns"]
+        row = [(next(data) - 128) * scale / 127 if pattern["signed"] else next(data) * scale / 255 for _ in range(n)]
+        decoded.append([*row, *[None] * (pattern["columns"] - n)])
+    return decoded
+
+
+def pixels(shown: Page, label: str) -> list[list[list[int]]]:
+    """Return the colours of a small picture: rows of [red, green, blue, alpha]."""
+    # a change of scheme reaches the page with the next frame; the copy keeps the picture itself on its fast path
+    script = """async label => {
+        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+        const canvas = document.querySelector(`.thumbs [data-label="${label}"] canvas`);
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+        copy.drawImage(canvas, 0, 0);
+        const data = [...copy.getImageData(0, 0, canvas.width, canvas.height).data];
+        return Array.from({length: canvas.height}, (_, y) => Array.from({length: canvas.width},
+            (_, x) => data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 4)));
+    }"""
+    return shown.evaluate(script, label)
+
+
+def open_head(shown: Page, label: str) -> None:
+    shown.click(f'.thumbs [data-label="{label}"]')
+
+
+def accessibility_report(shown: Page, part: str | None = None) -> str:
+    results = Axe().run(shown, context=part)
+    return results.generate_report() if results.violations_count else ""
+
+
+@browser_test
+def test_the_page_is_accessible(opened: Opener) -> None:
+    assert accessibility_report(opened(document("short"))) == ""
+
+
+@browser_test
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize("name", ["short", "long", "signed", "translation"])
+def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
+    shown = opened(document(name), scheme=scheme, width=width)
+    for summary in shown.locator("summary").all():
+        summary.click()
+    assert accessibility_report(shown) == ""
+    open_head(shown, document(name)["patterns"][0]["label"])
+    assert accessibility_report(shown, "dialog") == ""
+
+
+@browser_test
+@pytest.mark.parametrize("name", ["short", "signed", "translation"])
+def test_a_narrow_window_scrolls_only_downwards(opened: Opener, name: str) -> None:
+    shown = opened(document(name), width=360)
+    assert shown.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@browser_test
+@pytest.mark.parametrize("name", ["short", "signed", "translation"])
+def test_every_pixel_of_every_pattern_is_a_weight_of_the_document(opened: Opener, name: str) -> None:
+    payload = document(name)
+    shown = opened(payload)
+    for pattern in payload["patterns"]:
+        decoded, drawn = weights(pattern), pixels(shown, pattern["label"])
+        assert len(drawn) == pattern["rows"]
+        colours: dict[float, tuple[int, ...]] = {}
+        for row, line in zip(decoded, drawn, strict=True):
+            for weight, colour in zip(row, line, strict=True):
+                assert colour[3] == (0 if weight is None else 255)
+                if weight is not None:
+                    assert colours.setdefault(weight, tuple(colour)) == tuple(colour)
+        # on light paper a larger weight is never brighter, on either side of zero
+        for sign in (1, -1):
+            sizes = sorted((abs(w), colour) for w, colour in colours.items() if w * sign >= 0)
+            brightness = [0.2126 * c[0] + 0.7152 * c[1] + 0.0722 * c[2] for _, c in sizes]
+            assert all(b >= a - 1 for a, b in zip(brightness[1:], brightness))
+
+
+@browser_test
+def test_a_click_on_a_head_shows_it_large_and_escape_returns_to_it(opened: Opener) -> None:
+    shown = opened(document("short"))
+    small = shown.locator('.thumbs [data-label="L1H2"] canvas').bounding_box()
+    open_head(shown, "L1H2")
+    assert shown.inner_text("dialog h2") == "L1H2"
+    large = shown.locator("dialog canvas.map").bounding_box()
+    assert small and large and large["width"] > 4 * small["width"]
+    shown.keyboard.press("Escape")
+    assert not shown.locator("dialog").is_visible()
+    assert shown.evaluate("document.activeElement.dataset.label") == "L1H2"
+
+
+@browser_test
+@pytest.mark.parametrize("name", ["short", "signed"])
+def test_the_keyboard_reaches_every_weight(opened: Opener, name: str) -> None:
+    payload = document(name)
+    shown, pattern = opened(payload), payload["patterns"][2]
+    shown.locator(f'.thumbs [data-label="{pattern["label"]}"]').focus()
+    shown.keyboard.press("Enter")
+    for _ in range(pattern["rows"] // 10 + 1):
+        shown.keyboard.press("Shift+ArrowUp")
+        shown.keyboard.press("Shift+ArrowLeft")
+    row = [weight or 0.0 for weight in weights(pattern)[4]]
+    weight = max(row, key=abs)
+    for key in ["ArrowDown"] * 4 + ["ArrowRight"] * row.index(weight):
+        shown.keyboard.press(key)
+    expected = f"{weight:+.3f}".replace("-", "−") if pattern["signed"] else f"{weight:.3f}"
+    assert shown.inner_text("dialog .weight") == expected
+    words = shown.inner_text("dialog .readout")
+    assert words.startswith("query 4 ") and f"→ key {row.index(weight)} " in words
+    shown.keyboard.press("PageDown")
+    assert shown.inner_text("dialog h2") == payload["patterns"][3]["label"]
+
+
+@browser_test
+def test_hovering_a_picture_names_query_key_and_weight(opened: Opener) -> None:
+    payload = document("short")
+    shown, pattern = opened(payload), payload["patterns"][1]
+    canvas = shown.locator(f'.thumbs [data-label="{pattern["label"]}"] canvas')
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    cell = box["width"] / pattern["columns"]
+    shown.mouse.move(box["x"] + 4.5 * cell, box["y"] + 6.5 * cell)
+    weight = weights(pattern)[6][4]
+    words = shown.inner_text(".tip")
+    assert words.startswith(f"{pattern['label']}: 6 ") and "→ 4 " in words and words.endswith(f"{weight:.3f}")
+
+
+@browser_test
+def test_no_token_becomes_markup_and_all_are_visible(opened: Opener) -> None:
+    payload = copy.deepcopy(document("short"))
+    for token, text in zip(payload["tokens"], NASTY):
+        token["text"] = text
+    payload["answer"]["text"] = payload["model"]["name"] = NASTY[2]
+    for i, candidate in enumerate(payload["next_token"]["candidates"][: len(NASTY)]):
+        candidate["text"] = NASTY[i]
+    shown = opened(payload)
+    assert shown.evaluate("window.ran") is None
+    assert shown.locator("main > section").count() >= 6
+    assert shown.locator("img").count() == 0
+    seen = shown.locator("header .strip .token").all_inner_texts()[: len(NASTY)]
+    assert seen == [*[text.replace(" ", "·") for text in NASTY[:5]], "∅", "⏎⇥·", "⟨2028⟩", "⟨202E⟩"]
+
+
+@browser_test
+def test_the_page_states_the_documents_numbers(opened: Opener) -> None:
+    payload = document("short")
+    shown = opened(payload)
+    assert f"{payload['attribution']['total']:.3f}" in shown.inner_text("#attribution .result")
+    shares = [c["contribution"] for c in payload["attribution"]["components"]]
+    shown.click("#attribution summary")
+    cells = shown.locator("#attribution details td.number").all_inner_texts()
+    assert [float(c.replace("−", "-")) for c in cells] == pytest.approx(shares, abs=6e-4)
+    best = payload["next_token"]["candidates"][0]
+    assert f"{100 * best['probability']:.1f} %" in shown.inner_text("#next tbody tr:first-child")
+    for top in payload["top_heads"]:
+        values = [re.search(r": ([<\d.]+) %$", str(t.get_attribute("title"))) for t in _strip(shown, top["label"])]
+        assert all(values) and len(values) == len(top["weights"])
+
+
+def _strip(shown: Page, label: str) -> list[Any]:
+    return shown.locator(f'[aria-label="head {label}"] .strip').first.locator(".token").all()
+
+
+@browser_test
+def test_a_translation_shows_three_kinds_of_patterns_and_every_step(opened: Opener) -> None:
+    payload = document("translation")
+    shown = opened(payload)
+    headings = shown.locator("#patterns h3").all_inner_texts()
+    assert [h.split(":")[0] for h in headings] == ["Encoder", "Decoder", "Cross-attention"]
+    rows = shown.locator("#translation tbody tr").all_inner_texts()
+    assert len(rows) == len(payload["translation"]["steps"])
+    assert shown.locator(".thumbs .thumb").count() == len(payload["patterns"])
+
+
+@browser_test
+def test_colours_follow_the_scheme_and_print_is_light(opened: Opener) -> None:
+    shown = opened(document("short"), scheme="dark")
+    dark, dark_paper = pixels(shown, "L0H0"), _paper(shown)
+    shown.emulate_media(color_scheme="light")
+    light, light_paper = pixels(shown, "L0H0"), _paper(shown)
+    assert sum(dark_paper) < 200 < 600 < sum(light_paper)
+    assert dark != light
+    shown.emulate_media(color_scheme="dark", media="print")
+    assert sum(_paper(shown)) == 3 * 255
+    assert pixels(shown, "L0H0") == light
+
+
+def _paper(shown: Page) -> list[int]:
+    return [int(x) for x in re.findall(r"\d+", shown.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]]
+
+
+def test_a_number_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        page({"model": {"name": "m"}, "answer": float("nan")})

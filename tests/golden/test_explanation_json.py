@@ -1,0 +1,94 @@
+"""The JSON document of an explanation: its fields, its numbers, and what its page in the documentation promises.
+
+After a deliberate change, `PYTHONPATH=src:tests python tests/golden/test_explanation_json.py` rewrites the stored file;
+raise `VERSION` if a field went away or changed its meaning.
+"""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from explanations import SAMPLES, sample
+from glassformer.analysis import explain
+from truths import induction_model
+
+STORED = Path(__file__).with_name("explanation.json")
+PAGE = Path(__file__).parents[2] / "docs" / "explain-json.md"
+
+
+def document() -> Any:
+    """Return the explanation of a model set by hand, with numbers rounded."""
+    found = explain(induction_model(vocab=6, max_len=12), "t1 t2 t3 t1", against="t1").to_dict()
+    return json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 4) + 0.0)
+
+
+def decode(pattern: dict[str, Any]) -> torch.Tensor:
+    """Read a pattern as the page describes it."""
+    stored, rows, start = base64.b64decode(pattern["data"]), [], 0
+    for q in range(pattern["rows"]):
+        end = start + (q + 1 if pattern["layout"] == "lower" else pattern["columns"])
+        row = [
+            (b - 128) * pattern["scale"] / 127 if pattern["signed"] else b * pattern["scale"] / 255
+            for b in stored[start:end]
+        ]
+        rows.append(row + [0.0] * (pattern["columns"] - len(row)))
+        start = end
+    assert start == len(stored)
+    return torch.tensor(rows)
+
+
+def fields(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {name for item in value.values() for name in fields(item)}
+    return {name for item in value for name in fields(item)} if isinstance(value, list) else set()
+
+
+def test_the_document_of_a_known_model_is_the_stored_one() -> None:
+    assert document() == json.loads(STORED.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_document_is_plain_finite_json(name: str) -> None:
+    text = sample(name).to_json()
+    read = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert (read["format"], read["version"]) == ("glassformer.explanation", 1)
+    assert list(read)[:2] == ["format", "version"]
+    assert len(text) < 6e6
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_patterns_survive_their_encoding_within_the_stated_error(name: str) -> None:
+    found = sample(name)
+    for pattern in found.patterns[:: 8 if name == "long" else 1]:
+        stored = pattern.to_dict()
+        error = (decode(stored) - pattern.weights).abs().max()
+        assert error <= stored["scale"] / 250
+
+
+def test_causal_patterns_are_stored_as_triangles_and_others_whole() -> None:
+    layouts = {p["label"]: p["layout"] for p in sample("translation").to_dict()["patterns"]}
+    assert (layouts["L0H0"], layouts["enc L0H0"], layouts["L0X0"]) == ("lower", "full", "full")
+
+
+def test_every_field_is_described_on_the_page() -> None:
+    # keys of these are data, not fields: axes, quantities
+    free = {"shape", "numbers"}
+    documents = [sample(name).to_dict() for name in SAMPLES]
+    described = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
+    found = {name for doc in json.loads(json.dumps(documents)) for name in fields(strip(doc, free))}
+    assert found - described == set()
+
+
+def strip(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: None if key in names else strip(item, names) for key, item in value.items()}
+    return [strip(item, names) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    STORED.write_text(json.dumps(document(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

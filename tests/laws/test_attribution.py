@@ -1,0 +1,176 @@
+"""Direct logit attribution: nothing is left over, whatever the architecture."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import close
+from glassformer.analysis import Run, attribution, run, sources
+from glassformer.analysis.attribution import needs, source_needs
+from glassformer.attention import Merge
+from glassformer.errors import AnalysisUnavailable, SiteNotRead
+from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
+from glassformer.trace import Add, At, Scale, Set
+from strategies import ARCHITECTURES, Subject, randomise, subject
+from truths import induction_model, repeated
+
+every = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+def double(number: float) -> torch.Tensor:
+    return torch.tensor(number, dtype=torch.float64)
+
+
+def passed(found: Subject, *more: str) -> Run:
+    inputs = [ids[:1] for ids in found.inputs]
+    return run(found.model, inputs[0], *inputs[1:], read=[*needs(found.model), *more])
+
+
+@every
+def test_components_sum_to_the_logit(name: str) -> None:
+    done = passed(subject(name))
+    for answer, position in ((0, -1), (7, 2)):
+        found = attribution(done, answer, position=position)
+        assert done.logits is not None
+        close(found.contributions.values.sum(), done.logits[0, position, answer])
+        assert found.total == pytest.approx(found.sum)
+
+
+@every
+def test_components_sum_to_the_difference_of_two_logits(name: str) -> None:
+    done = passed(subject(name))
+    assert done.logits is not None
+    found = attribution(done, 3, 5)
+    close(found.contributions.values.sum(), done.logits[0, -1, 3] - done.logits[0, -1, 5])
+
+
+@pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
+@pytest.mark.parametrize("norm", [LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()], ids=lambda n: f"{n.kind}")
+def test_components_sum_to_the_logit_in_every_wiring_with_every_norm(wiring: Any, norm: Any) -> None:
+    merges = [Merge(bias=True), Merge(norm="all", gate="sigmoid"), Merge(norm="head", factor=0.3)]
+    layers = [block(n_heads=2, mlp=Mlp(8), wiring=wiring, norm=norm, merge=merge) for merge in merges]
+    config = DecoderConfig(
+        11, 12, tuple(layers), positions=Learned(), final_norm=norm, tied=False, unembed_bias=True, max_len=8
+    )
+    model = randomise(config.build().double())
+    done = run(model, [[1, 2, 3, 4]], read=needs(model) + source_needs(model))
+    found = attribution(done, 3)
+    assert done.logits is not None
+    close(found.contributions.values.sum(), done.logits[0, -1, 3])
+    for component in found.components:
+        if component.head is not None:
+            close(sources(done, found, component.label).contributions.values.sum(), double(found[component.label]))
+
+
+@every
+def test_what_a_head_takes_from_each_token_sums_to_what_the_head_adds(name: str) -> None:
+    model = subject(name)
+    done = passed(model, *source_needs(model.model))
+    found = attribution(done, 3, 5, position=4)
+    heads = [c for c in found.components if c.head is not None]
+    assert heads
+    for head in heads:
+        split = sources(done, found, head.label)
+        tokens = done.source_tokens if head.kind == "cross_head" else done.tokens
+        assert split.contributions.size("key") == len(tokens)
+        close(split.contributions.values.sum(), double(found[head.label]), 1e-8)
+
+
+@every
+def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) -> None:
+    # path patching: all other sub-layers still write what they wrote, norms still divide by what they divided by
+    found = subject(name)
+    inputs = [ids[:1] for ids in found.inputs]
+    clean = passed(found, "*.out")
+    assert clean.logits is not None
+    split = attribution(clean, 3)
+    stack = list(found.model.stacks.values())[-1]
+    frozen = [n for n in clean if n.endswith(("write_scale", "sum_scale", "final.scale"))]
+    for component in [c for c in split.components if c.kind in ("head", "cross_head", "mlp")]:
+        path = f"{stack.blocks[component.layer].path}.{component.part}"
+        others = [
+            n for n in clean if n.endswith(".out") and not n.startswith(f"{path}.") and not n.startswith("encoder.")
+        ]
+        site = f"{path}.out" if component.head is None else f"{path}.head_out"
+        removed = Scale(site, 0.0, at=At() if component.head is None else At(head=component.head))
+        edits = [removed, *[Set(n, clean) for n in (*others, *frozen)]]
+        without = run(found.model, inputs[0], *inputs[1:], edit=edits)
+        assert without.logits is not None
+        change = clean.logits[0, -1, 3] - without.logits[0, -1, 3]
+        assert float(change) == pytest.approx(split[component.label], abs=1e-10)
+
+
+def test_in_the_induction_model_the_induction_head_adds_the_whole_logit() -> None:
+    model, ids = induction_model(), repeated()
+    done = run(model, ids[:, :-1], read=needs(model) + source_needs(model))
+    found = attribution(done, int(ids[0, -1]))
+    assert found["L1H0"] == pytest.approx(found.total) == pytest.approx(50.0, rel=1e-4)
+    assert found["L0H0"] == found["L0H1"] == found["L1H1"] == 0
+    # it takes it from the one place where the answer stood before
+    split = sources(done, found, "L1H0")
+    place = (ids[0, :-1] == ids[0, -1]).nonzero()[0, 0]
+    assert split.contributions.values[place] == pytest.approx(50.0, rel=1e-4)
+
+
+def test_a_model_without_layers_splits_into_token_position_and_constants() -> None:
+    config = DecoderConfig(7, 6, (), positions=Learned(), max_len=4, unembed_bias=True)
+    model = randomise(config.build().double())
+    found = attribution(run(model, [1, 2], read=needs(model)), 3)
+    assert [c.label for c in found.components] == ["token", "position", "final norm bias", "unembed bias"]
+    assert found.sum == pytest.approx(found.total)
+
+
+def test_an_edited_stream_leaves_a_difference_between_sum_and_total() -> None:
+    model = subject("gpt2").model
+    push = Add("blocks.0.resid_post", torch.full((16,), 3.0).double().sin(), at=At(pos=-1))
+    clean, edited = (run(model, [1, 2, 3], read=needs(model), edit=edit) for edit in ([], [push]))
+    assert attribution(clean, 3).sum == pytest.approx(attribution(clean, 3).total)
+    edited = run(model, [1, 2, 3], read=needs(model), edit=[Add("blocks.1.resid_pre", torch.arange(16.0).double())])
+    found = attribution(edited, 3)
+    assert abs(found.sum - found.total) > 1e-3
+
+
+def test_components_are_named_in_the_order_of_the_forward_pass() -> None:
+    model = subject("translator_post").model
+    done = run(model, [1, 2, 3], [4, 5], read=needs(model))
+    labels = [c.label for c in attribution(done, 3).components]
+    layers = []
+    for i in range(2):
+        for part, letter in (("attn", "H"), ("cross", "X")):
+            layers += [f"L{i}{letter}{h}" for h in range(4)]
+            layers += [f"L{i} {part} bias", f"L{i} {part} norm bias"]
+        layers += [f"L{i} mlp", f"L{i} mlp norm bias"]
+    assert labels == ["token", "position", *layers]
+
+
+def test_a_run_that_lacks_sites_is_refused_with_what_to_read() -> None:
+    model = subject("gpt2").model
+    with pytest.raises(SiteNotRead, match=r"attribution needs sites .* Add to read=:\n.*blocks\.0\.attn\.head_out"):
+        attribution(run(model, [1, 2]), 3)
+
+
+def test_models_that_are_not_ours_are_refused() -> None:
+    with pytest.raises(AnalysisUnavailable, match="Linear is neither"):
+        needs(torch.nn.Linear(2, 2))
+
+
+def test_sources_of_an_unknown_head_names_the_heads_there_are() -> None:
+    model = subject("attention_only").model
+    done = run(model, [1, 2], read=needs(model) + source_needs(model))
+    with pytest.raises(
+        AnalysisUnavailable, match=r'"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'
+    ):
+        sources(done, attribution(done, 3), "L9H9")
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_two_attention_parts_of_one_block_keep_their_names_apart(layers: int) -> None:
+    twice = block(n_heads=2)
+    config = DecoderConfig(7, 8, repeat(twice.replace(parts=twice.parts * 2), layers), max_len=8)
+    model = randomise(config.build().double())
+    found = attribution(run(model, [1, 2, 3], read=needs(model)), 1)
+    labels = [c.label for c in found.components]
+    assert len(set(labels)) == len(labels)
+    assert "L0H1#2" in labels
+    assert found.sum == pytest.approx(found.total)

@@ -1,0 +1,167 @@
+"""Head roles: recovered where they were built in, bounded elsewhere, refused where undefined."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from closeness import close
+from glassformer.analysis import head_roles, head_scores, icl_score, loss_by_position, run
+from glassformer.analysis.heads import ROLES, heads, needs, repeated_tokens, role_masks
+from glassformer.data.batch import next_token_batch
+from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.labelled import Labelled
+from glassformer.models import DecoderConfig, Mlp
+from glassformer.models.block import BlockConfig
+from strategies import ARCHITECTURES, subject
+from truths import induction_model, repeated
+
+DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
+
+
+def test_roles_built_into_the_weights_are_recovered() -> None:
+    model = induction_model(vocab=26, max_len=101)
+    scores = head_roles(run(model, repeated(26, 4, batch=3), read=needs(model))).scores
+    assert float(scores.select(head="L0H0", role="previous_token").values) == pytest.approx(1.0)
+    assert float(scores.select(head="L1H0", role="induction").values) == pytest.approx(1.0)
+    # the same head under the paper's sentence, one position off, would score nothing
+    assert float(scores.select(head="L1H0", role="duplicate_token").values) < 1e-6
+    others = [
+        float(scores.select(head=head, role=role).values)
+        for head in ("L0H1", "L1H1")
+        for role in ("previous_token", "induction")
+    ]
+    assert max(others) < 0.15
+
+
+def test_head_scores_find_the_same_heads_on_random_tokens() -> None:
+    scores = head_scores(induction_model(vocab=40, max_len=100), n_sequences=2)
+    assert scores.best("previous_token") == ("L0H0", pytest.approx(1.0))
+    assert scores.best("induction")[0] == "L1H0"
+    assert scores.best("induction")[1] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_an_unsaturated_induction_head_scores_what_the_formula_says() -> None:
+    gamma = 6.0
+    model, ids = induction_model(gamma=gamma), repeated()
+    pattern = run(model, ids, read=["blocks.1.attn.pattern"])["blocks.1.attn.pattern"].values[0, 0]
+    mask = role_masks(ids)[ROLES.index("induction"), 0]
+    found = (pattern * mask).sum(-1)[21:]
+    q = torch.arange(21, 41, dtype=torch.float64)
+    close(found, math.exp(gamma) / (math.exp(gamma) + math.exp(gamma / 2) + q - 1))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
+def test_role_masks_agree_with_their_definition(tokens: list[int]) -> None:
+    masks = role_masks(torch.tensor([tokens]))[:, 0]
+    for q in range(len(tokens)):
+        for k in range(len(tokens)):
+            past = q > 0
+            expected = {
+                "previous_token": past and k == q - 1,
+                "induction": past and 0 <= k - 1 < q and tokens[k - 1] == tokens[q],
+                "duplicate_token": past and k < q and tokens[k] == tokens[q],
+                "first_token": past and k == 0,
+                "current_token": past and k == q,
+            }
+            assert {role: bool(masks[i, q, k]) for i, role in enumerate(ROLES)} == expected
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_scores_stay_in_the_bounds_of_their_reading(name: str) -> None:
+    found = subject(name)
+    ids = [torch.tensor([[1, 2, 3, 1, 2, 3, 1]])] * len(found.inputs)
+    done = run(found.model, ids[0], *ids[1:], read=needs(found.model))
+    for stack in found.model.stacks:
+        result = head_roles(done, stack=stack)
+        assert not result.scores.values.isnan().any()
+        for reading, scores in zip(result.readings, result.scores.values):
+            low = 0.0 if reading == "mass" else -1.0
+            assert ((scores >= low - 1e-9) & (scores <= 1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_readings_follow_the_traits(name: str) -> None:
+    model = subject(name).model
+    signed = {"lightning", "differential"}
+    for head in heads(model):
+        assert head.reading == ("signed" if head.mechanism in signed else "mass")
+
+
+def test_a_role_that_occurs_nowhere_in_the_text_is_nan_with_zero_positions() -> None:
+    model = subject("gpt2").model
+    result = head_roles(run(model, [1, 2, 3], read=needs(model)))
+    assert result.positions.values.tolist() == [2, 0, 0, 2, 2]
+    assert result.scores.select(role="induction").values.isnan().all()
+
+
+def test_scores_of_padded_rows_are_those_of_the_rows_alone() -> None:
+    model = subject("gpt2").model
+    batch = next_token_batch(torch.tensor([[1, 2, 1, 2, 9, 9], [1, 2, 3, 1, 2, 3]]), lengths=torch.tensor([3, 5]))
+    together = head_roles(run(model, batch, read=needs(model)))
+    alone = [head_roles(run(model, ids, read=needs(model))) for ids in ([1, 2, 1], [1, 2, 3, 1, 2])]
+    counts = torch.stack([result.positions.values for result in alone]).double()
+    # the mean over all positions is the mean of the rows, weighted by how many positions each has
+    expected = sum(result.scores.values.nan_to_num() * n for result, n in zip(alone, counts)) / counts.sum(0)
+    close(together.scores.values, torch.as_tensor(expected))
+
+
+def test_random_tokens_are_the_same_for_a_seed_and_never_special() -> None:
+    model = subject("gpt2").model
+    first, second, other = (repeated_tokens(model, seed=seed, unit=4, repeats=3) for seed in (0, 0, 1))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert torch.equal(first[:, :4], first[:, 4:8])
+    assert all(len(set(row.tolist())) == 4 for row in first[:, :4])
+
+
+def test_head_scores_refuse_an_encoder_decoder_and_a_context_without_room() -> None:
+    with pytest.raises(AnalysisUnavailable, match=r"defined for decoders, not for EncoderDecoder.\n.*head_roles"):
+        head_scores(subject("translator_pre").model)
+    with pytest.raises(AnalysisUnavailable, match="max_len=24 and vocab_size=11 leave 1"):
+        head_scores(subject("gpt2").model, repeats=20)
+
+
+def test_a_model_without_attention_has_no_roles() -> None:
+    model = DecoderConfig(7, 8, (BlockConfig((Mlp(8),)),), max_len=32).build()
+    with pytest.raises(NoPattern, match="no attention"):
+        head_scores(model)
+
+
+def test_the_induction_model_pays_for_the_first_copy_only() -> None:
+    ids = repeated(batch=4)
+    losses = loss_by_position(induction_model(), next_token_batch(ids))
+    # nothing tells what comes in the first copy, nor that its end is followed by its beginning
+    close(losses.values[:21], torch.full((21,), math.log(21), dtype=torch.float64), 1e-3)
+    assert losses.values[21:].max() < 1e-6
+    assert losses.labels("pos")[0] == 1
+    assert icl_score(losses, early=5, late=30) == pytest.approx(-math.log(21), rel=1e-3)
+
+
+@given(st.floats(-3, 3))
+def test_the_in_context_learning_score_ignores_a_constant(shift: float) -> None:
+    losses = torch.linspace(2, 1, 50).double()
+    first, second = (icl_score(Labelled(x, ("pos",))) for x in (losses, losses + shift))
+    assert first == pytest.approx(second)
+    assert first < 0
+
+
+def test_the_in_context_learning_score_refuses_places_that_do_not_exist() -> None:
+    losses = Labelled(torch.ones(8), ("pos",))
+    with pytest.raises(AnalysisUnavailable, match="losses of tokens 1 to 8"):
+        icl_score(losses, early=5, late=9)
+    with pytest.raises(AnalysisUnavailable, match="no row of the batch counts"):
+        icl_score(Labelled(torch.tensor([1.0, math.nan, 1.0]), ("pos",)), early=1, late=2)
+
+
+def test_losses_are_means_over_the_rows_that_count() -> None:
+    model = subject("gpt2").model
+    sequence = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    weight = torch.tensor([[True, True, False], [True, False, False]])
+    losses = loss_by_position(model, next_token_batch(sequence, weight)).values
+    each = [loss_by_position(model, next_token_batch(row[None])).values for row in sequence]
+    close(losses[0], (each[0][0] + each[1][0]) / 2)
+    close(losses[1], each[0][1])
+    assert losses[2].isnan()

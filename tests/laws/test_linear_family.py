@@ -1,0 +1,193 @@
+"""Identities of linear attention, of attention with decay, and of the chunked kernel with its own backward."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from closeness import close
+from glassformer.attention import Attention, Lightning, Linear, Merge
+from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
+from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
+
+
+def layer(mixer: Linear | Lightning, **kwargs: object) -> Layer:
+    config = Attention(2, d_head=4, mixer=mixer, **kwargs)  # type: ignore[arg-type]
+    return Layer(randomise(config.build(D_MODEL, 64, 0, "").double().eval()))
+
+
+def tensors(seed: int, n: int, width: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys, values and an initial memory that want gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((2, 2, n, 4), (2, 2, n, 4), (2, 2, n, width), (2, 2, 4, width))
+    drawn = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    return drawn[0], drawn[1], drawn[2], drawn[3]
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence, one position at a time: memory <- decay memory + k v', z = q memory."""
+    rows, d = [], decay[:, None, None]
+    for t in range(q.shape[-2]):
+        memory = d * memory + k[..., t, :, None] * v[..., t, None, :]
+        rows.append((q[..., t, None, :] @ memory).squeeze(-2))
+    return torch.stack(rows, -2), memory
+
+
+DECAYS = [torch.tensor(pair, dtype=torch.float64) for pair in ((1.0, 1.0), (0.9, 0.5), (0.99, 0.0))]
+decays = st.sampled_from(DECAYS)
+
+
+@given(seeds, decays, st.integers(1, 10), st.integers(1, 12))
+def test_chunks_of_any_size_equal_the_recurrence(seed: int, decay: Tensor, n: int, size: int) -> None:
+    q, k, v, memory = tensors(seed, n)
+    for found, expected in zip(chunked(q, k, v, decay, memory, size), naive(q, k, v, decay, memory)):
+        close(found, expected)
+
+
+@given(seeds, decays, st.integers(1, 10), st.integers(1, 12))
+def test_the_written_backward_equals_autograd_of_the_recurrence(seed: int, decay: Tensor, n: int, size: int) -> None:
+    inputs = tensors(seed, n)
+    gradients = []
+    for function in (lambda *u: chunked(*u, size), naive):
+        z, last = function(*inputs[:3], decay, inputs[3])
+        # both outputs count: a state that goes on into a next segment sends a gradient back
+        weighted = (z * torch.sin(torch.arange(z.numel())).view_as(z)).sum() + (last * last.detach().cos()).sum()
+        gradients.append(torch.autograd.grad(weighted, inputs))
+    for found, expected in zip(*gradients):
+        close(found, expected)
+
+
+@given(seeds, decays, st.integers(1, 10), st.integers(1, 12))
+def test_tiles_of_any_size_equal_chunks(seed: int, decay: Tensor, n: int, tile: int) -> None:
+    q, k, v, memory = tensors(seed, n)
+    expected, _ = chunked(q, k, v, decay, torch.zeros_like(memory), 4)
+    close(left_product(q, k, v, decay, tile), expected)
+    t = torch.arange(n)
+    close(((q @ k.mT) * decay_matrix(decay, t, t)) @ v, expected)
+
+
+@given(seeds, decays, st.integers(1, 9))
+def test_a_memory_carries_everything_across_a_split(seed: int, decay: Tensor, cut: int) -> None:
+    q, k, v, memory = tensors(seed, 10)
+    first, middle = chunked(q[..., :cut, :], k[..., :cut, :], v[..., :cut, :], decay, memory, 4)
+    second, last = chunked(q[..., cut:, :], k[..., cut:, :], v[..., cut:, :], decay, middle, 4)
+    z, expected = chunked(q, k, v, decay, memory, 4)
+    close(torch.cat((first, second), -2), z)
+    close(last, expected)
+
+
+@given(seeds)
+def test_without_memory_a_position_sees_itself_only(seed: int) -> None:
+    q, k, v, memory = tensors(seed, 6)
+    z, _ = chunked(q, k, v, torch.zeros(2, dtype=torch.float64), torch.zeros_like(memory), 4)
+    close(z, (q * k).sum(-1, keepdim=True) * v)
+
+
+@given(seeds)
+def test_without_decay_the_kernel_is_a_cumulative_sum(seed: int) -> None:
+    q, k, v, memory = tensors(seed, 6)
+    z, last = chunked(q, k, v, torch.ones(2, dtype=torch.float64), torch.zeros_like(memory), 4)
+    sums = (k[..., :, None] * v[..., None, :]).cumsum(2)
+    close(z, torch.einsum("bhnd,bhnde->bhne", q, sums))
+    close(last, sums[:, :, -1])
+
+
+@given(seeds)
+def test_a_column_of_ones_gives_the_denominator(seed: int) -> None:
+    q, k, _, memory = tensors(seed, 7, width=1)
+    z, _ = chunked(q, k, torch.ones_like(k[..., :1]), torch.ones(2, dtype=torch.float64), torch.zeros_like(memory), 3)
+    close(z[..., 0], (q @ k.mT).tril().sum(-1))
+
+
+def test_the_written_backward_passes_finite_differences() -> None:
+    q, k, v, memory = tensors(0, 5)
+    assert torch.autograd.gradcheck(lambda *u: chunked(*u[:3], DECAYS[1], u[3], 2), (q, k, v, memory))
+
+
+def test_a_long_decay_does_not_overflow() -> None:
+    q, k, v, memory = (u.float() for u in tensors(0, 300))
+    z, last = chunked(q, k, v, torch.tensor([1e-3, 0.5]), memory, 64)
+    assert z.isfinite().all() and last.isfinite().all()
+
+
+@pytest.mark.parametrize("mixer", [Linear(), Lightning()])
+def test_the_state_does_not_grow_with_the_text(mixer: Linear | Lightning) -> None:
+    module = layer(mixer).module
+    assert len({mixer.state_numbers(n, module.dims) for n in (1, 10, 100)}) == 1
+
+
+# linear attention ---------------------------------------------------------------------------------------------------
+
+
+@given(seeds, st.floats(0.1, 10.0))
+def test_scaling_the_features_of_queries_changes_nothing(seed: int, factor: float) -> None:
+    attention, x = layer(Linear(eps=0.0)), stream(2, 5, seed)
+    bare, phi = attention(x), attention.mixer.phi
+    q = attention.read(x, "query")["query"]
+    attention.mixer.phi = lambda u: phi(u) * (factor if torch.equal(u, q) else 1.0)
+    close(attention(x), bare)
+
+
+def test_the_first_position_gives_its_own_value() -> None:
+    values = layer(Linear()).read(stream(2, 4), "value", "z")
+    # eps is 1e-6 beside a normaliser of order one
+    close(values["z"][:, :, 0], values["value"][:, :, 0], 1e-4)
+
+
+def test_unmasked_and_unnormalised_the_pattern_has_no_more_rank_than_the_head_is_wide() -> None:
+    attention = layer(Linear())
+    values = attention.read(stream(1, 9), "query", "key")
+    weight = attention.mixer.phi(values["query"]) @ attention.mixer.phi(values["key"]).mT
+    assert torch.linalg.matrix_rank(weight).max() <= 4
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "softplus"])
+def test_linear_attention_is_its_recurrence(feature_map: str) -> None:
+    attention, x = layer(Linear(feature_map=feature_map)), stream(2, 6)  # type: ignore[arg-type]
+    values = attention.read(x, "query", "key", "value", "z")
+    u = {"elu": lambda u: torch.where(u > 0, u + 1, u.exp()), "softplus": lambda u: (1 + u.exp()).log()}[feature_map]
+    q, k, v = u(values["query"]), u(values["key"]), values["value"]
+    memory, weight = torch.zeros(2, 2, 4, 4, dtype=torch.float64), torch.zeros(2, 2, 4, dtype=torch.float64)
+    for t in range(6):
+        memory = memory + k[:, :, t, :, None] * v[:, :, t, None, :]
+        weight = weight + k[:, :, t]
+        z = torch.einsum("bhd,bhde->bhe", q[:, :, t], memory) / ((q[:, :, t] * weight).sum(-1, keepdim=True) + 1e-6)
+        close(values["z"][:, :, t], z)
+
+
+# lightning ----------------------------------------------------------------------------------------------------------
+
+
+def test_slopes_set_the_decay_of_each_head() -> None:
+    attention, x = layer(Lightning(slopes=(0.0, 0.7), activation="none")), stream(1, 5)
+    values = attention.read(x, "query", "key", "pattern")
+    age = (torch.arange(5.0)[:, None] - torch.arange(5.0)).double()
+    for head, slope in enumerate((0.0, 0.7)):
+        weight = values["query"][0, head] @ values["key"][0, head].T
+        close(values["pattern"][0, head], (weight * torch.exp(-slope * age)).tril())
+
+
+def test_default_slopes_are_a_geometric_series() -> None:
+    attention = layer(Lightning())
+    decay = attention.mixer._decay(torch.zeros((), dtype=torch.float64))
+    close(-decay.log(), torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64))
+
+
+def test_decays_are_never_rounded_to_bfloat16() -> None:
+    decay = layer(Lightning()).mixer._decay(torch.zeros((), dtype=torch.bfloat16))
+    assert decay.dtype == torch.float32
+
+
+def test_the_chunk_length_changes_nothing() -> None:
+    x = stream(2, 20)
+    for merge in (Merge(), Merge(norm="all", gate="sigmoid")):
+        close(layer(Lightning(chunk=3), merge=merge)(x), layer(Lightning(chunk=64), merge=merge)(x))
+
+
+def test_state_in_bfloat16_is_kept_in_float32() -> None:
+    for mixer in (Linear(), Lightning()):
+        module = layer(mixer).module.bfloat16()
+        x = stream(1, 3).bfloat16()
+        _, state = module(x, causal_context(x), state=module.begin(1, x))
+        assert all(part.dtype == torch.float32 for part in state)

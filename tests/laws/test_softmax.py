@@ -1,0 +1,242 @@
+"""Identities of scaled dot-product attention, its heads and its state (mechanism by mechanism definitions)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from closeness import close
+from glassformer.attention import (
+    Attention,
+    AttentionLayer,
+    Context,
+    Mask,
+    NoPositions,
+    Rope,
+    Separate,
+    Softmax,
+    causal,
+    per_query_head,
+)
+from glassformer.attention.mechanisms.softmax import KeyValue, masked_softmax
+from glassformer.models.stack import cross_context, make_context
+from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
+
+
+def layer(mixer: Softmax = Softmax(), n_heads: int = 4, **kwargs: object) -> Layer:  # noqa: B008
+    config = Attention(n_heads, d_head=4, mixer=mixer, **kwargs)  # type: ignore[arg-type]
+    return Layer(randomise(config.build(D_MODEL, 16, 0, "").double().eval()))
+
+
+def bidirectional(x: Tensor) -> Context:
+    return make_context(x.shape[0], x.shape[1], x.device, is_causal=False)
+
+
+@given(seeds, st.booleans())
+def test_it_is_the_librarys_scaled_dot_product_attention(seed: int, is_causal: bool) -> None:
+    x, attention = stream(2, 6, seed), layer()
+    context = causal_context(x) if is_causal else bidirectional(x)
+    values = attention.read(x, "query", "key", "value", "pattern", "z", context=context)
+    q, k, v = values["query"], values["key"], values["value"]
+    close(values["z"], F.scaled_dot_product_attention(q, k, v, is_causal=is_causal))
+    close(values["pattern"] @ v, values["z"])
+
+
+def test_a_constant_added_to_a_row_of_scores_changes_nothing() -> None:
+    x, attention = stream(2, 5), layer()
+    shift = torch.randn(2, 4, 5, 1, dtype=torch.float64)
+    close(attention(x, tape=attention.tape(edit=[("scores", lambda scores: scores + shift)])), attention(x))
+
+
+def test_a_key_bias_does_nothing_unless_keys_rotate() -> None:
+    x = stream(2, 5)
+    for positions, matters in ((NoPositions(), False), (Rope(), True)):
+        attention = layer(projection=Separate(bias=True), positions=positions)
+        bare = attention(x)
+        with torch.no_grad():
+            attention.module.projection.qkv.bias[16:32] += 1.0
+        assert matters == bool((attention(x) - bare).abs().max() > 1e-6)
+
+
+def test_permuting_keys_and_values_together_changes_nothing() -> None:
+    x, attention, order = stream(2, 5), layer(), torch.tensor([4, 2, 0, 1, 3])
+    context = bidirectional(x)
+    edit = [(name, lambda value: value[..., order, :]) for name in ("key", "value")]
+    close(attention(x, context, tape=attention.tape(edit=edit)), attention(x, context))
+
+
+def test_the_jacobian_of_a_row_is_diag_minus_outer() -> None:
+    scores = torch.randn(5, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(masked_softmax, scores)
+    pattern = scores.softmax(0)
+    close(jacobian, pattern.diag() - torch.outer(pattern, pattern))
+
+
+def test_scale_one_on_scaled_queries_is_the_default() -> None:
+    x, default = stream(2, 5), layer()
+    plain = Layer(layer(Softmax(scale=1.0)).module)
+    close(plain(x, tape=plain.tape(edit=[("query", lambda q: q / 2)])), default(x))
+
+
+def test_permuting_heads_with_their_output_rows_changes_nothing() -> None:
+    x, attention, order = stream(2, 5), layer(), torch.tensor([2, 0, 3, 1])
+    bare = attention(x)
+    module = attention.module
+    with torch.no_grad():
+        qkv, output = module.projection.qkv.weight, module.merge.output.weight
+        qkv.copy_(qkv.unflatten(0, (3, 4, 4))[:, order].flatten(0, 2))
+        output.copy_(output.unflatten(1, (4, 4))[:, order].flatten(1))
+    close(attention(x), bare)
+
+
+def test_rescaling_values_against_the_output_matrix_changes_nothing() -> None:
+    x, attention = stream(2, 5), layer()
+    bare = attention(x)
+    with torch.no_grad():
+        attention.module.projection.qkv.weight[32:] *= 3
+        attention.module.merge.output.weight /= 3
+    close(attention(x), bare)
+
+
+def test_a_window_as_long_as_the_text_is_no_window_and_one_of_one_copies_values() -> None:
+    x = stream(2, 5)
+    close(layer(Softmax(window=5))(x), layer()(x))
+    values = layer(Softmax(window=1)).read(x, "value", "z")
+    close(values["z"], values["value"])
+
+
+@given(st.integers(1, 6))
+def test_a_window_hides_what_is_further_back(size: int) -> None:
+    pattern = layer(Softmax(window=size)).read(stream(1, 6), "pattern")["pattern"]
+    expected = torch.ones(6, 6).tril() * torch.ones(6, 6).triu(1 - size)
+    assert torch.equal((pattern[0, 0] > 0).float(), expected)
+
+
+# grouped keys and values --------------------------------------------------------------------------------------------
+
+
+def grouped(source: AttentionLayer, n_kv_heads: int, pool: bool = False) -> Layer:
+    """Copy the weights of a full layer into a grouped one: the first head of each group, or the mean of all."""
+    target = layer(n_kv_heads=n_kv_heads)
+    q, k, v = source.projection.qkv.weight.detach().split(16)
+
+    def shared(rows: Tensor) -> Tensor:
+        groups = rows.unflatten(0, (n_kv_heads, -1, 4))
+        return (groups.mean(1) if pool else groups[:, 0]).flatten(0, 1)
+
+    with torch.no_grad():
+        target.module.projection.qkv.weight.copy_(torch.cat((q, shared(k), shared(v))))
+        target.module.merge.output.weight.copy_(source.merge.output.weight)
+    return target
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("pool", [False, True])
+def test_keys_and_values_tied_inside_groups_equal_grouped_ones(n_kv_heads: int, pool: bool) -> None:
+    x, full = stream(2, 5), layer()
+    with torch.no_grad():
+        for rows in full.module.projection.qkv.weight.split(16)[1:]:
+            groups = rows.unflatten(0, (n_kv_heads, -1, 4))
+            groups.copy_(groups[:, :1].expand_as(groups).clone())
+    close(grouped(full.module, n_kv_heads, pool)(x), full(x))
+
+
+def test_head_h_uses_group_h_over_heads_per_group() -> None:
+    """Neighbouring heads share; the other order (`repeat`) would be a different model."""
+    x = torch.arange(2.0).view(1, 2, 1, 1)
+    assert per_query_head(x, torch.zeros(1, 6, 1, 1)).flatten().tolist() == [0, 0, 0, 1, 1, 1]
+
+
+# the online normaliser: partial results over chunks of keys merge to the whole -------------------------------------
+
+
+@given(seeds, st.sets(st.integers(1, 8)), st.randoms(use_true_random=False))
+def test_partial_softmax_results_merge_in_any_order(seed: int, cuts: set[int], random: object) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(9, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    edges = [0, *sorted(cuts), 9]
+    parts = []
+    for start, stop in zip(edges, edges[1:]):
+        scores = q @ k[start:stop].T
+        parts.append((scores.logsumexp(-1), masked_softmax(scores) @ v[start:stop]))
+    random.shuffle(parts)  # type: ignore[attr-defined]
+    total, mixed = parts[0]
+    for other, more in parts[1:]:
+        mixed = mixed - torch.sigmoid(other - total)[:, None] * (mixed - more)
+        total = total - F.logsigmoid(total - other)
+    close(mixed, masked_softmax(q @ k.T) @ v)
+
+
+# state --------------------------------------------------------------------------------------------------------------
+
+
+def prefilled(attention: Layer, x: Tensor) -> KeyValue:
+    _, state = attention.module(x, causal_context(x), state=attention.module.begin(x.shape[0], x))
+    return state
+
+
+def step(attention: Layer, x: Tensor, past: int, state: KeyValue) -> Tensor:
+    context = make_context(x.shape[0], x.shape[1], x.device, is_causal=True, past=past)
+    return attention.module(x, context, state=state)[0]
+
+
+def test_the_order_of_a_state_does_not_matter_once_positions_are_inside_the_keys() -> None:
+    x, attention, order = stream(2, 5), layer(positions=Rope()), torch.tensor([3, 0, 2, 1])
+    state = prefilled(attention, x[:, :4])
+    shuffled = KeyValue(state.key[..., order, :], state.value[..., order, :])
+    close(step(attention, x[:, 4:], 4, shuffled), step(attention, x[:, 4:], 4, state))
+
+
+def test_a_cropped_state_continues_like_a_fresh_one() -> None:
+    x, attention = stream(2, 6), layer(positions=Rope())
+    state = prefilled(attention, x[:, :5])
+    cropped = KeyValue(*(part[..., :3, :] for part in state))
+    close(step(attention, x[:, 5:], 3, cropped), step(attention, x[:, 5:], 3, prefilled(attention, x[:, :3])))
+
+
+def test_reordering_rows_of_a_state_is_index_select() -> None:
+    x, attention, order = stream(3, 5), layer(), torch.tensor([2, 2, 0])
+    state = prefilled(attention, x[:, :4])
+    chosen = KeyValue(*(part[order] for part in state))
+    close(step(attention, x[order, 4:], 4, chosen), attention(x)[order, 4:])
+
+
+def test_a_rolling_state_keeps_what_the_window_can_see() -> None:
+    attention = layer(Softmax(window=3))
+    assert prefilled(attention, stream(1, 6)).key.shape[-2] == 2
+
+
+def test_a_state_is_not_changed_by_the_steps_made_from_it() -> None:
+    x, attention = stream(2, 5), layer()
+    state = prefilled(attention, x[:, :4])
+    before = [part.clone() for part in state]
+    step(attention, x[:, 4:], 4, state)
+    assert all(torch.equal(a, b) for a, b in zip(state, before))
+
+
+# cross-attention ----------------------------------------------------------------------------------------------------
+
+
+def test_cross_attention_to_itself_is_bidirectional_self_attention() -> None:
+    x = stream(2, 5)
+    crossed, plain = layer(cross=True), layer()
+    close(crossed(x, cross_context(causal_context(x), 5, None), source=x), plain(x, bidirectional(x)))
+
+
+def test_a_single_source_token_gives_every_query_the_same_output() -> None:
+    x, attention = stream(2, 5), layer(cross=True)
+    out = attention(x, cross_context(causal_context(x), 1, None), source=stream(2, 1, 4))
+    close(out, out[:, :1].expand_as(out))
+
+
+def test_no_positions_and_no_mask_make_attention_permutation_equivariant() -> None:
+    x, attention, order = stream(2, 5), layer(), torch.tensor([3, 1, 4, 0, 2])
+    close(attention(x[:, order], bidirectional(x)), attention(x, bidirectional(x))[:, order])
+
+
+def test_a_mask_term_may_be_repeated() -> None:
+    x, attention, positions = stream(1, 4), layer(), torch.arange(4)[None]
+    twice = Context(causal() & causal() & Mask(), positions, positions)
+    close(attention(x, twice), attention(x))
