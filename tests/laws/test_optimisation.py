@@ -146,7 +146,7 @@ def test_a_clipped_run_takes_smaller_steps_and_logs_the_norm_before_clipping(tmp
         config = recipe(optim=optim, steps=1)
         start, end = MODEL.build(), train(config, tmp_path / str(clip))
         pairs = zip(start.parameters(), end.parameters(), strict=True)
-        moved[clip] = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+        moved[clip] = sum((a - b).square().sum().item() for a, b in pairs) ** 0.5
         norm = read_metrics(tmp_path / str(clip))[-1]["grad_norm"]
     assert norm > 0.2
     assert moved[0.1] == pytest.approx(moved[0.0] * 0.1 / norm, rel=0.01)
