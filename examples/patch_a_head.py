@@ -15,8 +15,8 @@ drawn = torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[:1
 *unit, other = (free[i] for i in drawn)
 
 # %% [markdown]
-# Twelve random tokens, then the first six again: what followed the sixth before is the answer. The corrupt input differs in
-# that one token only.
+# Twelve random tokens, then the first six again: what followed the sixth is the answer. The corrupt input differs
+# in that one token only.
 
 # %%
 bos = [model.tokenizer.bos]

@@ -1,9 +1,11 @@
 """Positions inside attention: what tells a head how far apart two tokens are.
 
 Each fills any of three methods; the default of each is the identity.
+
     inputs   added to what queries and keys read (query-key-only positions)
     rotate   applied to queries and keys (RoPE)
     bias     added to the scores (ALiBi)
+
 Positions added to the residual stream are part of the model, not of attention: see `models.parts`.
 """
 
