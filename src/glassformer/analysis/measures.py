@@ -52,7 +52,12 @@ def sample(model: Any, data: Data) -> dict[str, Any]:
     sources = [row[:n] for row, n in zip(batch.source.tolist(), batch.source_lengths.tolist())]
     stop = [] if tokenizer.eos is None else [tokenizer.eos]
     made = generate(
-        model, [[tokenizer.bos]] * len(sources), Sampling(temperature=0), max_new_tokens=40, stop_ids=stop, source=sources
+        model,
+        [[tokenizer.bos]] * len(sources),
+        Sampling(temperature=0),
+        max_new_tokens=40,
+        stop_ids=stop,
+        source=sources,
     )
     pairs = zip(sources, made.trimmed)
     return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {tokenizer.decode(row)}" for source, row in pairs)}
