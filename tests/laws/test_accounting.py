@@ -92,8 +92,9 @@ def test_every_preset_survives_json(name: str) -> None:
 def test_the_parts_of_gpt3_are_the_published_products() -> None:
     d, layers, found = 12_288, 96, count_parameters(preset(GPT3))
     for part in ("query", "key", "value", "output"):
-        assert found[part] - layers * d == 128 * 12_288 * 96 * 96 == 14_495_514_624
-    assert found["mlp in"] - layers * 4 * d == found["mlp out"] - layers * d == 4 * 12_288**2 * 96 == 57_982_058_496
+        assert found[part] == 128 * 12_288 * 96 * 96 == 14_495_514_624
+    assert found["mlp in"] == found["mlp out"] == 4 * 12_288**2 * 96 == 57_982_058_496
+    assert found["biases"] == layers * (4 * d + 4 * d + d)
     assert found["embedding"] == 12_288 * 50_257 == 617_558_016
     assert found["positions"] == 2048 * d
     assert found["norms"] == (2 * layers + 1) * 2 * d

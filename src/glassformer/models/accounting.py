@@ -23,7 +23,7 @@ from glassformer.trace import Tape
 
 PARTS = (
     "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "norms", "unembedding",
+    "mlp out", "biases", "norms", "unembedding",
 )  # fmt: skip
 
 
@@ -88,12 +88,13 @@ def account(config: ModelConfig, length: int | None = None, dtype: torch.dtype =
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Return parameters by part, biases with their matrices, without allocating any."""
+    """Return parameters by part, all biases together, without allocating any."""
     with torch.device("meta"):
         model = config.build()
     found: Counter[str] = Counter()
     for module in model.modules():
-        found.update(dict(_own_parameters(module)))
+        for part, count in _own_parameters(module):
+            found[part] += count
     total = sum(parameter.numel() for parameter in model.parameters())
     assert found.total() == total, f"{total - found.total()} parameters belong to no part"
     return {part: found[part] for part in PARTS if found[part]}
@@ -197,27 +198,31 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(module, Embedding):
         yield "embedding", 0 if module.matrix is None else module.matrix.numel()
     elif isinstance(module, Unembedding):
-        own = [p for p in (module.matrix, module.bias) if p is not None]
-        yield "unembedding", sum(p.numel() for p in own)
+        yield "unembedding", 0 if module.matrix is None else module.matrix.numel()
+        yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, PositionTable):
         yield "positions", _count(module)
     elif isinstance(module, (Norm, nn.RMSNorm)):
         yield "norms", _count(module)
     elif isinstance(module, SeparateProjection):
-        inputs = module.qkv.in_features + (module.qkv.bias is not None)
-        yield from zip(("query", "key", "value"), (width * inputs for width in module.widths))
+        yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
+        yield "biases", 0 if module.qkv.bias is None else module.qkv.bias.numel()
     elif isinstance(module, MergeHeads):
-        yield "output", _count(module.output)
-        yield "output gate", _count(module.gate)
+        yield from _matrix("output", module.output)
+        yield from _matrix("output gate", module.gate)
         yield "norms", 0 if module.gain is None else module.gain.numel()
     elif isinstance(module, Mixer):
         yield "mechanism", _count(module)
     elif isinstance(module, MlpLayer):
-        yield from (
-            ("mlp in", _count(module.input)),
-            ("mlp gate", _count(module.gate)),
-            ("mlp out", _count(module.output)),
-        )
+        yield from _matrix("mlp in", module.input)
+        yield from _matrix("mlp gate", module.gate)
+        yield from _matrix("mlp out", module.output)
+
+
+def _matrix(part: str, module: nn.Linear | None) -> Iterator[tuple[str, int]]:
+    if module is not None:
+        yield part, module.weight.numel()
+        yield "biases", 0 if module.bias is None else module.bias.numel()
 
 
 def _count(module: nn.Module | None) -> int:
