@@ -1,13 +1,17 @@
 """Run every example: the files in `examples/`, and the `python` blocks of the README and the pages in `docs/`.
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches that are not meant to
-run are fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere.
+run are fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; the processes
+are forks of this one, which has imported the slow libraries once.
 """
 
+import multiprocessing
+import os
 import re
-import subprocess
+import runpy
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,12 +21,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def sources() -> dict[str, str]:
     """Return what to run, by path relative to the repository; lines keep their numbers."""
     pages = [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")]
-    blocks = {page: _runnable(page.read_text(encoding="utf-8")) for page in pages if "_build" not in page.parts}
+    blocks = {page: runnable(page.read_text(encoding="utf-8")) for page in pages if "_build" not in page.parts}
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
     return {str(path.relative_to(ROOT)): text for path, text in sorted((blocks | files).items()) if text.strip()}
 
 
-def _runnable(page: str) -> str:
+def runnable(page: str) -> str:
     """Blank everything outside the blocks, so that a traceback names the line of the page."""
     kept, end = "", 0
     for block in BLOCK.finditer(page):
@@ -32,17 +36,35 @@ def _runnable(page: str) -> str:
 
 
 def run(name: str, source: str) -> bool:
-    """Run one source in a fresh process; print its output only if it fails."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Run one source in a process of its own; print its output only if it fails."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         # named like the page, so that tracebacks point into it
         program = Path(folder, Path(name).name)
         program.write_text(source, encoding="utf-8")
-        done = subprocess.run([sys.executable, program], cwd=folder, capture_output=True, encoding="utf-8")
-    print(f"{'ok    ' if done.returncode == 0 else 'FAILED'}  {name}")
-    if done.returncode != 0:
-        print(done.stdout + done.stderr)
-    return done.returncode == 0
+        process = multiprocessing.get_context("fork").Process(target=_execute, args=(program, output.fileno()))
+        process.start()
+        process.join()
+        output.seek(0)
+        printed = output.read().decode("utf-8", "replace")
+    passed = process.exitcode == 0
+    print(f"{'ok    ' if passed else 'FAILED'}  {time.perf_counter() - started:4.1f} s  {name}", flush=True)
+    if not passed:
+        print(printed)
+    return passed
+
+
+def _execute(program: Path, output: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(program.parent)
+    runpy.run_path(str(program), run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(not all([run(name, source) for name, source in sources().items()]))
+    import torch  # noqa: F401
+
+    wanted = sources()
+    if sys.argv[1:]:
+        wanted = {name: wanted[name] for name in sys.argv[1:]}
+    sys.exit(not all([run(name, source) for name, source in wanted.items()]))

@@ -53,7 +53,10 @@ class Config:
             UnknownField: A field the kind does not have.
             ConfigError: A value of the wrong type, a missing field, or fields that exclude each other.
         """
-        return _decode_config(cls, data, cls.__name__)
+        try:
+            return _decode_config(cls, data, cls.__name__)
+        except RecursionError as error:
+            raise ConfigError(f"{cls.__name__}: configs are nested too deeply to be read.") from error
 
     def to_json(self, indent: int | None = 2) -> str:
         return json.dumps({"format": FORMAT_VERSION} | self.to_dict(), indent=indent)

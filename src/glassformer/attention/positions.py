@@ -113,33 +113,41 @@ class RopePositions(Positions):
         super().__init__()
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
         self.config, self.d_head = config, d_head
+        self.turned = 2 * int(d_head * config.fraction / 2)
+        # a string's hash is kept, a config's is worked out at every look-up
+        self.key = f"rope {d_head} {config!r}"
 
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
         return self._turn(q, context, keys=False), turned
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        cos, sin = self._table(context.new_positions(keys), x.dtype, context, keys)
-        # b pos pair -> b [stream] head pos pair
-        for _ in range(x.ndim - 3):
-            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        turned = 2 * cos.shape[-1]
-        part, rest = x[..., :turned], x[..., turned:]
+        cos, sin = self._table(context, x, keys)
+        part = x if self.turned == x.shape[-1] else x[..., : self.turned]
+        # (a, b) -> (a cos - b sin, b cos + a sin); the table's sines carry the sign
         if self.config.pairing == "half":
             first, second = part.chunk(2, -1)
-            part = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+            partner = torch.cat((second, first), -1)
         else:
-            first, second = part[..., ::2], part[..., 1::2]
-            part = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
-        return part if rest.shape[-1] == 0 else torch.cat((part, rest), -1)
+            partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        part = torch.addcmul(part * cos, partner, sin)
+        return part if part.shape == x.shape else torch.cat((part, x[..., self.turned :]), -1)
 
-    def _table(self, positions: Tensor, dtype: torch.dtype, context: Context, keys: bool) -> tuple[Tensor, Tensor]:
-        key = ("rope", self.config, self.d_head, dtype, keys)
+    def _table(self, context: Context, x: Tensor, keys: bool) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines, `b [stream] head pos turned`, the same for all layers of one pass."""
+        key = (self.key, x.dtype, x.ndim, keys)
         if key not in context.memo:
             # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
-            omega = self.config.frequencies(self.d_head).to(positions.device)
-            angle = positions[..., None].to(torch.float64) * omega
-            context.memo[key] = angle.cos().to(dtype), angle.sin().to(dtype)
+            positions = context.new_positions(keys)
+            angle = positions[..., None].to(torch.float64) * self.config.frequencies(self.d_head).to(positions.device)
+            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            if self.config.pairing == "half":
+                cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            else:
+                cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+            for _ in range(x.ndim - 3):
+                cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+            context.memo[key] = cos, sin
         return context.memo[key]
 
 

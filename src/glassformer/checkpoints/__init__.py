@@ -1,5 +1,5 @@
 """Saving and loading models: safetensors and JSON, never a pickle."""
 
-from glassformer.checkpoints.folder import folder_of, load, save, shipped
+from glassformer.checkpoints.folder import folder_of, load, save, sha256, shipped
 
-__all__ = ["folder_of", "load", "save", "shipped"]
+__all__ = ["folder_of", "load", "save", "sha256", "shipped"]

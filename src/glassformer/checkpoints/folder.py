@@ -6,6 +6,7 @@ damaged file is told from a strange one. Tied matrices are stored once.
 
 import hashlib
 import json
+import os
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ Model = Decoder | EncoderDecoder
 
 
 def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
-    """Write a model folder; each file appears whole or not at all.
+    """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
     Args:
         model: The model; its `tokenizer` is written too if it has one.
@@ -34,21 +35,18 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
         dtype: Store weights in this type, for example `torch.bfloat16`; as they are by default.
 
     Raises:
-        SaveError: The folder cannot be written to.
+        SaveError: The folder cannot be written to; a model that was there before is still whole.
     """
     folder = Path(folder)
     tensors = {name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()}
-    contents: dict[str, bytes] = {WEIGHTS: serialise(tensors)}
+    contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
     if model.tokenizer is not None:
-        contents[TOKENIZER] = model.tokenizer.to_json().encode("utf-8")
+        contents[TOKENIZER] = model.tokenizer.to_json()
     config = model.config.to_dict()
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    digests = {name: sha256(content) for name, content in contents.items()}
     envelope = {"format": FORMAT, "model": config, "sha256": digests | {"model": _digest_of(config)}}
     # the envelope goes last: a folder without it is no model yet
-    for name, content in contents.items():
-        files.write(folder / name, content)
-    files.write(folder / CONFIG, json.dumps(envelope, indent=1))
-    return folder
+    return files.write_all(folder, contents | {CONFIG: json.dumps(envelope, indent=1)})
 
 
 def load(name: str | Path) -> Model:
@@ -69,10 +67,9 @@ def load(name: str | Path) -> Model:
     weights = _verified(folder, WEIGHTS, envelope)
     try:
         tensors = parse(weights)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f'"{folder / WEIGHTS}" is not a whole safetensors file ({error}).') from error
-    with torch.device("meta"):
-        model = config.build()
+    model = _skeleton(config, len(tensors), folder)
     _fit(model, tensors, folder)
     model.load_state_dict({k: v.float() if v.dtype in _HALF else v for k, v in tensors.items()}, assign=True)
     if TOKENIZER in envelope["sha256"]:
@@ -81,7 +78,12 @@ def load(name: str | Path) -> Model:
             model.tokenizer = Tokenizer.from_json(text.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise CheckpointError(f'"{folder / TOKENIZER}" is not UTF-8.') from error
-    model.name = str(name) if str(name) in shipped() else folder.name
+        if model.tokenizer.vocab_size > config.vocab_size:
+            raise CheckpointError(
+                f'"{folder / TOKENIZER}" has {model.tokenizer.vocab_size} tokens, the model vocab_size={config.vocab_size}.'
+            )
+    # a run folder names its model, not the step it has come to
+    model.name = Path(name).name or folder.name
     return model.eval()
 
 
@@ -96,8 +98,9 @@ def folder_of(name: str | Path) -> Path:
     if str(name) in shipped():
         return Path(str(resources("glassformer") / "zoo" / str(name)))
     folder = Path(name)
-    if not folder.is_dir():
-        if folder.is_file():
+    # os.path, unlike Path, takes any text for a name that may not exist, however long
+    if not os.path.isdir(folder):
+        if os.path.isfile(folder):
             raise CheckpointError(f'"{folder}" is a file; give the folder that holds {CONFIG} and {WEIGHTS}.')
         known = shipped()
         raise UnknownModel(
@@ -108,6 +111,9 @@ def folder_of(name: str | Path) -> Path:
 
 
 _HALF = (torch.float16, torch.bfloat16)
+_TYPES = (*_HALF, torch.float32, torch.float64)
+# protocols 2 to 5, and the archive that torch.save writes
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
 
 def _envelope(folder: Path) -> dict[str, Any]:
@@ -126,13 +132,25 @@ def _envelope(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f'"{path}" is not a model config of this package: "model" and "sha256" are needed.')
     if envelope.get("format") != FORMAT:
         raise CheckpointError(f'"{path}" is in format {envelope.get("format")!r}; this version reads {FORMAT}.')
+    # a damaged name must not pass for a file that was never there
+    strange = [*(envelope.keys() - {"format", "model", "sha256"}), *(digests.keys() - {"model", WEIGHTS, TOKENIZER})]
+    if strange:
+        raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
     if digests.get("model") != _digest_of(envelope["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
     return envelope
 
 
+def sha256(content: bytes | str) -> str:
+    """Return the digest by which damage is noticed."""
+    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
+
+
 def _digest_of(config: object) -> str:
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    try:
+        return sha256(json.dumps(config, sort_keys=True))
+    except (ValueError, RecursionError):  # nested too deeply, or a number too long to be written
+        return "none"
 
 
 def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
@@ -141,14 +159,29 @@ def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
-    if content[:2] in (b"\x80\x02", b"\x80\x04", b"PK"):
+    if content.startswith(_PICKLES):
         raise CheckpointError(f'"{path}" is a pickle, not safetensors; pickles can run code and are refused.')
-    if hashlib.sha256(content).hexdigest() != envelope["sha256"][name]:
+    if sha256(content) != envelope["sha256"][name]:
         raise CheckpointError(
             f'"{path}" ({len(content):,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
             "Copy it again from its source."
         )
     return content
+
+
+def _skeleton(config: ModelConfig, n_tensors: int, folder: Path) -> Model:
+    """Build the model without memory for its weights, however many the config asks for."""
+    blocks = sum(len(value) for value in vars(config).values() if isinstance(value, tuple))
+    if blocks > n_tensors:
+        raise CheckpointError(f'"{folder / WEIGHTS}" has {n_tensors} tensors: too few for the {blocks} blocks of its config.')
+    try:
+        with torch.device("meta"):
+            return config.build()
+    except ConfigError as error:
+        raise CheckpointError(f'"{folder / CONFIG}": {error}') from error
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:  # what torch says of sizes beyond 64 bits
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f'"{folder / CONFIG}" asks for tensors of impossible sizes ({reason}).') from error
 
 
 def _fit(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -162,6 +195,7 @@ def _fit(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path)
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]
+    problems += [f'"{name}" is of type {value.dtype}' for name, value in tensors.items() if value.dtype not in _TYPES]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise CheckpointError(f'"{folder / WEIGHTS}" does not fit its config: {"; ".join(problems[:3])}{more}.')

@@ -5,7 +5,9 @@ Exit codes: 0 done, 2 bad input (a message without a traceback; `--debug` shows 
 
 import importlib
 import inspect
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 from glassformer import __version__
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(verb, rest)
     except GlassformerError as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"glassformer {verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -59,8 +61,8 @@ def _run(verb: str, arguments: list[str]) -> int:
     import tyro
 
     function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
-    # tyro reads summary and arguments from the docstring, and leaves the examples out
-    about = (inspect.getdoc(function) or "").partition("\nArgs:")[0].strip()
+    # tyro drops the section with the examples: pass what stands above the arguments as it is
+    about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
     try:
         tyro.cli(function, prog=f"glassformer {verb}", description=about, args=arguments)
     except SystemExit as stop:

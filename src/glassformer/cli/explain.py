@@ -5,12 +5,12 @@ from typing import Annotated
 
 import tyro
 
-from glassformer.cli.given import text_of
+from glassformer.cli.given import model_of, text_of
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
-    "attn-only-1l": "The cat sat on the mat. The cat sat on the",
-    "attn-only-2l": "Mr Dursley met Mrs Potter and Mr Durs",
+    "attn-only-1l": "import os\nimport sys\nimport",
+    "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
     "zh-en": "我吃了一个苹果",
 }
 PYTHON = """class Point:
@@ -57,7 +57,7 @@ def explain(
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
         seed: Sampling: seed of the draw.
     """
-    from glassformer import analysis, checkpoints
+    from glassformer import analysis
     from glassformer.models import Sampling
     from glassformer.render.terminal import show
 
@@ -65,7 +65,7 @@ def explain(
         if path is not None:
             check_writable(path)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
-    loaded = checkpoints.load(model)
+    loaded = model_of(model)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else text_of(text)
     found = analysis.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling

@@ -22,6 +22,7 @@ def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> 
         out: Picture to write (.png, .svg, .pdf); NAME.png by default.
     """
     folder = checkpoints.folder_of(run) if run in checkpoints.shipped() else Path(run)
-    out = out or Path(f"{Path(run).name}.png")
-    curves.save(curves.curves(read_metrics(folder), Path(run).name), out)
+    name = folder.resolve().name
+    out = out or Path(f"{name}.png")
+    curves.save(curves.curves(read_metrics(folder), name), out)
     print(out)

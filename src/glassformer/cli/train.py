@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from glassformer.analysis.measures import MEASURES
-from glassformer.config import Config
+from glassformer.config import Config, require
 from glassformer.errors import ConfigError, nearest
 from glassformer.training import TrainConfig, loop, train as run_training
 from glassformer.training.recipes import RECIPES, recipe
@@ -53,6 +53,7 @@ def train(
         print(config.to_json())
         return
     if threads is not None:
+        require(threads >= 1, f"--threads must be at least 1, found {threads}.")
         torch.set_num_threads(threads)
     folder = folder or Path("runs") / Path(recipe_name).stem
     _train(config, folder)
@@ -84,6 +85,8 @@ def _recipe(name: str) -> TrainConfig:
             return TrainConfig.from_json(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f'cannot read "{path}": {error.strerror}. Recipes: {", ".join(RECIPES)}.') from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f'"{path}" is no recipe: it is not UTF-8.') from error
     return recipe(name)
 
 
@@ -96,7 +99,7 @@ def _changed(config: Any, change: str) -> Any:
         raise ConfigError(f"--set {change}: expected path.to.field=value.")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     data = config.to_dict()
     place: Any = data
@@ -105,8 +108,9 @@ def _changed(config: Any, change: str) -> Any:
         if isinstance(place, list) and key.isdigit() and int(key) < len(place):
             key = int(key)
         elif not isinstance(place, dict) or key not in place:
-            known = list(place) if isinstance(place, dict) else [str(i) for i in range(len(place))]
-            raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {", ".join(known)}.')
+            known = list(place) if isinstance(place, dict) else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
+            fields = ", ".join(known) or "none, it is a value"
+            raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {fields}.')
         if i == len(parents):
             place[key] = value
         else:

@@ -54,6 +54,8 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
             require(getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}.")
+        crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
+        require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
@@ -92,7 +94,7 @@ class EncoderDecoder(nn.Module):
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self._sites(), glob)
+        return site_table(self, self._sites, glob)
 
     def _sites(self):
         for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):

@@ -277,10 +277,9 @@ class Unembedding(VocabularyMatrix):
     ) -> Float[Tensor, ""]:
         """Return the mean cross-entropy over the positions that count, in nats (with label smoothing if asked)."""
         logits = self.logits(x)
-        # float32: a bfloat16 log-sum-exp is off by more than the loss differences one compares
-        losses = F.cross_entropy(
-            logits.flatten(0, 1).float(), ids.flatten(), reduction="none", label_smoothing=smoothing
-        )
+        # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        losses = F.cross_entropy(wide.flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing)
         if weight is None:
             return losses.mean()
         counted = weight.flatten().to(losses.dtype)

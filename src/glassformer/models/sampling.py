@@ -152,19 +152,19 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
             yield Stage(name, float(setting), logits)
 
 
-def _largest(logits: Tensor, k: float) -> Bool[Tensor, "batch vocab"]:
+def _largest(logits: Tensor, k: int | float) -> Bool[Tensor, "batch vocab"]:
     top = logits.topk(min(int(k), logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, top, True)
 
 
-def _nucleus(logits: Tensor, p: float) -> Bool[Tensor, "batch vocab"]:
+def _nucleus(logits: Tensor, p: int | float) -> Bool[Tensor, "batch vocab"]:
     probabilities, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     # a token stays while those before it fall short of p; the first one always does
     before = probabilities.cumsum(-1) - probabilities
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-def _likely(logits: Tensor, fraction: float) -> Bool[Tensor, "batch vocab"]:
+def _likely(logits: Tensor, fraction: int | float) -> Bool[Tensor, "batch vocab"]:
     probabilities = logits.double().softmax(-1)
     return probabilities >= fraction * probabilities.amax(-1, keepdim=True)
 

@@ -1,6 +1,6 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +121,14 @@ def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " b
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True)
 
 
-def site_table(sites: Iterator[Site], glob: str) -> SiteTable:
-    """Return the sites a glob covers, in the order of the forward pass."""
-    table = SiteTable({found.name: found for found in sites})
+def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:
+    """Return the sites a glob covers, in the order of the forward pass.
+
+    Every tape asks for the table, so the model keeps it for as long as it consists of the same modules.
+    """
+    modules = tuple(model.modules())
+    kept = model.__dict__.get("_site_table")
+    if kept is None or kept[0] != modules:
+        kept = model.__dict__["_site_table"] = modules, SiteTable({found.name: found for found in sites()})
+    table = kept[1]
     return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

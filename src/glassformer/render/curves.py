@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.errors import MissingExtra, RunFolderError
+from glassformer.errors import MissingExtra, RunFolderError, SaveError
 
 # Okabe-Ito: told apart by all kinds of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
@@ -43,7 +43,7 @@ def save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png", dpi=150)
     except ValueError as error:
-        raise RunFolderError(f'cannot draw "{path}": {error}. Use .png, .svg or .pdf.') from error
+        raise SaveError(f'cannot draw "{path}": {error}. Use .png, .svg or .pdf.') from error
     files.write(path, buffer.getvalue())
 
 

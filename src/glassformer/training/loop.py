@@ -6,18 +6,22 @@ resumed goes through the same values as one that was not: bit for bit on the sam
 
 import hashlib
 import platform
+import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
 from glassformer.config import Config, require
 from glassformer.data import Batch, Data, DataConfig
 from glassformer.errors import ConfigError
-from glassformer.models import ModelConfig
+from glassformer.models import EncoderDecoder, ModelConfig
 from glassformer.training.optim import OptimConfig
 from glassformer.training.record import RunFolder
 
@@ -63,6 +67,7 @@ class TrainConfig(Config):
     keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
         for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
             require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
         require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
@@ -99,26 +104,34 @@ def train(
     Raises:
         RunFolderError: Another process trains there, or the folder holds another recipe.
         DataError: The corpus holds no usable text.
+        CheckpointError: The checkpoint to go on from is damaged.
         SaveError: A checkpoint could not be written; the last one is whole.
+        KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
     """
-    with RunFolder(folder, config) as run:
+    with RunFolder(folder, config) as run, _reproducible(config.compile):
         data = config.data.build(run.tokenizer())
-        run.keep_tokenizer(data.tokenizer)
         model = _model(config, data)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
         optimizer = config.optim.build(model)
-        facts = run.restore(model, optimizer) or _facts()
+        restored = run.restore(model, optimizer)
+        facts = restored or _facts()
         _warn_if_different(facts)
         loop = _Loop(config, run, model, data, heldout, optimizer, measures or {}, facts)
-        if facts["step"] == 0 and not run.steps():
-            run.log({"step": 0, "tokens": 0} | loop.evaluate(0))
-        try:
+        # whatever is wrong with recipe or data shows here, before anything is written
+        first = loop.evaluate() if restored is None else {}
+        run.begin(config, data.tokenizer)
+        if restored is None:
+            loop.record(0.0, first)
+        with _Interrupts() as interrupts:
             for progress in loop.steps():
-                if report is not None:
-                    report(progress)
-        except KeyboardInterrupt:
-            loop.save()
-            raise
+                try:
+                    if report is not None:
+                        report(progress)
+                    interrupts.check()
+                except KeyboardInterrupt:
+                    # between two steps the state is that of a finished one
+                    loop.save()
+                    raise
         return model.eval()
 
 
@@ -138,38 +151,46 @@ class _Loop:
         self.data, self.heldout, self.measures, self.facts = data, heldout, measures, facts
         self.step, self.tokens = facts["step"], facts["tokens"]
         self.seconds = facts["seconds"]
+        # of the steps since the last line of metrics
+        self.losses: list[float] = list(facts["losses"])
         self.loss = torch.compile(model.loss) if config.compile else model.loss
-        self.done = self.step
+        self.started, self.seen = time.perf_counter(), self.tokens
 
     def steps(self) -> Iterator[Progress]:
         config = self.config
-        losses: list[float] = []
-        started, seen = time.perf_counter(), self.tokens
+        self.started, self.seen = time.perf_counter(), self.tokens
         while self.step < config.steps:
-            # up to here the state is that of a finished step: an interrupt between two steps may save it
             loss, norm, rate, tokens = self._update(self.step + 1)
-            losses.append(loss)
+            self.losses.append(loss)
             notes: dict[str, Any] = {}
             if self.step % config.log_every == 0 or self.step == config.steps:
-                notes = {"loss": sum(losses) / len(losses), "lr": rate, "grad_norm": norm}
-                losses.clear()
+                notes = {"loss": sum(self.losses) / len(self.losses), "lr": rate, "grad_norm": norm}
+                self.losses.clear()
             if self.step % config.evaluate_every == 0 or self.step == config.steps:
-                notes |= self.evaluate(self.step)
-            elapsed = time.perf_counter() - started
+                notes |= self.evaluate()
+            elapsed = time.perf_counter() - self.started
             if notes:
-                self.run.log({"step": self.step, "tokens": self.tokens, "seconds": round(self.seconds + elapsed, 2)} | notes)
+                self.record(self.seconds + elapsed, notes)
             if self.step % config.save_every == 0 or self.step in config.keep or self.step == config.steps:
-                self.save(elapsed)
-            yield Progress(
-                self.step, config.steps, loss, self.tokens, (self.tokens - seen) / max(elapsed, 1e-9), notes
-            )
+                self.save()
+            rate = (self.tokens - self.seen) / max(elapsed, 1e-9)
+            yield Progress(self.step, config.steps, loss, self.tokens, rate, notes)
 
-    def save(self, elapsed: float = 0.0) -> None:
-        facts = self.facts | {"tokens": self.tokens, "seconds": self.seconds + elapsed}
+    def record(self, seconds: float, notes: Mapping[str, Any]) -> None:
+        """Log numbers to metrics.jsonl and texts to samples.txt."""
+        numbers = {name: value for name, value in notes.items() if not isinstance(value, str)}
+        self.run.log({"step": self.step, "tokens": self.tokens, "seconds": round(seconds, 2)} | numbers)
+        for value in notes.values():
+            if isinstance(value, str):
+                self.run.sample(self.step, value)
+
+    def save(self) -> None:
+        seconds = self.seconds + time.perf_counter() - self.started
+        facts = self.facts | {"tokens": self.tokens, "seconds": seconds, "losses": self.losses}
         keep = self.step in self.config.keep or self.step == self.config.steps
         self.run.save(self.step, self.model, self.optimizer, facts, keep)
 
-    def evaluate(self, step: int) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Return the held-out loss in nats per token, and every measure."""
         self.model.eval()
         found: dict[str, Any] = {}
@@ -182,11 +203,7 @@ class _Loop:
                 count += weight
             found["heldout_loss"] = total / max(count, 1.0)
             for measure in self.measures.values():
-                for name, value in measure(self.model, self.heldout).items():
-                    if isinstance(value, str):
-                        self.run.sample(step, value)
-                    else:
-                        found[name] = value
+                found |= measure(self.model, self.heldout)
         self.model.train()
         return found
 
@@ -202,7 +219,7 @@ class _Loop:
         counted = float(batch.weight.sum())
         for part in _parts(batch, config.accumulate):
             # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
-            share = float(part.weight.sum()) / counted
+            share = float(part.weight.sum()) / max(counted, 1.0)
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
                 value = self.loss(part, config.smoothing) * share
             value.backward()
@@ -228,8 +245,52 @@ def _model(config: TrainConfig, data: Data) -> Any:
             f"train: the model has vocab_size={config.model.vocab_size}, the data's tokenizer {data.vocab_size}."
         )
     model = config.model.build(config.seed)
+    batch = data.batch(1)
+    if isinstance(model, EncoderDecoder) != (batch.source is not None):
+        raise ConfigError(
+            f'train: data of kind "{config.data.kind}" has {"no sources" if batch.source is None else "sources"}, which '
+            f'{"an encoder-decoder needs" if batch.source is None else "only an encoder-decoder reads"}.'
+        )
     model.tokenizer = data.tokenizer
     return model.train()
+
+
+class _Interrupts:
+    """Holds Ctrl-C back until a step is finished, so that what is saved is never half a step; a second one is not held."""
+
+    def __init__(self) -> None:
+        self.asked, self.previous = False, None
+
+    def __enter__(self) -> Self:
+        # a handler of the host program's own, or a thread that no signal reaches, is left alone
+        mine = threading.current_thread() is threading.main_thread()
+        if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self.previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+    def check(self) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def _note(self, *_: object) -> None:
+        self.check()
+        self.asked = True
+
+
+@contextmanager
+def _reproducible(compiled: bool) -> Iterator[None]:
+    """Ask for deterministic algorithms while compiled code runs; eager CPU code has no others."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if compiled:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _seed(seed: int, step: int) -> int:
@@ -241,6 +302,7 @@ def _facts() -> dict[str, Any]:
         "step": 0,
         "tokens": 0,
         "seconds": 0.0,
+        "losses": [],
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -248,8 +310,6 @@ def _facts() -> dict[str, Any]:
 
 
 def _warn_if_different(facts: dict[str, Any]) -> None:
-    import warnings
-
     for name, now in (("threads", torch.get_num_threads()), ("torch", str(torch.__version__))):
         if facts[name] != now:
             warnings.warn(

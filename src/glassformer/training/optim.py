@@ -43,6 +43,8 @@ class OptimConfig(Config):
         require(self.lr > 0, f"optim: lr must be positive, found {self.lr}.")
         require(self.warmup >= 0, f"optim: warmup must not be negative, found {self.warmup}.")
         require(0 <= self.floor <= 1, f"optim: floor must be in [0, 1], found {self.floor}.")
+        for name in ("eps", "weight_decay", "clip"):
+            require(getattr(self, name) >= 0, f"optim: {name} must not be negative, found {getattr(self, name)}.")
         require(all(0 <= beta < 1 for beta in self.betas), f"optim: betas must be in [0, 1), found {self.betas}.")
 
     def rate(self, step: int, steps: int, d_model: int) -> float:

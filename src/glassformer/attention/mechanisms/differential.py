@@ -72,8 +72,8 @@ class DifferentialMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2])
-        scores = site(tape, self.at.scores, scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed))
-        patterns = site(tape, self.at.patterns, masked_softmax(scores))
+        scores = scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed)
+        patterns = site(tape, self.at.patterns, masked_softmax(scores, context, self.at.scores, tape))
         return patterns[:, 0] - self._lambda(tape) * patterns[:, 1]
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:

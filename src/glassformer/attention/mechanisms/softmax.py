@@ -69,8 +69,7 @@ class SoftmaxMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
-        scores = scaled_scores(q, k, self.scale, context, allowed)
-        return masked_softmax(site(tape, self.at.scores, scores))
+        return masked_softmax(scaled_scores(q, k, self.scale, context, allowed), context, self.at.scores, tape)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
@@ -94,7 +93,7 @@ class SoftmaxMixer(Mixer):
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed: Tensor | None) -> Tensor:
     """Return q . k * scale plus the position bias, -inf where attention is not allowed."""
-    scores = (q @ k.mT) * scale
+    scores = (q * scale) @ k.mT
     streams = scores.ndim == 5
     if context.bias is not None:
         bias = context.bias[..., -k.shape[-2] :]
@@ -102,13 +101,19 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed:
     if allowed is None:
         return scores
     allowed = allowed.unsqueeze(1) if streams else allowed
-    return scores.masked_fill(~allowed, float("-inf"))
+    # in place: the scores are new here, and as large as anything in the model
+    return scores.masked_fill_(~allowed, float("-inf"))
 
 
-def masked_softmax(scores: Tensor) -> Tensor:
-    """Softmax over keys; a row with nothing to attend to becomes zero, not NaN."""
+def masked_softmax(scores: Tensor, context: Context, name: str, tape: Tape | None) -> Tensor:
+    """Softmax over keys of scores, which pass their site first; a row with nothing to attend to becomes zero, not NaN."""
+    scores = site(tape, name, scores)
     # in float32 at least: bfloat16 loses the tail that head-level ablations measure
     wide = scores if scores.dtype == torch.float64 else scores.float()
+    edited = tape is not None and name in tape.edits
+    if context.sees_itself and not edited:
+        # there is no such row, so none is looked for: it takes longer than the softmax
+        return wide.softmax(-1).to(scores.dtype)
     nothing = (wide == float("-inf")).all(-1, keepdim=True)
     pattern = wide.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     return pattern.to(scores.dtype)

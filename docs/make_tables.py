@@ -1,0 +1,133 @@
+"""Fill the generated tables of the README, its Chinese twin and the mechanisms page: `python docs/make_tables.py`.
+
+A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, mechanisms
+from the registry and the docstrings of their modules. With `--check`, nothing is written and a table that is out of date
+is an error.
+"""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glassformer.attention import MixerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+ZOO = ROOT / "src" / "glassformer" / "zoo"
+
+# what a figure is called in each README; a figure without an entry goes by its name
+FIGURES = {
+    "heldout_loss": ("held-out loss", "留出损失"),
+    "bits_per_byte": ("bits per byte", "每字节比特数"),
+    "bigram_loss": ("bigram loss", "二元模型损失"),
+    "bigram_bits_per_byte": ("bigram bits per byte", "二元模型每字节比特数"),
+    "5-gram_loss": ("5-gram loss", "五元模型损失"),
+    "5-gram_bits_per_byte": ("5-gram bits per byte", "五元模型每字节比特数"),
+    "xz_bits_per_byte": ("`xz -9` bits per byte", "`xz -9` 每字节比特数"),
+    "icl_score": ("in-context learning", "上下文学习得分"),
+    "prefix_matching": ("prefix matching", "前缀匹配"),
+    "previous_token": ("previous token", "前一词元"),
+    "duplicate_token": ("duplicate token", "重复词元"),
+    "samples_that_parse": ("samples that parse", "可解析的样本"),
+    "exact_match": ("exact match", "完全匹配"),
+}
+ABOUT = {
+    "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
+    "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
+    "gpt-4l": "四层 Llama 式结构（RMSNorm、RoPE、分组键值、SwiGLU），会写 Python。",
+    "zh-en": "采用最初 post-norm 接法的编码器-解码器，把简单的中文句子译成英文。",
+}
+
+
+def tables() -> dict[Path, dict[str, str]]:
+    """Return every generated table by file and marker."""
+    cards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(ZOO.glob("*/card.json"))]
+    return {
+        ROOT / "README.md": {"models": models(cards, chinese=False)},
+        ROOT / "README.zh.md": {"models": models(cards, chinese=True)},
+        ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
+    }
+
+
+def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
+    """Return one row per shipped model: what it is, its size, its training, and every measured figure."""
+    language = int(chinese)
+    heads = (("model", "parameters", "trained on", "measured"), ("模型", "参数量", "训练", "实测"))[language]
+    rows = [heads, ("---",) * len(heads)]
+    for card in cards:
+        about = ABOUT.get(card["name"], card["about"]) if chinese else card["about"]
+        names = {name: FIGURES.get(name, (name.replace("_", " "),) * 2)[language] for name in card["figures"]}
+        measured = [f"{names[name]} {_number(value)}" for name, value in card["figures"].items()]
+        minutes, threads = f"{card['seconds'] / 60:.0f}", card["threads"]
+        trained = f"{card['tokens'] / 1e6:.1f} M tokens, {minutes} min, {threads} CPU thread" + "s" * (threads > 1)
+        if chinese:
+            trained = f"{card['tokens'] / 1e4:.0f} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
+        separator = "；" if chinese else "; "
+        rows.append((f"`{card['name']}`<br>{about}", f"{card['parameters']:,}", trained, separator.join(measured)))
+    return _table(rows)
+
+
+def mechanisms() -> str:
+    """Return one row per registered mechanism that ships with the package."""
+    rows = [
+        ("mechanism", "equation", "linear in v", "rows sum to one", "scores", "streams", "state", "source"),
+        ("---",) * 8,
+    ]
+    for kind, config in sorted(MixerConfig.registry.items()):
+        if not config.__module__.startswith("glassformer."):
+            continue
+        traits, about = config.traits, inspect.getdoc(sys.modules[config.__module__]) or ""  # type: ignore[attr-defined]
+        link = f"[`{kind}`](api/generated/{config.__module__}.rst)"
+        scores = "bilinear" if traits.bilinear_scores else "yes" if traits.has_scores else "none"
+        row = (link, _equation(about), traits.linear_in_value, "yes" if traits.rows_sum_to_one else "no", scores)
+        state, source = (re.search(found, about, re.DOTALL) for found in (r"State: (.+?)\.(?=\s)", r"Source: (.+?)\.?$"))
+        rows.append((*row, str(traits.streams), *(" ".join(found[1].split()) if found else "" for found in (state, source))))
+    return _table(rows)
+
+
+def fill(page: str, found: dict[str, str]) -> str:
+    """Return a page with its tables replaced; a marker that is missing is an error."""
+    for name, table in found.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not place.search(page):
+            raise SystemExit(f"no <!-- {name} --> … <!-- /{name} --> to fill")
+        page = place.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", page)
+    return page
+
+
+def _equation(about: str) -> str:
+    """Return the first indented paragraph of a docstring, as code."""
+    lines = about.split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("    "))
+    stop = next(i for i in range(start, len(lines)) if not lines[i].startswith("    "))
+    return "<br>".join(f"`{re.sub(' {2,}', ' ', line.strip())}`" for line in lines[start:stop])
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def main(check: bool) -> int:
+    """Fill every table, or report those that are out of date; return the exit code."""
+    stale = 0
+    for path, found in tables().items():
+        page = path.read_text(encoding="utf-8")
+        filled = fill(page, found)
+        if filled == page:
+            continue
+        stale += 1
+        if not check:
+            path.write_text(filled, encoding="utf-8")
+        print(f"{'out of date' if check else 'filled'}: {path.relative_to(ROOT)}")
+    return int(check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""Compiled equals eager; run in a process without the run-time shape checks, which torch.compile cannot see through."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from closeness import close
+from glassformer.trace import Add, At, Scale, Set
+from strategies import ARCHITECTURES, subject
+
+pytestmark = pytest.mark.full
+every = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    # deterministic algorithms poison memory, and the graph would differ from what users compile
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: torch.nn.Module, backend: object = "eager") -> object:
+    return torch.compile(model, fullgraph=True, backend=backend)
+
+
+@every
+def test_compiled_equals_eager_without_a_tape(name: str) -> None:
+    model = subject(name)
+    expected = model()
+    model.model, plain = compiled(model.model), model.model
+    close(model(), expected)
+    assert plain is not model.model
+
+
+@every
+def test_compiled_equals_eager_with_reads_and_edits(name: str) -> None:
+    model = subject(name)
+    sites = model.model.sites()
+    mid = next(s for s in sites if s.endswith("resid_post"))
+    for read, edit in ((["*"], []), ([mid, "*.pattern"], [Scale(mid, 0.5, at=At(pos=-1)), Add(mid, 1.0)])):
+        torch._dynamo.reset()
+        eager = model.tape(*read, edit=edit)
+        expected = model(eager)
+        fast = compiled(model.model)
+        tape = model.tape(*read, edit=edit)
+        close(fast(*model.inputs, tape=tape), expected)  # type: ignore[operator]
+        assert set(tape.values) == set(eager.values)
+        for site, value in eager.values.items():
+            close(tape.values[site].nan_to_num(), value.nan_to_num())
+
+
+@pytest.mark.parametrize("name", ["llama", "lightning_hybrid", "translator_post"])
+def test_the_default_backend_equals_eager(name: str) -> None:
+    model = subject(name, dtype=torch.float32)
+    mid = next(s for s in model.model.sites() if s.endswith("resid_post"))
+    plain, eager = model(), model.tape(mid, edit=[Scale(mid, 0.5)])
+    edited = model(eager)
+    fast = compiled(model.model, "inductor")
+    close(fast(*model.inputs), plain, 1e-4)  # type: ignore[operator]
+    tape = model.tape(mid, edit=[Scale(mid, 0.5)])
+    close(fast(*model.inputs, tape=tape), edited, 1e-4)  # type: ignore[operator]
+    close(tape.values[mid], eager.values[mid], 1e-4)
+
+
+@every
+def test_equal_plans_and_new_edit_values_do_not_recompile(name: str) -> None:
+    model = subject(name)
+    mid = next(s for s in model.model.sites() if s.endswith("resid_post"))
+    counter = CompileCounter()
+    fast = compiled(model.model, counter)
+
+    def run(value: Tensor, factor: float) -> Tensor:
+        tape = model.tape(mid, "logits", edit=[Set(mid, value, at=At(pos=-1)), Scale(mid, torch.tensor(factor))])
+        return fast(*model.inputs, tape=tape)  # type: ignore[operator]
+
+    first = run(torch.zeros(16, dtype=torch.float64), 1.0)
+    assert counter.frame_count == 1
+    second = run(torch.ones(16, dtype=torch.float64), 2.0)
+    assert counter.frame_count == 1
+    assert not torch.equal(first, second)
+
+
+@every
+def test_gradients_through_a_compiled_edited_pass_equal_eager(name: str) -> None:
+    model = subject(name)
+    mid = next(s for s in model.model.sites() if s.endswith("resid_post"))
+    value = torch.ones(16, dtype=torch.float64, requires_grad=True)
+    fast = compiled(model.model, "aot_eager")
+    gradients = []
+    for call in (model.model, fast):
+        logits = call(*model.inputs, tape=model.tape(edit=[Add(mid, value)]))
+        gradients.append(torch.autograd.grad(logits.square().sum(), value)[0])
+    close(gradients[1], gradients[0])
+
+
+@every
+def test_an_idle_tape_adds_nothing_to_the_graph(name: str) -> None:
+    model = subject(name)
+    sizes = []
+    for tape in (None, model.tape()):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        compiled(model.model, counter)(*model.inputs, tape=tape)  # type: ignore[operator]
+        sizes.append(counter.op_count)
+    assert sizes[0] == sizes[1]
