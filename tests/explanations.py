@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from glassformer.analysis import Explanation, explain
-from glassformer.models import Sampling
 from glassformer.attention import Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.translation import zh_en_tokenizer
@@ -24,6 +23,7 @@ from glassformer.models import (
     Learned,
     Mlp,
     RmsNorm,
+    Sampling,
     block,
     repeat,
 )  # fmt: skip

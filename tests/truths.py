@@ -13,7 +13,8 @@ def induction_model(
     """Build two layers of attention that complete repeated sequences; token 0 is `<bos>`, the others are `t1`, `t2`, ….
 
     L0H0 attends to the previous token and copies it into a block of its own; L1H0 attends to positions whose previous
-    token is the current one, and writes what stands there to the output. L0H1 and L1H1 are zero: uniform attention, no write.
+    token is the current one, and writes what stands there to the output. L0H1 and L1H1 are zero: they look everywhere
+    alike and write nothing.
     The stream is laid out as token | previous | position | output.
     """
     v, t = vocab, max_len

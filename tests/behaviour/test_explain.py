@@ -1,4 +1,4 @@
-"""`explain`: its numbers agree with each other and with the model, on the terminal, as JSON and from the command line."""
+"""`explain`: its numbers agree with each other and with the model, on the terminal, as JSON, on the command line."""
 
 import io
 import json

@@ -1,7 +1,7 @@
 """The JSON document of an explanation: its fields, its numbers, and what its page in the documentation promises.
 
-After a deliberate change: `PYTHONPATH=src:tests python tests/golden/test_explanation_json.py` rewrites the stored file; raise
-`VERSION` if a field went away or changed its meaning.
+After a deliberate change, `PYTHONPATH=src:tests python tests/golden/test_explanation_json.py` rewrites the stored file;
+raise `VERSION` if a field went away or changed its meaning.
 """
 
 import base64

@@ -1,6 +1,5 @@
 """Direct logit attribution: nothing is left over, whatever the architecture."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -136,13 +135,13 @@ def test_components_are_named_in_the_order_of_the_forward_pass() -> None:
     model = subject("translator_post").model
     done = run(model, [1, 2, 3], [4, 5], read=needs(model))
     labels = [c.label for c in attribution(done, 3).components]
-    layers = [
-        [*(f"L{i}H{h}" for h in range(4)), f"L{i} attn bias", f"L{i} attn norm bias"]
-        + [*(f"L{i}X{h}" for h in range(4)), f"L{i} cross bias", f"L{i} cross norm bias"]
-        + [f"L{i} mlp", f"L{i} mlp norm bias"]
-        for i in range(2)
-    ]
-    assert labels == ["token", "position", *itertools.chain(*layers)]
+    layers = []
+    for i in range(2):
+        for part, letter in (("attn", "H"), ("cross", "X")):
+            layers += [f"L{i}{letter}{h}" for h in range(4)]
+            layers += [f"L{i} {part} bias", f"L{i} {part} norm bias"]
+        layers += [f"L{i} mlp", f"L{i} mlp norm bias"]
+    assert labels == ["token", "position", *layers]
 
 
 def test_a_run_that_lacks_sites_is_refused_with_what_to_read() -> None:
@@ -160,7 +159,7 @@ def test_sources_of_an_unknown_head_names_the_heads_there_are() -> None:
     model = subject("attention_only").model
     done = run(model, [1, 2], read=needs(model) + source_needs(model))
     with pytest.raises(
-        AnalysisUnavailable, match='"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'
+        AnalysisUnavailable, match=r'"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'
     ):
         sources(done, attribution(done, 3), "L9H9")
 

@@ -2,8 +2,8 @@
 
 The direction of a token is pulled back from the unembedding through each norm with its scale frozen; what a component
 adds is the dot product of its write with the direction as it stands where it writes. With scales frozen all of this is
-linear, so the parts sum to the logit. In post-norm stacks the direction passes every later norm, and each of those norms
-contributes its bias.
+linear, so the parts sum to the logit. In post-norm stacks the direction passes every later norm, and each of those
+norms contributes its bias.
 """
 
 import dataclasses
@@ -191,7 +191,7 @@ def sources(run: Run, split: Attribution, label: str, *, row: int = 0) -> Source
 
 
 def decoder_side(model: Any) -> tuple[Stack, Embedding]:
-    """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for a model that is not ours."""
+    """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for other modules."""
     if isinstance(model, Decoder):
         return model.stack, model.embed
     if isinstance(model, EncoderDecoder):
@@ -290,7 +290,7 @@ def _by_source(run: Run, write: _Write, row: int, at: int, head: int) -> Float[T
     run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")
     pattern = run[part.at.pattern].values[row : row + 1, :, at]
     moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
-    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, in place of positions
+    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
     scales = None if scale is None else run[scale].values[row : row + 1, :, at, None].expand(moved.shape[:-1])
     x = moved if gate is None else run[gate].values[row, at].expand(1, moved.shape[2], -1)
     return part.merge.per_head(moved, x, scales)[0, head]

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from glassformer.analysis import heads as roles
@@ -100,7 +99,7 @@ def explain(
         against=None if other is None else _outcome(model, logits, other),
         pipeline=pipeline.stages(passed, at, log_probs),
         next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
-        sampling=_sampling(model, logits, sampling or Sampling()),
+        sampling=_sampling(passed, at, sampling or Sampling()),
         lens=_lens(passed, chosen, other, at),
         attribution=_contributions(split),
         heads=facts,
@@ -156,19 +155,29 @@ def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
     return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
 
 
-def _sampling(model: Any, logits: Tensor, sampling: Sampling) -> SamplingTrace:
-    found = sampling_steps(logits[None], sampling)
-    traced = tuple(
+def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
+    """Trace the steps that `generate` takes, with the same settings and the same draw."""
+    assert run.logits is not None and run.ids is not None
+    logits = run.logits[0, at]
+    seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
+    drawn = sampling_steps(logits[None], sampling, seen=seen[None])
+    steps = tuple(
         SamplingStep(
-            stage.name, stage.setting, int(stage.kept), float(entropy_bits(stage.logits[0].double().log_softmax(-1))),
-            _candidates(model, stage.logits[0], N_CANDIDATES),
+            name=stage.name,
+            setting=stage.setting,
+            kept=int(stage.kept),
+            entropy_bits=float(entropy_bits(stage.logits[0].double().log_softmax(-1))),
+            candidates=_candidates(run.model, stage.logits[0], N_CANDIDATES),
         )
-        for stage in found.stages
-    )  # fmt: skip
-    drawn = int(found.tokens)
-    probability = 1.0 if sampling.greedy else float(found.stages[-1].probabilities[0, drawn])
-    draw = Candidate(drawn, _text(model, drawn), float(logits[drawn]), probability)
-    return SamplingTrace(sampling.to_dict() | {"repetition_penalty": None}, traced, draw)
+        for stage in drawn.stages
+    )
+    id = int(drawn.tokens)
+    probability = 1.0 if sampling.greedy else float(drawn.stages[-1].probabilities[0, id])
+    penalty = None if sampling.repetition_penalty == 1 else sampling.repetition_penalty
+    settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    settings |= {"min_p": sampling.min_p, "repetition_penalty": penalty, "seed": sampling.seed}
+    draw = Candidate(id, _text(run.model, id), float(logits[id]), probability)
+    return SamplingTrace(settings, steps, None if drawn.uniform is None else float(drawn.uniform), draw)
 
 
 def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:

@@ -83,6 +83,7 @@ class SamplingStep:
 class SamplingTrace:
     settings: Mapping[str, int | float | None]
     steps: tuple[SamplingStep, ...]
+    uniform: float | None
     draw: Candidate
 
 

@@ -1,8 +1,8 @@
 """What heads do, read off their patterns: previous-token, induction, duplicate-token, first-token, current-token.
 
-Each role is a 0/1 mask M over (query, key); a head's score at a query is the attention it puts where the mask is set, and
-the role's score is the mean over the queries that have such a key (the first position, which can only see itself, is
-left out).
+Each role is a 0/1 mask M over (query, key); a head's score at a query is the attention it puts where the mask is set,
+and the role's score is the mean over the queries that have such a key (the first position, which can only see itself,
+is left out).
 
     previous_token    key = query - 1
     induction         token[key - 1] = token[query], key - 1 < query: what followed this token before
@@ -112,8 +112,8 @@ def needs(model: Any) -> list[str]:
 def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
     """Score the self-attention heads of a stack on the text that was run.
 
-    Natural text has few positions where a token occurred before, and none where chance alone would not do: see `positions`,
-    and `head_scores` for the standard test on random tokens.
+    In natural text few tokens occurred before, and what follows them is often predictable anyway: look at `positions`,
+    and see `head_scores` for the standard test on random tokens.
 
     Args:
         run: A forward pass that read `needs(model)`.
@@ -138,9 +138,9 @@ def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
 def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
-    Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means over
-    the repetitions, the others over all positions. Without a `<bos>`, heads that find nothing have no resting place and
-    score lower.
+    Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means
+    over the repetitions, the others over all positions. Without a `<bos>`, heads that find nothing have no resting
+    place and score lower.
 
     Args:
         model: A decoder.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import GREEDY, Decoder, EncoderDecoder, generate
+from glassformer.models.generate import padded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,33 +118,27 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
     return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
 
 
-def greedy(model: EncoderDecoder, source: Tensor, limit: int) -> Tensor:
-    """Return the decoder's input as the model itself would write it: `<bos>` and the likeliest tokens up to `<eos>`."""
-    if model.tokenizer is None or model.tokenizer.bos is None:
+def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths."""
+    tokenizer = model.tokenizer
+    if tokenizer is None or tokenizer.bos is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
-    state = model.begin(source)
-    ids = torch.full((source.shape[0], 1), model.tokenizer.bos, device=source.device)
-    while ids.shape[1] < limit:
-        logits, state = model(None, ids[:, -1:], state=state)
-        new = logits[:, -1].argmax(-1)
-        if (new == model.tokenizer.eos).all():
-            break
-        ids = torch.cat((ids, new[:, None]), 1)
-    return ids
+    stops = [] if tokenizer.eos is None else [tokenizer.eos]
+    room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
+    starts = [[tokenizer.bos]] * len(source)
+    made = generate(model, starts, GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
+    return padded(model, [[tokenizer.bos, *row] for row in made.trimmed], left=False)
 
 
 def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None) -> Inputs:
     source_ids = token_ids(model, source, begin=False)
     generated = target is None
-    if generated:
-        ids = greedy(model, source_ids, min(model.config.max_len, 2 * source_ids.shape[1] + 16))
-    else:
-        ids = token_ids(model, target)
+    ids, lengths = translated(model, source_ids) if generated else (token_ids(model, target), None)
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
-    return Inputs(
-        (source_ids, ids), {}, ids, readable(model, ids), source_ids, readable(model, source_ids), None, text, generated
-    )
+    rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
+    kwargs = {"lengths": lengths}
+    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated)
 
 
 def _batch(model: Any, batch: Batch) -> Inputs:

@@ -21,7 +21,12 @@ def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
     if not isinstance(model, Decoder):
         return {}
     losses = loss_by_position(model, *(data.batch(i, "heldout") for i in range(batches)))
-    return {"icl_score": icl_score(losses), "loss_by_position": [round(float(x), 4) for x in losses.values]}
+    # a position where no target counts has no loss
+    found: dict[str, Any] = {"loss_by_position": [None if x != x else round(x, 4) for x in losses.values.tolist()]}
+    try:
+        return {"icl_score": icl_score(losses)} | found
+    except AnalysisUnavailable:
+        return found
 
 
 def head_measures(model: Any, data: Data) -> dict[str, Any]:
@@ -52,7 +57,12 @@ def sample(model: Any, data: Data) -> dict[str, Any]:
     sources = [row[:n] for row, n in zip(batch.source.tolist(), batch.source_lengths.tolist())]
     stop = [] if tokenizer.eos is None else [tokenizer.eos]
     made = generate(
-        model, [[tokenizer.bos]] * len(sources), Sampling(temperature=0), max_new_tokens=40, stop_ids=stop, source=sources
+        model,
+        [[tokenizer.bos]] * len(sources),
+        Sampling(temperature=0),
+        max_new_tokens=40,
+        stop_ids=stop,
+        source=sources,
     )
     pairs = zip(sources, made.trimmed)
     return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {tokenizer.decode(row)}" for source, row in pairs)}

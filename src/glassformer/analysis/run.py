@@ -169,8 +169,8 @@ def run(
 
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`).
-        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a tuple
-            of arguments or a mapping of keyword arguments.
+        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
+            tuple of arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, or `Read` for a part or a reduced value.
         edit: Edits, or pairs of a site and a plain function.

@@ -7,8 +7,8 @@ included. True means: may attend.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -21,6 +21,8 @@ class Term(ABC):
     """One condition on (batch, query, key)."""
 
     batch: int = 1
+    # whether every position may attend to itself
+    reflexive: ClassVar[bool] = False
 
     @abstractmethod
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -29,6 +31,8 @@ class Term(ABC):
 
 @dataclass(frozen=True)
 class Causal(Term):
+    reflexive: ClassVar[bool] = True
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return k <= q
 
@@ -36,6 +40,7 @@ class Causal(Term):
 @dataclass(frozen=True)
 class Window(Term):
     size: int
+    reflexive: ClassVar[bool] = True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q - k).abs() < self.size
@@ -44,6 +49,7 @@ class Window(Term):
 @dataclass(frozen=True, eq=False)
 class Documents(Term):
     ids: Int[Tensor, "batch key"]
+    reflexive: ClassVar[bool] = True
 
     @property
     def batch(self) -> int:  # type: ignore[override]
@@ -182,6 +188,7 @@ class Context:
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
         bias: What the layer's position encoding adds to its scores.
         crossed: Queries and keys come from different sequences.
+        first: First of the new positions, if they count up from it by one in every row; None if they may not.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -193,12 +200,16 @@ class Context:
     seed: int = 0
     bias: Tensor | None = None
     crossed: bool = False
+    first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
+    @property
+    def sees_itself(self) -> bool:
+        """Whether every query may surely attend to one key at least: its own."""
+        return not self.crossed and all(term.reflexive for term in self.mask.terms)
+
     def with_bias(self, bias: Tensor) -> "Context":
-        return Context(
-            self.mask, self.positions, self.key_positions, self.source, self.form, self.seed, bias, self.crossed, self.memo
-        )
+        return replace(self, bias=bias)
 
     @property
     def is_causal(self) -> bool:

@@ -11,6 +11,7 @@ Positions added to the residual stream are part of the model, not of attention: 
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -20,18 +21,30 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.config import Config, require
 
+LONGEST_KEPT = 8192  # positions whose rows are kept from one pass to the next
+
 
 class PositionsConfig(Config, family=True):
     """How attention learns about distance."""
 
     def build(self, dims: Any) -> "Positions":
-        return Positions()
+        return Positions(self)
+
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return what this kind needs to know of each position, `b pos d`: fixed numbers, no parameters."""
+        raise AssertionError(f'positions "{self.kind}" have no rows')
 
 
 class Positions(nn.Module):
     """The identity; kinds replace the methods they need."""
 
     has_bias = False
+
+    def __init__(self, config: PositionsConfig) -> None:
+        super().__init__()
+        self.config: Any = config
+        # a string's hash is kept, a config's is worked out at every look-up
+        self.key = f"{config.kind} {config!r}"
 
     def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return what the query and the key projections read."""
@@ -43,6 +56,31 @@ class Positions(nn.Module):
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         raise AssertionError("has_bias says whether this is defined")
+
+    def rows(self, width: int, like: Tensor, context: Context, keys: bool) -> tuple[Tensor, ...]:
+        """Return the config's rows for the new positions, worked out once for all layers of a pass."""
+        key = (self.key, width, like.dtype, keys)
+        if key not in context.memo:
+            positions = context.new_positions(keys)
+            stop = None if context.first is None or keys else context.first + positions.shape[-1]
+            plain = type(positions) is Tensor and not torch.compiler.is_compiling()
+            if stop is None or stop > LONGEST_KEPT or not plain:
+                context.memo[key] = self.config.rows(positions, width, like.dtype)
+            else:
+                # rounded up, so that a text that grows token by token finds its rows there
+                known = _counted_rows(self.config, width, -(-stop // 512) * 512, like.dtype, positions.device)
+                context.memo[key] = tuple(row[:, context.first : stop] for row in known)
+        return context.memo[key]
+
+
+@lru_cache(maxsize=32)
+def _counted_rows(
+    config: PositionsConfig, width: int, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return the rows of positions 0, 1, 2, …; at short lengths they take longer than a layer's attention."""
+    # inference tensors could not be used in a later pass that is differentiated
+    with torch.inference_mode(False):
+        return config.rows(torch.arange(length, device=device)[None], width, dtype)
 
 
 @dataclass(frozen=True)
@@ -109,40 +147,41 @@ class Rope(PositionsConfig, kind="rope"):
         blend = ((s.original_length / wavelength - s.low) / (s.high - s.low)).clamp(0, 1)
         return (1 - blend) * omega / s.factor + blend * omega
 
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the cosines of both members of each pair, and their sines, which carry the sign."""
+        # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
+        angle = positions[..., None].to(torch.float64) * self.frequencies(width).to(positions.device)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        if self.pairing == "half":
+            return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+
 
 class RopePositions(Positions):
     def __init__(self, config: Rope, d_head: int) -> None:
-        super().__init__()
+        super().__init__(config)
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
-        self.config, self.d_head = config, d_head
+        self.d_head = d_head
+        self.turned = 2 * int(d_head * config.fraction / 2)
 
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
         return self._turn(q, context, keys=False), turned
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        cos, sin = self._table(context.new_positions(keys), x.dtype, context, keys)
-        # b pos pair -> b [stream] head pos pair
+        cos, sin = self.rows(self.d_head, x, context, keys)
+        # b pos turned -> b [stream] head pos turned
         for _ in range(x.ndim - 3):
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        turned = 2 * cos.shape[-1]
-        part, rest = x[..., :turned], x[..., turned:]
+        part = x if self.turned == x.shape[-1] else x[..., : self.turned]
+        # (a, b) -> (a cos - b sin, b cos + a sin)
         if self.config.pairing == "half":
             first, second = part.chunk(2, -1)
-            part = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+            partner = torch.cat((second, first), -1)
         else:
-            first, second = part[..., ::2], part[..., 1::2]
-            part = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
-        return part if rest.shape[-1] == 0 else torch.cat((part, rest), -1)
-
-    def _table(self, positions: Tensor, dtype: torch.dtype, context: Context, keys: bool) -> tuple[Tensor, Tensor]:
-        key = ("rope", self.config, self.d_head, dtype, keys)
-        if key not in context.memo:
-            # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
-            omega = self.config.frequencies(self.d_head).to(positions.device)
-            angle = positions[..., None].to(torch.float64) * omega
-            context.memo[key] = angle.cos().to(dtype), angle.sin().to(dtype)
-        return context.memo[key]
+            partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        part = torch.addcmul(part * cos, partner, sin)
+        return part if part.shape == x.shape else torch.cat((part, x[..., self.turned :]), -1)
 
 
 @dataclass(frozen=True)
@@ -153,7 +192,7 @@ class Alibi(PositionsConfig, kind="alibi"):
     """
 
     def build(self, dims: Any) -> "AlibiPositions":
-        return AlibiPositions(dims.n_heads)
+        return AlibiPositions(self, dims.n_heads)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
@@ -167,8 +206,8 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
 class AlibiPositions(Positions):
     has_bias = True
 
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
+    def __init__(self, config: Alibi, n_heads: int) -> None:
+        super().__init__(config)
         self.n_heads = n_heads
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
@@ -200,22 +239,18 @@ class QueryKeyOnly(PositionsConfig, kind="query_key_only"):
     amplitude: float = 1.0
 
     def build(self, dims: Any) -> "QueryKeyOnlyPositions":
-        return QueryKeyOnlyPositions(self.amplitude)
+        return QueryKeyOnlyPositions(self)
+
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return ((self.amplitude * sinusoids(positions, width)).to(dtype),)
 
 
 class QueryKeyOnlyPositions(Positions):
-    def __init__(self, amplitude: float) -> None:
-        super().__init__()
-        self.amplitude = amplitude
+    def __init__(self, config: QueryKeyOnly) -> None:
+        super().__init__(config)
 
     def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         same = x_q is x_k
-        x_q = x_q + self._table(x_q, context, keys=False)
-        x_k = x_q if same else x_k + self._table(x_k, context, keys=context.crossed)
+        x_q = x_q + self.rows(x_q.shape[-1], x_q, context, keys=False)[0]
+        x_k = x_q if same else x_k + self.rows(x_k.shape[-1], x_k, context, keys=context.crossed)[0]
         return x_q, x_k
-
-    def _table(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        key = ("query_key_only", self.amplitude, x.shape[-1], x.dtype, keys)
-        if key not in context.memo:
-            context.memo[key] = (self.amplitude * sinusoids(context.new_positions(keys), x.shape[-1])).to(x.dtype)
-        return context.memo[key]

@@ -9,8 +9,8 @@ from glassformer.cli.given import model_of, text_of
 from glassformer.files import check_writable, write
 
 EXAMPLES = {
-    "attn-only-1l": "The cat sat on the mat. The cat sat on the",
-    "attn-only-2l": "Mr Dursley met Mrs Potter and Mr Durs",
+    "attn-only-1l": "import os\nimport sys\nimport",
+    "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
     "zh-en": "我吃了一个苹果",
 }
 PYTHON = """class Point:

@@ -62,19 +62,27 @@ def train(
 def _train(config: TrainConfig, folder: Path) -> None:
     console = Console(stderr=True)
     columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
-    with Progress(
+    bar = Progress(
         TextColumn(columns[0]), BarColumn(), TextColumn("{task.completed}/{task.total}"), *map(TextColumn, columns[1:]),
         TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
-    ) as bar:
-        task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
+    )
+    task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
 
-        def report(progress: loop.Progress) -> None:
-            bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
-            if "heldout_loss" in progress.notes:
-                numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
-                bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+    def report(progress: loop.Progress) -> None:
+        if not bar.live.is_started:
+            # a terminal shows one live thing at a time, and no bar before there is a step to show
+            status.stop()
+            bar.start()
+        bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
+        if "heldout_loss" in progress.notes:
+            numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
+            bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
 
-        run_training(config, folder, measures=MEASURES, report=report)
+    try:
+        with console.status("reading data, measuring the start") as status:
+            run_training(config, folder, measures=MEASURES, report=report)
+    finally:
+        bar.stop()
     console.print(f"done: {folder}; load it with glassformer.load({str(folder)!r})")
 
 

@@ -68,11 +68,11 @@ class Block(nn.Module):
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
 
     def part(self, name: str) -> nn.Module:
-        return self.get_submodule(name)
+        return getattr(self, name)
 
     def norm(self, name: str) -> Norm:
         """Return the norm a sub-layer reads through; absent in post-norm blocks."""
-        return self.get_submodule(f"{name}_norm")  # type: ignore[return-value]
+        return getattr(self, f"{name}_norm")
 
     def norm_after(self, name: str) -> Norm | None:
         """Return the norm after a sub-layer, in post-norm and sandwich blocks."""
@@ -93,7 +93,8 @@ class Block(nn.Module):
             read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
             out, new = self._run(name, read, context, source, None if state is None else state[i], tape)
             states.append(new)
-            out = F.dropout(out, self.config.dropout, self.training)
+            if self.training and self.config.dropout > 0:
+                out = F.dropout(out, self.config.dropout)
             if self.wiring == "post":
                 x = self.norm_after(name)(site(tape, self.at_sum[i], x + out), tape)  # type: ignore[misc]
             elif self.wiring == "sandwich":

@@ -93,7 +93,7 @@ class Decoder(nn.Module):
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self._sites(), glob)
+        return site_table(self, self._sites, glob)
 
     def _sites(self):
         yield from self.embed.sites()

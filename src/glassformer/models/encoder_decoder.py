@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import ModelConfig
-from glassformer.models.parts import Embedding, NoNorm, NormConfig, PositionEmbedding, Sinusoidal, Unembedding, initialise
+from glassformer.models.parts import (
+    Embedding,
+    NoNorm,
+    NormConfig,
+    PositionEmbedding,
+    Sinusoidal,
+    Unembedding,
+    initialise,
+)
 from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
 from glassformer.trace import Site, SiteTable, Tape, site
 
@@ -86,7 +94,7 @@ class EncoderDecoder(nn.Module):
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self._sites(), glob)
+        return site_table(self, self._sites, glob)
 
     def _sites(self):
         for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):

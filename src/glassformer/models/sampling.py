@@ -1,11 +1,11 @@
 """From logits to the next token, one step at a time.
 
-    repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
-    temperature          logits divided by it; 0 means greedy
-    top-k                the k largest are kept
-    top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
-    min-p                what is less likely than min_p times the likeliest is dropped (Nguyen et al. 2024)
-    draw                 the first token, by id, at which the cumulated probability passes a uniform number
+repetition penalty   seen tokens: positive logits divided by it, negative ones multiplied (Keskar et al. 2019)
+temperature          logits divided by it; 0 means greedy
+top-k                the k largest are kept
+top-p                the smallest set whose probabilities reach p is kept (Holtzman et al. 2020)
+min-p                what is less likely than min_p times the likeliest is dropped (Nguyen et al. 2024)
+draw                 the first token, by id, at which the cumulated probability passes a uniform number
 """
 
 import math
@@ -88,7 +88,7 @@ class Draw:
     """All stages and the token they led to.
 
     Args:
-        stages: In the order they were applied; steps that are switched off are left out.
+        stages: In the order they were applied; filters that are switched off are left out.
         uniform: The number in [0, 1) each row drew; None when greedy.
         tokens: The chosen ids.
     """
@@ -135,11 +135,13 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
         yield Stage("repetition_penalty", penalty, logits)
     if sampling.greedy:
+        likeliest = logits.argmax(-1, keepdim=True)
+        yield Stage("temperature", 0.0, torch.full_like(logits, float("-inf")).scatter(-1, likeliest, 0.0))
         return
     if sampling.temperature != 1:
         # the same distribution with the largest logit at 0, in float64: the tiniest temperature gives no overflow
         logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
-        yield Stage("temperature", sampling.temperature, logits)
+    yield Stage("temperature", sampling.temperature, logits)
     for name, setting, keep in (
         ("top_k", sampling.top_k, _largest),
         ("top_p", sampling.top_p, _nucleus),
@@ -150,19 +152,19 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
             yield Stage(name, float(setting), logits)
 
 
-def _largest(logits: Tensor, k: float) -> Bool[Tensor, "batch vocab"]:
+def _largest(logits: Tensor, k: int | float) -> Bool[Tensor, "batch vocab"]:
     top = logits.topk(min(int(k), logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, top, True)
 
 
-def _nucleus(logits: Tensor, p: float) -> Bool[Tensor, "batch vocab"]:
+def _nucleus(logits: Tensor, p: int | float) -> Bool[Tensor, "batch vocab"]:
     probabilities, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
     # a token stays while those before it fall short of p; the first one always does
     before = probabilities.cumsum(-1) - probabilities
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-def _likely(logits: Tensor, fraction: float) -> Bool[Tensor, "batch vocab"]:
+def _likely(logits: Tensor, fraction: int | float) -> Bool[Tensor, "batch vocab"]:
     probabilities = logits.double().softmax(-1)
     return probabilities >= fraction * probabilities.amax(-1, keepdim=True)
 

@@ -1,6 +1,6 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context, Mask, causal, documents, padding
 from glassformer.models.block import Block, BlockConfig
-from glassformer.models.parts import Norm, NormConfig
+from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
 
 
@@ -111,17 +111,25 @@ def make_context(
     if start is not None:
         mask = mask & padding(past + length - start, total=past + length, left=True)
         key_positions = (key_positions - start[:, None]).clamp_min(0)
-    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed)
+    first = past if document_ids is None and start is None else None
+    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
 
 
 def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
     """Build the context of cross-attention from that of the queries."""
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
-    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True)
+    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
 
 
-def site_table(sites: Iterator[Site], glob: str) -> SiteTable:
-    """Return the sites a glob covers, in the order of the forward pass."""
-    table = SiteTable({found.name: found for found in sites})
+def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:
+    """Return the sites a glob covers, in the order of the forward pass.
+
+    Every tape asks for the table, so the model keeps it for as long as it consists of the same modules.
+    """
+    modules = tuple(model.modules())
+    kept = model.__dict__.get("_site_table")
+    if kept is None or kept[0] != modules:
+        kept = model.__dict__["_site_table"] = modules, SiteTable({found.name: found for found in sites()})
+    table = kept[1]
     return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})

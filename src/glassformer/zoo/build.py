@@ -1,4 +1,4 @@
-"""From a run folder to a shipped model: `python -m glassformer.zoo.build NAME RUN`.
+"""From a run folder to a shipped model: `python -m glassformer.zoo NAME RUN`.
 
 Weights are stored in half precision; every figure on the card is measured on the stored weights.
 """
@@ -6,15 +6,12 @@ Weights are stored in half precision; every figure on the card is measured on th
 import ast
 import lzma
 import platform
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from glassformer import checkpoints
+from glassformer import checkpoints, files
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.heldout import bits_per_byte, document_losses
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
@@ -32,10 +29,8 @@ def build(name: str, run: Path, out: Path) -> Card:
     config = TrainConfig.from_json((run / "config.json").read_text(encoding="utf-8"))
     trained = checkpoints.load(run)
     folder = out / name
-    with tempfile.TemporaryDirectory() as building:
-        checkpoints.save(trained, building, dtype=torch.float16)
-        shutil.copytree(building, folder, dirs_exist_ok=True)
-    shutil.copyfile(run / "metrics.jsonl", folder / "metrics.jsonl")
+    checkpoints.save(trained, folder, dtype=torch.float16)
+    files.write(folder / "metrics.jsonl", (run / "metrics.jsonl").read_bytes())
     model = checkpoints.load(folder)
     last = read_metrics(run)[-1]
     figures, notes, samples, data = _translation(model, config) if _translates(config) else _language(model, config)
@@ -175,6 +170,3 @@ def _translation(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[
     ]
     return figures, notes, examples[:12], data.describe()
 
-
-if __name__ == "__main__":
-    print(build(sys.argv[1], Path(sys.argv[2]), Path(__file__).parent).to_markdown())

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.kernels.growing import Room, append
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.kernels.growing import append
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.config import require
 from glassformer.trace import Tape, site
 
@@ -58,11 +58,10 @@ class Softmax(MixerConfig, kind="softmax"):
 
 
 class KeyValue(NamedTuple):
-    """Keys (as rotated when written) and values of earlier positions, and the room to add more."""
+    """Keys (as rotated when written) and values of earlier positions."""
 
     key: Float[Tensor, "batch kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
-    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class SoftmaxMixer(Mixer):
@@ -70,20 +69,16 @@ class SoftmaxMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
-        scores = scaled_scores(q, k, self.scale, context, allowed)
-        return masked_softmax(site(tape, self.at.scores, scores))
+        return masked_softmax(scaled_scores(q, k, self.scale, context, allowed), context, self.at.scores, tape)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
-        k, key_room = append(state.key, k, state.room[0])
-        v, value_room = append(state.value, v, state.room[1])
+        keep = None if self.config.window is None else self.config.window - 1
+        (k, keys), (v, values) = append(state.key, k, keep), append(state.value, v, keep)
         # the pattern's rows are those of the new positions, over all keys that are still in the state
-        z = self.parallel(q, k, v, x, context, tape)
-        keep = k.shape[-2] if self.config.window is None else self.config.window - 1
-        start = max(k.shape[-2] - keep, 0)
-        return z, KeyValue(k[..., start:, :], v[..., start:, :], (key_room, value_room))
+        return self.parallel(q, k, v, x, context, tape), KeyValue(keys, values)
 
     def begin(self, batch: int, like: Tensor) -> KeyValue:
         dims = self.dims
@@ -98,7 +93,7 @@ class SoftmaxMixer(Mixer):
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed: Tensor | None) -> Tensor:
     """Return q . k * scale plus the position bias, -inf where attention is not allowed."""
-    scores = (q @ k.mT) * scale
+    scores = (q * scale) @ k.mT
     streams = scores.ndim == 5
     if context.bias is not None:
         bias = context.bias[..., -k.shape[-2] :]
@@ -106,13 +101,19 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed:
     if allowed is None:
         return scores
     allowed = allowed.unsqueeze(1) if streams else allowed
-    return scores.masked_fill(~allowed, float("-inf"))
+    # in place: the scores are new here, and as large as anything in the model
+    return scores.masked_fill_(~allowed, float("-inf"))
 
 
-def masked_softmax(scores: Tensor) -> Tensor:
-    """Softmax over keys; a row with nothing to attend to becomes zero, not NaN."""
+def masked_softmax(scores: Tensor, context: Context, name: str, tape: Tape | None) -> Tensor:
+    """Softmax over keys of scores, which pass their site first; a row with nothing to attend to becomes zero, not NaN."""
+    scores = site(tape, name, scores)
     # in float32 at least: bfloat16 loses the tail that head-level ablations measure
     wide = scores if scores.dtype == torch.float64 else scores.float()
+    edited = tape is not None and name in tape.edits
+    if context.sees_itself and not edited:
+        # there is no such row, so none is looked for: it takes longer than the softmax
+        return wide.softmax(-1).to(scores.dtype)
     nothing = (wide == float("-inf")).all(-1, keepdim=True)
     pattern = wide.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
     return pattern.to(scores.dtype)

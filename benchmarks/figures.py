@@ -1,0 +1,261 @@
+"""Every figure: what is compared with what, and what is aimed at.
+
+Each function yields rows for the number of threads that is set; `run.py` names and prints them.
+"""
+
+import copy
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.flop_counter import FlopCounterMode
+
+from glassformer.data import Batch
+from glassformer.models import GREEDY, Decoder, generate
+from glassformer.trace import Tape
+from glassformer.training.recipes import recipe
+from paired import Comparison, Spread, Timing, compare, compare_timed
+from shapes import BareDecoder, gpt2_small, small, tokens, transformers_twin
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Args:
+        case: Model and sizes.
+        subject: What is judged.
+        baseline: What it is judged against.
+        comparison: The measured ratios of time.
+        aim: Largest ratio aimed at; None where nothing is.
+        speed: The aim is the smallest ratio of speeds instead (baseline time over subject time).
+        notes: Further numbers, with their unit in the name.
+    """
+
+    case: str
+    subject: str
+    baseline: str
+    comparison: Comparison
+    aim: float | None = None
+    speed: bool = False
+    notes: dict[str, float] = field(default_factory=dict)
+
+
+Rows = Iterator[Row]
+
+
+def sites(seconds: float) -> Rows:
+    """A forward pass with sites but no tape, against the same model written without sites."""
+    model = small()
+    bare = BareDecoder(model)
+    for length in (64, 128, 256):
+        ids = tokens(model, 1, length)
+        check_equal(model(ids), bare(ids))
+        measured = compare(lambda: model(ids), lambda: bare(ids), rounds=400, seconds=seconds)  # noqa: B023
+        yield Row(f"gpt-4l shape, 1 x {length}", "sites, no tape", "bare copy", measured, aim=1.02)
+
+
+def reading(seconds: float) -> Rows:
+    """Reading the residual stream and z of every layer, against the model without sites."""
+    model = small()
+    bare = BareDecoder(model)
+    for length in (64, 128, 256):
+        ids = tokens(model, 1, length)
+
+        def read() -> torch.Tensor:
+            return model(ids, tape=Tape(model, ["*.resid_*", "*.z"]))  # noqa: B023
+
+        check_equal(read(), bare(ids))
+        measured = compare(read, lambda: bare(ids), rounds=200, seconds=seconds)  # noqa: B023
+        yield Row(f"gpt-4l shape, 1 x {length}", "read stream and z", "bare copy", measured, aim=1.05)
+
+
+def patterns(seconds: float) -> Rows:
+    """Reading every attention pattern, against forward passes that compute attention eagerly."""
+    model = small()
+    eager = BareDecoder(model, "eager")
+    for length in (64, 256):
+        ids = tokens(model, 1, length)
+        check_equal(read_patterns(model, ids), eager(ids))
+        measured = compare(lambda: read_patterns(model, ids), lambda: eager(ids), rounds=200, seconds=seconds)  # noqa: B023
+        yield Row(f"gpt-4l shape, 1 x {length}", "read every pattern", "bare copy, eager attention", measured, aim=1.0)
+    model = gpt2_small()
+    eager, twin = BareDecoder(model, "eager"), transformers_twin(model, "eager")
+    ids = tokens(model, 1, 256)
+    for name, forward in (
+        ("bare copy, eager attention", lambda: eager(ids)),
+        ("transformers, eager attention", lambda: twin(ids, use_cache=False).logits),
+    ):
+        check_equal(read_patterns(model, ids), forward())
+        measured = compare(lambda: read_patterns(model, ids), forward, rounds=60, seconds=seconds)
+        yield Row("GPT-2 small shape, 1 x 256", "read every pattern", name, measured, aim=1.0)
+
+
+def forward(seconds: float) -> Rows:
+    """Our forward pass at the shape of GPT-2 small, against `transformers` with its default attention."""
+    model = gpt2_small()
+    twin = transformers_twin(model)
+    for length in (64, 256):
+        ids = tokens(model, 1, length)
+        check_equal(model(ids), twin(ids, use_cache=False).logits)
+        measured = compare(
+            lambda: model(ids),  # noqa: B023
+            lambda: twin(ids, use_cache=False).logits,  # noqa: B023
+            rounds=60,
+            seconds=seconds,
+        )
+        yield Row(f"GPT-2 small shape, 1 x {length}", "glassformer", "transformers GPT2LMHeadModel", measured, aim=1.0)
+
+
+def training(seconds: float) -> Rows:
+    """A training step, against a plain loop over a bare model, and the share of the machine's matrix-product rate."""
+    batch, length = 8, 256
+    ours, plain = small().train(), BareDecoder(copy.deepcopy(small())).train()
+    ids = tokens(ours, batch, length + 1)
+    with torch.enable_grad():
+        step, plain_step = our_step(ours, ids), plain_training_step(plain, ids)
+        difference = abs(step() - plain_step())
+        assert difference < 1e-3, f"the two losses differ by {difference}"
+        with FlopCounterMode(display=False) as counter:
+            step()
+        measured = compare(step, plain_step, rounds=40, seconds=seconds, warmup=1)
+        work = counter.get_total_flops()
+        rate = work / measured.subject.cpu
+        yield Row(
+            f"gpt-4l shape, {batch} x {length}", "training step", "plain GPT loop", measured, aim=1.0,
+            notes={"tokens_per_cpu_second": batch * length / measured.subject.cpu, "gflops_per_cpu_second": rate / 1e9},
+        )  # fmt: skip
+        product, product_work = large_product()
+        # the same amount of work on both sides, so that the ratio of times is the share of the rate
+        measured = compare_timed(
+            lambda: scaled(clock(step), 1 / work), lambda: scaled(clock(product), 1 / product_work),
+            rounds=40, seconds=seconds,
+        )  # fmt: skip
+        share = Spread.inverse(measured.cpu)
+        yield Row(
+            f"gpt-4l shape, {batch} x {length}", "training step, per FLOP", "matrix product 1024^3, per FLOP", measured,
+            notes={"share_of_matmul_rate": share.median, "matmul_gflops_per_cpu_second": 1e-9 / measured.baseline.cpu},
+        )  # fmt: skip
+
+
+def generation(seconds: float) -> Rows:
+    """Greedy state-carried generation, batch 1, shape of GPT-2 small, against `transformers` generate."""
+    model = gpt2_small()
+    twin = transformers_twin(model)
+    new = 64
+    for prompt in (16, 256):
+        ids = tokens(model, 1, prompt)
+
+        def theirs() -> torch.Tensor:
+            settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+            return twin.generate(ids, attention_mask=torch.ones_like(ids), **settings)  # noqa: B023
+
+        def ours() -> tuple[int, ...]:
+            return generate(model, ids, GREEDY, max_new_tokens=new).tokens[0]  # noqa: B023
+
+        assert list(ours()) == theirs()[0, prompt:].tolist(), "the two generate different tokens"
+        measured = compare(ours, theirs, rounds=20, seconds=seconds, warmup=0)
+        speed = {"tokens_per_cpu_second": new / measured.subject.cpu, "theirs": new / measured.baseline.cpu}
+        case = f"GPT-2 small shape, {prompt} + {new} tokens"
+        yield Row(case, "glassformer generate", "transformers generate", measured, aim=1.2, speed=True, notes=speed)
+
+
+def importing(seconds: float) -> Rows:
+    """What `import glassformer` takes beyond `import torch`, in fresh processes."""
+    public = "import glassformer as gf; [getattr(gf, name) for name in gf.__all__]"
+    for case, code in (("import glassformer", "import glassformer"), ("and touch every public name", public)):
+        measured = compare_timed(
+            lambda: fresh_process(f"import torch; {code}"),  # noqa: B023
+            lambda: fresh_process("import torch"),
+            rounds=15,
+            seconds=seconds,
+        )
+        extra = {
+            "extra_cpu_seconds": measured.subject.cpu - measured.baseline.cpu,
+            "extra_wall_seconds": measured.subject.wall - measured.baseline.wall,
+        }
+        yield Row(case, "torch and glassformer", "import torch", measured, notes=extra | {"aim_extra_seconds": 1.0})
+
+
+FIGURES: dict[str, Callable[[float], Rows]] = {
+    f.__name__: f for f in (sites, reading, patterns, forward, training, generation, importing)
+}
+
+
+def read_patterns(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids, tape=Tape(model, ["*.pattern"]))
+
+
+def our_step(model: Decoder, ids: torch.Tensor) -> Callable[[], float]:
+    """Return what the training loop does in one step, less its logging."""
+    optim = recipe("gpt-4l").optim
+    optimizer = optim.build(model)
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.ones(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool))
+
+    def step() -> float:
+        loss = model.loss(batch)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def plain_training_step(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], float]:
+    """Return the step of a minimal GPT training script."""
+    optim = recipe("gpt-4l").optim
+    optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def step() -> float:
+        logits = model(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        clip_grad_norm_(model.parameters(), optim.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+def large_product() -> tuple[Callable[[], object], int]:
+    """Return a matrix product that shows the machine's rate, and its floating-point operations."""
+    a, b = torch.randn(2, 1024, 1024).unbind()
+    return lambda: a @ b, 2 * 1024**3
+
+
+def clock(run: Callable[[], object]) -> Timing:
+    cpu, wall = time.process_time(), time.perf_counter()
+    run()
+    return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def scaled(timing: Timing, factor: float) -> Timing:
+    return Timing(timing.cpu * factor, timing.wall * factor)
+
+
+def fresh_process(code: str) -> Timing:
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    cpu, wall = spent(), time.perf_counter()
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | threads)
+    return Timing(spent() - cpu, time.perf_counter() - wall)
+
+
+def check_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Two models that disagree are not worth timing."""
+    error = float((ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt())
+    assert error < 1e-4, f"the outputs differ by {error} of their size"

@@ -1,0 +1,138 @@
+"""Paired timing: how much longer one thing takes than another, on a machine that others use too.
+
+A bare wall-clock figure says little where cores are shared. So subject and baseline run in one process, in rounds; each
+round runs the subject once and the baseline twice, in an order drawn anew, and gives one ratio subject / baseline and
+one ratio baseline / baseline (A/A). What slows a whole round cancels in its ratios. Reported is the median over rounds
+with a bootstrap interval of that median, for CPU time (all threads of the process together) and for wall time.
+
+A/A is what the method itself says about two equal things: a subject whose interval lies within that of A/A differs from
+its baseline by less than can be seen here.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+RESAMPLES = 1000
+LEAST_SECONDS = 0.01  # of work between two readings of the clock
+
+
+class Timing(NamedTuple):
+    """CPU and wall seconds of one run."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, the 95 % bootstrap interval of that median, and the quartiles of what it is a median of."""
+
+    median: float
+    low: float
+    high: float
+    first_quartile: float
+    third_quartile: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        draw = random.Random(0)
+        medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+        ordered = sorted(values)
+        quartiles = (ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.75))
+        return cls(median(values), medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1], *quartiles)
+
+    def inverse(self) -> "Spread":
+        """Return the spread of 1 / value: from ratios of time to ratios of speed."""
+        return Spread(1 / self.median, 1 / self.high, 1 / self.low, 1 / self.third_quartile, 1 / self.first_quartile)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Subject over baseline.
+
+    Args:
+        rounds: How many ratios went into each median.
+        cpu: Ratio of CPU times.
+        wall: Ratio of wall times.
+        cpu_same: A/A ratio of CPU times: baseline over baseline.
+        wall_same: A/A ratio of wall times.
+        subject: Median seconds of one call of the subject.
+        baseline: Median seconds of one call of the baseline.
+    """
+
+    rounds: int
+    cpu: Spread
+    wall: Spread
+    cpu_same: Spread
+    wall_same: Spread
+    subject: Timing
+    baseline: Timing
+
+
+def compare(
+    subject: Callable[[], object], baseline: Callable[[], object], *, rounds: int, seconds: float, warmup: int = 3
+) -> Comparison:
+    """Time two functions side by side.
+
+    Args:
+        subject: What is judged.
+        baseline: What it is judged against.
+        rounds: Ratios wanted.
+        seconds: Stop after this long with fewer rounds (but at least 5).
+        warmup: Untimed calls of each before the first round.
+    """
+    for _ in range(warmup):
+        subject()
+        baseline()
+    calls = max(1, round(LEAST_SECONDS / max(_timed(baseline, 1).wall, 1e-9)))
+    return compare_timed(lambda: _timed(subject, calls), lambda: _timed(baseline, calls), rounds=rounds, seconds=seconds)
+
+
+def compare_timed(
+    subject: Callable[[], Timing], baseline: Callable[[], Timing], *, rounds: int, seconds: float
+) -> Comparison:
+    """Like `compare`, for functions that take their own time and return it."""
+    runs = {"subject": subject, "first": baseline, "second": baseline}
+    taken: dict[str, list[Timing]] = {name: [] for name in runs}
+    order, draw = list(runs), random.Random(0)
+    started = time.perf_counter()
+    while len(taken["first"]) < rounds:
+        if len(taken["first"]) >= 5 and time.perf_counter() - started > seconds:
+            break
+        draw.shuffle(order)
+        for name in order:
+            taken[name].append(runs[name]())
+
+    def ratio(over: str, under: str, clock: str) -> Spread:
+        return Spread.of([getattr(a, clock) / getattr(b, clock) for a, b in zip(taken[over], taken[under])])
+
+    def typical(name: str) -> Timing:
+        return Timing(median(t.cpu for t in taken[name]), median(t.wall for t in taken[name]))
+
+    return Comparison(
+        len(taken["first"]),
+        ratio("subject", "first", "cpu"),
+        ratio("subject", "first", "wall"),
+        ratio("second", "first", "cpu"),
+        ratio("second", "first", "wall"),
+        typical("subject"),
+        typical("first"),
+    )
+
+
+def _timed(run: Callable[[], object], calls: int) -> Timing:
+    """Return seconds per call; garbage is collected between measurements, not within."""
+    gc.collect(0)
+    gc.disable()
+    try:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(calls):
+            run()
+        return Timing((time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls)
+    finally:
+        gc.enable()

@@ -1,0 +1,114 @@
+"""Measure figures and print them as a table.
+
+    python benchmarks/run.py                          every figure, one thread and two
+    python benchmarks/run.py sites reading --threads 1 --seconds 60
+    python benchmarks/run.py --json benchmarks/results/NAME.json     also writes NAME.md beside it
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import glassformer
+from figures import FIGURES, Row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures: {', '.join(FIGURES)}; all by default")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="numbers of threads")
+    parser.add_argument("--seconds", type=float, default=30.0, help="longest time per comparison")
+    parser.add_argument("--json", type=Path, help="where the numbers go; a table of the same name goes beside them")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(FIGURES):
+        parser.error(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    rows = []
+    for name in asked.names or FIGURES:
+        for threads in asked.threads:
+            torch.set_num_threads(threads)
+            with torch.no_grad():
+                for row in FIGURES[name](asked.seconds):
+                    rows.append(record(name, threads, row))
+                    print(*table(rows[-1:])[-1:], sep="\n", flush=True)
+    result = {"machine": machine(), "rows": rows}
+    if asked.json is not None:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        asked.json.with_suffix(".md").write_text(report(result))
+    print("\n" + report(result))
+
+
+def record(name: str, threads: int, row: Row) -> dict[str, Any]:
+    """Return a row as JSON; `ratio` is of times, or of speeds where the aim is one of speed."""
+    c = row.comparison
+    ratios = {"cpu": c.cpu, "wall": c.wall, "cpu_same": c.cpu_same, "wall_same": c.wall_same}
+    if row.speed:
+        ratios = {clock: spread.inverse() for clock, spread in ratios.items()}
+    facts = {"figure": name, "threads": threads, "case": row.case, "subject": row.subject, "baseline": row.baseline}
+    facts |= {"ratio_of": "speeds" if row.speed else "times", "rounds": c.rounds, "aim": row.aim}
+    facts |= {clock: dataclasses.asdict(spread) for clock, spread in ratios.items()}
+    facts |= {"subject_seconds": c.subject._asdict(), "baseline_seconds": c.baseline._asdict(), "notes": row.notes}
+    return facts | {"met": met(facts)}
+
+
+def met(facts: dict[str, Any]) -> str | None:
+    """Return `yes`, `within A/A` or `no`, judged by CPU time; None where nothing is aimed at."""
+    if "aim_extra_seconds" in facts["notes"]:
+        return "yes" if facts["notes"]["extra_cpu_seconds"] <= facts["notes"]["aim_extra_seconds"] else "no"
+    if facts["aim"] is None:
+        return None
+    ratio, same = facts["cpu"]["median"], facts["cpu_same"]
+    if (ratio >= facts["aim"]) if facts["ratio_of"] == "speeds" else (ratio <= facts["aim"]):
+        return "yes"
+    return "within A/A" if same["low"] <= ratio <= same["high"] else "no"
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head = "figure | case | threads | subject / baseline | CPU time | A/A | wall time | aim | met | also"
+    lines = [f"| {head} |", "|" + "---|" * len(head.split("|"))]
+    for row in rows:
+        compared = f"{row['subject']} / {row['baseline']}" + (" (speed)" if row["ratio_of"] == "speeds" else "")
+        sign = "≥" if row["ratio_of"] == "speeds" else "≤"
+        notes = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in row["notes"].items())
+        cells = (
+            row["figure"], row["case"], row["threads"], compared, interval(row["cpu"]), interval(row["cpu_same"]),
+            interval(row["wall"]), "" if row["aim"] is None else f"{sign} {row['aim']}", row["met"] or "", notes,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def interval(spread: dict[str, float]) -> str:
+    return f"{spread['median']:.3f} ({spread['low']:.3f}-{spread['high']:.3f})"
+
+
+def report(result: dict[str, Any]) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
+    head = f"{facts}. Medians of paired ratios with 95 % intervals; A/A is the baseline against itself.\n"
+    return head + "\n" + "\n".join(table(result["rows"])) + "\n"
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": named[0] if named else platform.processor() or platform.machine(),
+        "cores": len(named) or torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "glassformer": glassformer.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+if __name__ == "__main__":
+    main()

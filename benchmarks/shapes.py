@@ -1,0 +1,149 @@
+"""The models that are timed: ours, bare copies that share their matrices, and the same shape in `transformers`."""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glassformer.attention import linear
+from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, block, repeat
+from glassformer.training.recipes import recipe
+
+Attend = Literal["fused", "eager"]
+
+
+def small() -> Decoder:
+    """The shipped four-layer decoder, with fresh weights: RMSNorm, rotary positions, grouped heads, gated MLP."""
+    return recipe("gpt-4l").model.build().eval()
+
+
+def gpt2_small() -> Decoder:
+    """The shape of GPT-2 small: 12 layers, width 768, 12 heads, vocabulary 50257."""
+    layer = block(n_heads=12, bias=True, mlp=Mlp(activation="gelu_tanh"))
+    return DecoderConfig(50257, 768, repeat(layer, 12), max_len=1024, positions=Learned()).build().eval()
+
+
+def tokens(model: Decoder, batch: int, length: int) -> Tensor:
+    return torch.randint(model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def transformers_twin(model: Decoder, attention: str | None = None) -> Any:
+    """Return `transformers`' GPT-2 with the weights of our model of that shape; its default attention unless named."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = model.config
+    layers, heads = len(config.layers), model.stack.blocks[0].part("attn").dims.n_heads
+    kind = GPT2Config(
+        vocab_size=config.vocab_size, n_positions=config.max_len, n_embd=config.d_model, n_layer=layers, n_head=heads,
+        attn_implementation=attention, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    twin = GPT2LMHeadModel(kind).eval()
+    names = {"attn.c_attn": "attn.projection.qkv", "attn.c_proj": "attn.merge.output", "ln_1": "attn_norm"}
+    names |= {"mlp.c_fc": "mlp.input", "mlp.c_proj": "mlp.output", "ln_2": "mlp_norm"}
+    ours, state = model.state_dict(), {}
+    state["transformer.wte.weight"] = state["lm_head.weight"] = ours["embed.matrix"]
+    state["transformer.wpe.weight"] = ours["embed.positions.weight"]
+    for part in ("weight", "bias"):
+        state[f"transformer.ln_f.{part}"] = ours[f"stack.final.{part}"]
+        for i in range(layers):
+            for theirs, name in names.items():
+                value = ours[f"stack.blocks.{i}.{name}.{part}"]
+                # its matrices are stored transposed
+                state[f"transformer.h.{i}.{theirs}.{part}"] = value.mT if value.ndim == 2 else value
+    missing, unexpected = twin.load_state_dict(state, strict=False)
+    assert not unexpected and all(name.endswith((".attn.bias", ".attn.masked_bias")) for name in missing)
+    return twin
+
+
+class BareDecoder(nn.Module):
+    """The forward pass of one of our decoders (pre-norm, softmax) as one would write it with nothing to see through.
+
+    It shares the matrices with the model it copies, so only what lies around them differs. Pass a deep copy to get
+    parameters of its own.
+    """
+
+    def __init__(self, model: Decoder, attend: Attend = "fused") -> None:
+        super().__init__()
+        self.embed, self.unembed = model.embed.matrix, model.unembed.weight
+        self.positions = None if model.embed.positions is None else model.embed.positions.weight
+        self.blocks = nn.ModuleList(BareBlock(part, model.config.max_len, attend) for part in model.stack.blocks)
+        self.norm = BareNorm(model.stack.final)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens, self.embed)
+        if self.positions is not None:
+            x = x + self.positions[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return linear(self.norm(x), self.unembed)
+
+
+class BareBlock(nn.Module):
+    def __init__(self, block: Any, max_len: int, attend: Attend) -> None:
+        super().__init__()
+        self.attention = BareAttention(block.part("attn"), max_len, attend)
+        self.mlp = BareMlp(block.part("mlp"))
+        self.norm_1, self.norm_2 = BareNorm(block.norm("attn")), BareNorm(block.norm("mlp"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class BareNorm(nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps, self.centred = norm.weight, norm.bias, norm.eps, norm.centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.centred:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class BareAttention(nn.Module):
+    def __init__(self, layer: Any, max_len: int, attend: Attend) -> None:
+        super().__init__()
+        self.qkv, self.output = layer.projection.qkv, layer.merge.output
+        self.heads, self.groups, self.d_head = layer.dims.n_heads, layer.dims.n_kv_heads, layer.dims.d_head
+        self.eager = attend == "eager"
+        self.rotary = layer.config.positions.kind == "rope"
+        if self.rotary:
+            omega = layer.config.positions.frequencies(self.d_head)
+            angle = torch.arange(max_len)[:, None] * omega
+            self.register_buffer("cos", angle.cos().float(), persistent=False)
+            self.register_buffer("sin", angle.sin().float(), persistent=False)
+        self.register_buffer("future", torch.ones(max_len, max_len, dtype=torch.bool).triu(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, width = x.shape[1], self.d_head
+        q, k, v = self.qkv(x).split((self.heads * width, self.groups * width, self.groups * width), -1)
+        q = q.unflatten(-1, (self.heads, width)).transpose(1, 2)
+        k, v = (u.unflatten(-1, (self.groups, width)).transpose(1, 2) for u in (k, v))
+        if self.rotary:
+            q, k = self._turn(q), self._turn(k)
+        if self.eager:
+            if self.groups != self.heads:
+                k, v = (u.repeat_interleave(self.heads // self.groups, 1) for u in (k, v))
+            scores = (q @ k.mT) * width**-0.5
+            z = scores.masked_fill(self.future[:n, :n], float("-inf")).softmax(-1) @ v
+        else:
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+        return self.output(z.transpose(1, 2).flatten(-2))
+
+    def _turn(self, x: Tensor) -> Tensor:
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+class BareMlp(nn.Module):
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate, self.input, self.output = mlp.gate, mlp.input, mlp.output
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.output(F.gelu(self.input(x), approximate="tanh"))
+        return self.output(F.silu(self.gate(x)) * self.input(x))
