@@ -37,7 +37,7 @@ print(f"clean {difference(clean):+.2f}, corrupt {difference(corrupt):+.2f}")
 # 0 is the corrupt run, 1 the clean one.
 
 # %%
-n_layers, n_heads = len(model.config.layers), 8
+n_layers, n_heads = len(model.stacks[""].blocks), 8
 recovered = torch.zeros(n_layers, n_heads)
 for layer in range(n_layers):
     for head in range(n_heads):
