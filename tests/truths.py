@@ -1,5 +1,7 @@
 """Models whose weights are set by hand, so that what an analysis must find is known."""
 
+from typing import Any, cast
+
 import torch
 
 from glassformer.attention import Softmax
@@ -33,7 +35,7 @@ def induction_model(
             parameter.zero_()
         model.embed.weight[:, token] = eye
         model.embed.positions.weight[:, position] = torch.eye(t, dtype=torch.float64)  # type: ignore[union-attr]
-        first, second = (layer.attn for layer in model.stack.blocks)
+        first, second = (cast(Any, layer).attn for layer in model.stack.blocks)
         query, key, value = (first.projection.matrix(which)[0] for which in ("query", "key", "value"))
         query[position, :t] = beta * torch.diag(torch.ones(t - 1, dtype=torch.float64), -1)
         key[position, :t] = torch.eye(t, dtype=torch.float64)

@@ -99,8 +99,8 @@ def test_the_induction_head_and_its_partner_are_told_with_their_roles() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_can_be_explained(name: str) -> None:
     found = subject(name)
-    target = {} if len(found.inputs) == 1 else {"target": [1, 2, 3]}
-    explained = explain(found.model, [1, 2, 3, 1, 2], **target)
+    target = None if len(found.inputs) == 1 else [1, 2, 3]
+    explained = explain(found.model, [1, 2, 3, 1, 2], target=target)
     assert explained.attribution.sum == pytest.approx(explained.attribution.total)
     assert len(explained.patterns) == len(explained.heads)
     assert "NaN" not in explained.to_json() and "Infinity" not in explained.to_json()

@@ -223,7 +223,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     # a lock belongs to an open file, so a second opening in this process stands for another process
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunFolderError, match="another process is training in .* Wait for it, or give this run a folder"):
+        with pytest.raises(
+            RunFolderError, match=r"another process is training in .* Wait for it, or give this run a folder"
+        ):
             train(recipe(steps=1), tmp_path)
     train(recipe(steps=1), tmp_path)
 
@@ -247,7 +249,7 @@ def test_a_folder_of_another_recipe_is_refused_and_left_as_it_was(tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "\ud800"])
 def test_a_damaged_recipe_in_the_folder_is_said(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    with pytest.raises(RunFolderError, match="config.json"):
+    with pytest.raises(RunFolderError, match=r"config.json"):
         train(recipe(), tmp_path)
 
 
@@ -270,7 +272,9 @@ MISTAKES = {
     "rows longer than learned positions": (
         TextError, "learned positions", lambda p: dict(model=MODEL.replace(positions=Learned(), max_len=8))
     ),
-    "heads that do not divide": (ConfigError, "does not divide into n_heads", lambda p: dict(model=MODEL.replace(d_model=17))),
+    "heads that do not divide": (
+        ConfigError, "does not divide into n_heads", lambda p: dict(model=MODEL.replace(d_model=17))
+    ),
 }  # fmt: skip
 
 
@@ -291,7 +295,9 @@ def test_a_run_that_cannot_start_leaves_no_folder_behind(mistake, existing, tmp_
     assert not existing or names(runs / "mine") == set()
 
 
-def test_a_full_disk_while_saving_keeps_the_last_checkpoint_and_the_run_goes_on_later(uninterrupted, tmp_path, monkeypatch):
+def test_a_full_disk_while_saving_keeps_the_last_checkpoint_and_the_run_goes_on_later(
+    uninterrupted, tmp_path, monkeypatch
+):
     sync = os.fsync
 
     def full(handle):
@@ -337,7 +343,7 @@ def test_a_damaged_checkpoint_is_said_when_resuming(name, damage, stopped, tmp_p
     else:
         path.unlink()
     before = (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match="cannot resume from .*Delete that folder to begin again"):
+    with pytest.raises(CheckpointError, match=r"cannot resume from .*Delete that folder to begin again"):
         train(recipe(), tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
@@ -362,7 +368,7 @@ def test_bfloat16_runs_and_resumes_to_the_same_weights(tmp_path):
 
 
 def test_metrics_that_are_none_or_damaged_are_said(tmp_path):
-    with pytest.raises(RunFolderError, match="holds no metrics.jsonl"):
+    with pytest.raises(RunFolderError, match=r"holds no metrics.jsonl"):
         read_metrics(tmp_path)
     for content in ('{"step": 1', "[1]\n", '{"loss": 2}\n', "3"):
         (tmp_path / "metrics.jsonl").write_text(content)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from glassformer.analysis import heads as roles

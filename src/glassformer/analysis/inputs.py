@@ -92,7 +92,7 @@ def token_id(model: Any, token: str | int) -> int:
         if not 0 <= token < model.config.vocab_size:
             raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {model.config.vocab_size - 1}.")
         return token
-    tokenizer = model.tokenizer
+    tokenizer: Any = model.tokenizer
     special = {} if tokenizer is None else {name: id for id, name in tokenizer.specials.items()}
     if token in special:
         return special[token]
@@ -110,7 +110,7 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
     rows: list[list[int]] = ids.tolist()
     if lengths is not None:
         rows = [row[:n] for row, n in zip(rows, lengths.tolist())]
-    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer: Any = getattr(model, "tokenizer", None)
     if not hasattr(tokenizer, "tokens"):
         return [[str(i) for i in row] for row in rows]
     # a model may have more rows in its embedding than its tokenizer has tokens

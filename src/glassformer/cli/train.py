@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from glassformer.analysis.measures import MEASURES
 from glassformer.config import Config, require
 from glassformer.errors import ConfigError, nearest
-from glassformer.training import TrainConfig, loop, train as run_training
+from glassformer.training import TrainConfig, loop
+from glassformer.training import train as run_training
 from glassformer.training.recipes import RECIPES, recipe
 
 
@@ -63,8 +64,14 @@ def _train(config: TrainConfig, folder: Path) -> None:
     console = Console(stderr=True)
     columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
     bar = Progress(
-        TextColumn(columns[0]), BarColumn(), TextColumn("{task.completed}/{task.total}"), *map(TextColumn, columns[1:]),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
+        TextColumn(columns[0]),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        *map(TextColumn, columns[1:]),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
     )
     task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
 
@@ -112,11 +119,16 @@ def _changed(config: Any, change: str) -> Any:
     data = config.to_dict()
     place: Any = data
     *parents, last = path.split(".")
+    key: Any
     for i, key in enumerate([*parents, last]):
         if isinstance(place, list) and key.isdigit() and int(key) < len(place):
             key = int(key)
         elif not isinstance(place, dict) or key not in place:
-            known = list(place) if isinstance(place, dict) else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
+            known = (
+                list(place)
+                if isinstance(place, dict)
+                else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
+            )
             fields = ", ".join(known) or "none, it is a value"
             raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {fields}.')
         if i == len(parents):

@@ -137,7 +137,9 @@ class RunFolder:
                 raise ValueError(f"{OPTIMIZER} does not match its digest")
             _restore(optimizer, parse(state))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f'cannot resume from "{folder}": {error}. Delete that folder to begin again.') from error
+            raise CheckpointError(
+                f'cannot resume from "{folder}": {error}. Delete that folder to begin again.'
+            ) from error
         self._forget_after(steps[-1])
         self._thin_before(steps[-1])
         return facts
@@ -240,7 +242,9 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise RunFolderError(f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.') from error
+        raise RunFolderError(
+            f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.'
+        ) from error
     except ValueError as error:
         raise RunFolderError(f'"{path}" is damaged ({error}). Resuming the run drops what was cut off.') from error
     if not all(isinstance(line, dict) and {"step", "tokens"} <= line.keys() for line in lines):
@@ -266,7 +270,9 @@ def _samples_until(text: str, step: int) -> str:
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     state = optimizer.state_dict()["state"]
-    return {f"{i}.{name}": torch.as_tensor(value).contiguous() for i, part in state.items() for name, value in part.items()}
+    return {
+        f"{i}.{name}": torch.as_tensor(value).contiguous() for i, part in state.items() for name, value in part.items()
+    }
 
 
 def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
