@@ -27,10 +27,10 @@ def zh_en() -> TrainConfig:
     kind = dict(n_heads=4, mlp=Mlp(512, activation="relu"), bias=True, wiring="post", dropout=0.05)
     encoder, decoder = repeat(block(**kind), 2), repeat(block(cross=True, **kind), 2)
     model = EncoderDecoderConfig(zh_en_tokenizer().vocab_size, 128, encoder, decoder, max_len=64)
-    optim = OptimConfig(lr=1.0, schedule="noam", warmup=800, weight_decay=0.0, clip=1.0)
+    optim = OptimConfig(lr=2.5e-3, warmup=500, weight_decay=0.0, floor=0.01)
     data = ZhEnConfig(batch_size=64)
     return TrainConfig(
-        model, data, optim=optim, steps=4000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
+        model, data, optim=optim, steps=6000, smoothing=0.1, log_every=50, evaluate_every=250, save_every=250
     )
 
 
