@@ -16,7 +16,7 @@ endif
 COMPILED := $(wildcard tests/*/test_compiled*.py)
 SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 
-.PHONY: demo test test-all check docs pictures bench format
+.PHONY: demo test test-all check docs tables pictures bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -40,6 +40,9 @@ check: $(DEV) docs
 docs: $(DEV)
 	@rm -rf docs/api/generated # autosummary would keep the pages of modules that are gone
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+
+tables: $(DEV)
+	$(BIN)/python docs/make_tables.py
 
 pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py

@@ -1,8 +1,7 @@
 """Fill the generated tables of the README, its Chinese twin and the mechanisms page: `python docs/make_tables.py`.
 
-A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, mechanisms
-from the registry and the docstrings of their modules. With `--check`, nothing is written and a table that is out of date
-is an error.
+A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, and
+mechanisms from the registry and the docstrings of their modules.
 """
 
 import inspect
@@ -83,8 +82,8 @@ def mechanisms() -> str:
         link = f"[`{kind}`](api/generated/{config.__module__}.rst)"
         scores = "bilinear" if traits.bilinear_scores else "yes" if traits.has_scores else "none"
         row = (link, _equation(about), traits.linear_in_value, "yes" if traits.rows_sum_to_one else "no", scores)
-        state, source = (re.search(found, about, re.DOTALL) for found in (r"State: (.+?)\.(?=\s)", r"Source: (.+?)\.?$"))
-        rows.append((*row, str(traits.streams), *(" ".join(found[1].split()) if found else "" for found in (state, source))))
+        state, source = _found(r"State: (.+?)\.(?=\s)", about), _found(r"Source: (.+?)\.?$", about)
+        rows.append((*row, str(traits.streams), state, source))
     return _table(rows)
 
 
@@ -106,6 +105,12 @@ def _equation(about: str) -> str:
     return "<br>".join(f"`{re.sub(' {2,}', ' ', line.strip())}`" for line in lines[start:stop])
 
 
+def _found(pattern: str, about: str) -> str:
+    """Return what a pattern finds, on one line."""
+    match = re.search(pattern, about, re.DOTALL)
+    return " ".join(match[1].split()) if match else ""
+
+
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
@@ -114,20 +119,6 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def main(check: bool) -> int:
-    """Fill every table, or report those that are out of date; return the exit code."""
-    stale = 0
-    for path, found in tables().items():
-        page = path.read_text(encoding="utf-8")
-        filled = fill(page, found)
-        if filled == page:
-            continue
-        stale += 1
-        if not check:
-            path.write_text(filled, encoding="utf-8")
-        print(f"{'out of date' if check else 'filled'}: {path.relative_to(ROOT)}")
-    return int(check and stale > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    for path, found in tables().items():
+        path.write_text(fill(path.read_text(encoding="utf-8"), found), encoding="utf-8")

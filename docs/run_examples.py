@@ -1,8 +1,8 @@
 """Run every example: the files in `examples/`, and the `python` blocks of the README and the pages in `docs/`.
 
-The blocks of one page share a namespace and run in order, as a reader would type them. Sketches that are not meant to
-run are fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; the processes
-are forks of this one, which has imported the slow libraries once.
+The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
+fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
+forks of this one, which has imported the slow libraries once. Arguments choose pages: `docs/run_examples.py README.md`.
 """
 
 import multiprocessing

@@ -6,7 +6,7 @@
 import torch
 
 import glassformer as gf
-from glassformer.attention import Lightning, Rope, Softmax
+from glassformer.attention import Attention, Lightning, Rope, Softmax
 from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, every
 from glassformer.models.schedules import lightning_merge
 
@@ -16,7 +16,7 @@ softmax = block(Softmax(), n_heads=4, n_kv_heads=2, positions=Rope(), mlp=mlp, n
 layers = every(4, softmax, lightning, n_layers=8)
 config = DecoderConfig(vocab_size=256, d_model=64, layers=layers, max_len=512, final_norm=RmsNorm())
 model = config.build(seed=0).eval()
-print([layer.parts[0].mixer.kind for layer in config.layers])
+print([part.mixer.kind for layer in config.layers for part in layer.parts if isinstance(part, Attention)])
 
 # %% [markdown]
 # The config survives JSON, so it can be stored and sent.
@@ -30,6 +30,7 @@ assert DecoderConfig.from_json(config.to_json()) == config
 # %%
 for layer in (0, 3):
     attention = config.layers[layer].parts[0]
+    assert isinstance(attention, Attention)
     dims = attention.dims(config.d_model, config.max_len, layer)
     sizes = {length: attention.mixer.state_numbers(length, dims) for length in (64, 512)}
     print(attention.mixer.kind, sizes)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A model we did not write
-# Any `nn.Module` runs under the same call. Its sites are module boundaries; what happens inside a module keeps its name to
-# itself. Here: a tiny GPT-2 of the `transformers` library with random weights, so nothing is downloaded.
+# Any `nn.Module` runs under the same call. Its sites are module boundaries; what happens inside a module has no name.
+# Here: a tiny GPT-2 of the `transformers` library with random weights, so nothing is downloaded.
 
 # %%
 import torch

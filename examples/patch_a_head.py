@@ -15,8 +15,8 @@ drawn = torch.randperm(len(free), generator=torch.Generator().manual_seed(0))[:1
 *unit, other = (free[i] for i in drawn)
 
 # %% [markdown]
-# Twelve random tokens, then the first six again: what followed the sixth before is the answer. The corrupt input differs in
-# that one token only.
+# Twelve random tokens, then the first six again: what followed the sixth is the answer. The corrupt input differs
+# in that one token only.
 
 # %%
 bos = [model.tokenizer.bos]
@@ -37,7 +37,7 @@ print(f"clean {difference(clean):+.2f}, corrupt {difference(corrupt):+.2f}")
 # 0 is the corrupt run, 1 the clean one.
 
 # %%
-n_layers, n_heads = len(model.config.layers), 8
+n_layers, n_heads = len(model.stacks[""].blocks), 8
 recovered = torch.zeros(n_layers, n_heads)
 for layer in range(n_layers):
     for head in range(n_heads):

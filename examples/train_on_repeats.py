@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Train on repeated tokens
-# Random tokens, repeated, have nothing to go by but repetition. Two attention layers learn it in seconds, and one can watch
-# the head form that does it.
+# Random tokens, repeated, have nothing to go by but repetition. Two attention layers learn it in seconds, and one can
+# watch the head form that does it.
 
 # %%
 import tempfile
@@ -13,8 +13,8 @@ from glassformer.models import DecoderConfig, block
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 
 # %% [markdown]
-# The first layer sees a token and the one before it. So each position can know its predecessor, and the second layer can
-# look for positions whose predecessor is the current token: an induction head.
+# The first layer sees a token and the one before it. So each position can know its predecessor, and the second layer
+# can look for positions whose predecessor is the current token: an induction head.
 
 # %%
 layers = (block(Softmax(window=2), n_heads=2, positions=Rope()), block(n_heads=2))
@@ -44,6 +44,6 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %%
 for line in metrics:
-    print(f"step {line['step']:4}  held-out loss {line['heldout_loss']:.2f} nats  best induction score {line['induction']:.2f}")
+    print(f"step {line['step']:4}  held-out loss {line['heldout_loss']:.2f} nats  induction {line['induction']:.2f}")
 print("best head:", *head_scores(model).best("induction"))
 assert metrics[-1]["induction"] > 0.5 > metrics[0]["induction"]

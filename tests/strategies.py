@@ -17,13 +17,11 @@ from glassformer.attention import (
     Attention,
     AttentionLayer,
     Context,
-    Differential,
     Lightning,
     Linear,
     Llama3Scaling,
     Merge,
     MixerConfig,
-    NoPositions,
     PositionsConfig,
     QueryKeyOnly,
     Rope,
@@ -65,7 +63,13 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(scaling=SCALING),
     QueryKeyOnly(amplitude=2.0),
 ]
-MERGES = [Merge(), Merge(bias=True), Merge(norm="head"), Merge(norm="all", gate="sigmoid", bias=True), Merge(gate="silu")]
+MERGES = [
+    Merge(),
+    Merge(bias=True),
+    Merge(norm="head"),
+    Merge(norm="all", gate="sigmoid", bias=True),
+    Merge(gate="silu"),
+]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,14 @@ class Layout:
     d_value: int | None = None
 
 
-LAYOUTS = [Layout(1, 1, 4), Layout(2, 2, 4, 3), Layout(4, 2, 4), Layout(4, 1, 4, 6), Layout(6, 3, 4, 5), Layout(3, 3, 5)]
+LAYOUTS = [
+    Layout(1, 1, 4),
+    Layout(2, 2, 4, 3),
+    Layout(4, 2, 4),
+    Layout(4, 1, 4, 6),
+    Layout(6, 3, 4, 5),
+    Layout(3, 3, 5),
+]
 
 
 def mixers(kind: str) -> st.SearchStrategy[MixerConfig]:
@@ -191,7 +202,9 @@ def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
 def _translator(wiring: Any, mixer: MixerConfig | None = None, **kwargs: Any) -> EncoderDecoderConfig:
     shared: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(20, "relu"), "bias": True, "wiring": wiring}
     return EncoderDecoderConfig(
-        encoder_layers=(block(mixer, **shared),) * 2, decoder_layers=(block(cross=True, **shared),) * 2, **(_DEEP | kwargs)
+        encoder_layers=(block(mixer, **shared),) * 2,
+        decoder_layers=(block(cross=True, **shared),) * 2,
+        **(_DEEP | kwargs),
     )
 
 

@@ -7,7 +7,9 @@ from glassformer.data import Repeat
 from glassformer.models import DecoderConfig, Mlp, block, repeat
 from glassformer.training import TrainConfig
 
-MODEL = DecoderConfig(20, 16, repeat(block(n_heads=2, positions=Rope(), mlp=Mlp(24), bias=True, dropout=0.1), 2), max_len=32)
+MODEL = DecoderConfig(
+    20, 16, repeat(block(n_heads=2, positions=Rope(), mlp=Mlp(24), bias=True, dropout=0.1), 2), max_len=32
+)
 DATA = Repeat(batch_size=4, length=12, unit_min=2, unit_max=4, vocab_size=20)
 
 

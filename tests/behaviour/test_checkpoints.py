@@ -102,14 +102,14 @@ def test_a_model_without_tokenizer_replaces_one_with(tmp_path):
 
 def test_an_unknown_model_is_answered_with_the_nearest_name(monkeypatch):
     monkeypatch.setattr("glassformer.checkpoints.folder.shipped", lambda: ["attn-only-2l", "gpt-4l"])
-    with pytest.raises(UnknownModel, match='no model "gpt-4"[.] Nearest: "gpt-4l"[.] Shipped: attn-only-2l, gpt-4l'):
+    with pytest.raises(UnknownModel, match=r'no model "gpt-4"[.] Nearest: "gpt-4l"[.] Shipped: attn-only-2l, gpt-4l'):
         checkpoints.load("gpt-4")
     with pytest.raises(UnknownModel, match="or give a folder"):
         checkpoints.load("x" * 5000)
 
 
 def test_a_file_where_a_folder_is_meant_is_said(folder):
-    with pytest.raises(CheckpointError, match="is a file; give the folder that holds config.json"):
+    with pytest.raises(CheckpointError, match=r"is a file; give the folder that holds config.json"):
         checkpoints.load(folder / WEIGHTS)
 
 
@@ -209,7 +209,7 @@ def test_a_flipped_bit_in_the_tokenizer_is_noticed(tmp_path):
     content = bytearray((tmp_path / TOKENIZER).read_bytes())
     content[len(content) // 2] ^= 4
     (tmp_path / TOKENIZER).write_bytes(content)
-    with pytest.raises(CheckpointError, match="tokenizer.json.* does not match the digest"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json.* does not match the digest"):
         checkpoints.load(tmp_path)
 
 
@@ -235,24 +235,26 @@ def test_a_config_that_cannot_be_is_refused(change, message, folder):
         checkpoints.load(folder)
 
 
-def test_a_config_of_thousands_of_blocks_is_refused_before_it_is_built(folder):
+def test_a_config_of_hundreds_of_blocks_is_refused_before_it_is_built(folder):
     config = TINY.to_dict()
-    forge(folder, model=config | {"layers": config["layers"][:1] * 5_000})
-    with pytest.raises(CheckpointError, match="too few for the 5000 blocks of its config"):
+    forge(folder, model=config | {"layers": config["layers"][:1] * 300})
+    with pytest.raises(CheckpointError, match="too few for the 300 blocks of its config"):
         checkpoints.load(folder)
 
 
 def test_heads_that_do_not_divide_or_group_are_config_errors():
     with pytest.raises(ConfigError, match="n_heads=8 does not group into n_kv_heads=3; n_kv_heads must divide"):
         block(n_heads=8, n_kv_heads=3)
-    with pytest.raises(ConfigError, match="d_model=20 does not divide into n_heads=3; change one of them or give d_head"):
+    with pytest.raises(
+        ConfigError, match="d_model=20 does not divide into n_heads=3; change one of them or give d_head"
+    ):
         DecoderConfig(9, 20, repeat(block(n_heads=3), 1)).build()
-    with pytest.raises(ConfigError, match="encoder layer .0. has cross-attention; only the decoder may"):
+    with pytest.raises(ConfigError, match=r"encoder layer .0. has cross-attention; only the decoder may"):
         EncoderDecoderConfig(9, 20, (block(n_heads=2, cross=True),), (block(n_heads=2, cross=True),))
 
 
 def test_a_config_of_unusable_numbers_is_a_config_error():
-    with pytest.raises(ConfigError, match="too large"):
+    with pytest.raises(ConfigError, match="finite"):
         ModelConfig.from_dict(TINY.to_dict() | {"layers": [TINY.to_dict()["layers"][0] | {"dropout": 10**400}]})
     with pytest.raises(UnknownKind, match="no kind None"):
         ModelConfig.from_dict({"vocab_size": 3})
@@ -271,7 +273,7 @@ def test_tensors_that_do_not_fit_are_named(folder):
     with pytest.raises(CheckpointError, match=r"has shape \(2, 3\), the config asks for \(24, 16\)"):
         checkpoints.load(folder)
     forge(folder, **state | {name: state[name].to(torch.int32)})
-    with pytest.raises(CheckpointError, match="is of type torch.int32"):
+    with pytest.raises(CheckpointError, match=r"is of type torch.int32"):
         checkpoints.load(folder)
 
 
@@ -291,7 +293,9 @@ def no_space(*_: object) -> None:
 def test_a_full_disk_leaves_the_old_model_as_it_was(call, folder, monkeypatch):
     before = contents(folder)
     monkeypatch.setattr(os, call, no_space)
-    with pytest.raises(SaveError, match="No space left on device. Choose a folder that can be written to and has room"):
+    with pytest.raises(
+        SaveError, match=r"No space left on device. Choose a folder that can be written to and has room"
+    ):
         checkpoints.save(TINY.build(seed=1), folder)
     assert contents(folder) == before
     checkpoints.load(folder)

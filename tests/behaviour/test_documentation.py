@@ -1,19 +1,43 @@
 """What the documentation promises about the package as a whole."""
 
+import importlib.util
 import inspect
+import pkgutil
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from glassformer import errors
+import glassformer
+from glassformer import cli, errors
+from glassformer.attention import QueryKeyOnly
+from glassformer.models import DecoderConfig, Learned, Mlp, block
 
-PAGES = Path(__file__).parents[2] / "docs" / "errors"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = DOCS / "errors"
 PUBLIC = [
     name
     for name, error in inspect.getmembers(errors, inspect.isclass)
     if issubclass(error, errors.GlassformerError) and error is not errors.GlassformerError
 ]
+# what people read; built pages lie beside them
+TEXTS = [*ROOT.glob("*.md"), *(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def program(name: str) -> ModuleType:
+    """Import one of the scripts in docs/."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -27,3 +51,102 @@ def test_every_public_error_has_a_page_with_symptom_cause_and_fix(name: str) -> 
 def test_every_error_page_describes_an_error_that_exists() -> None:
     titles = {page.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ") for page in PAGES.glob("*.md")}
     assert titles - {"Errors"} == set(PUBLIC)
+
+
+def test_the_generated_tables_are_what_the_script_makes() -> None:
+    tables = program("make_tables")
+    for path, found in tables.tables().items():
+        page = path.read_text(encoding="utf-8")
+        assert tables.fill(page, found) == page, f"{path.name} is out of date: run `make tables`"
+
+
+def test_a_card_becomes_a_row_in_both_languages() -> None:
+    sizes = {"parameters": 1234567, "tokens": 2_500_000, "seconds": 125, "threads": 2}
+    card = {"name": "tiny", "about": "A model."} | sizes | {"figures": {"heldout_loss": 1.23456, "a_new_one": 0.5}}
+    tables = program("make_tables")
+    english, chinese = (tables.models([card], chinese=chinese).splitlines()[-1] for chinese in (False, True))
+    start = "| `tiny`<br>A model. | 1,234,567 | "
+    assert english == start + "2.5 M tokens, 2 min, 2 CPU threads | held-out loss 1.23; a new one 0.5 |"
+    assert chinese == start + "250 万词元，2 分钟，2 个 CPU 线程 | 留出损失 1.23；a new one 0.5 |"
+
+
+def test_the_chinese_readme_has_the_sections_code_links_and_lists_of_the_english_one() -> None:
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+
+    def shape(page: str) -> tuple[list[str], list[str], list[str], int]:
+        prose = FENCED.sub("", page)
+        # comments in code are translated; what runs is the same
+        code = [re.sub(r" *# .*", "", body) for _, body in FENCED.findall(page)]
+        links = [link for link in LINK.findall(prose) if not link.startswith("README")]
+        return re.findall(r"^#+(?= )", prose, re.MULTILINE), code, links, len(re.findall(r"^- ", prose, re.MULTILINE))
+
+    assert shape(chinese) == shape(english)
+    assert "(README.zh.md)" in english and "(README.md)" in chinese
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    targets = [link.split("#")[0] for link in LINK.findall(prose) if "://" not in link and not link.startswith("#")]
+    # pages of the API reference are made when the documentation is built
+    missing = [t for t in targets if not t.startswith("api/generated/") and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = {
+        (index.parent / entry).resolve()
+        for index in DOCS.rglob("index.md")
+        for body in re.findall(r"```\{toctree\}\n(.*?)```", index.read_text(encoding="utf-8"), re.DOTALL)
+        for entry in body.splitlines()
+        if entry and not entry.startswith((":", "*"))
+    }
+    pages = {page.with_suffix("") for page in TEXTS if DOCS in page.parents and page.parent != PAGES}
+    assert pages - {DOCS / "index"} == {page for page in listed if page.parent != PAGES}
+
+
+def test_every_package_is_in_the_api_reference() -> None:
+    listed = re.findall(r"^   glassformer\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(module.name for module in pkgutil.iter_modules(glassformer.__path__))
+
+
+def test_the_sites_on_the_page_for_newcomers_exist() -> None:
+    page = (DOCS / "coming-from.md").read_text(encoding="utf-8").split("## Idioms")[0]
+    named = re.findall(r"^\| `[^|]*` \| `([^`|]+)` \|", page, re.MULTILINE)
+    layer = block(n_heads=2, positions=QueryKeyOnly(), mlp=Mlp(8, gated=True))
+    model = DecoderConfig(7, 4, (layer,), max_len=8, positions=Learned()).build()
+    assert len(named) > 20
+    assert [name for name in named if name.replace(".i.", ".0.") not in model.sites()] == []
+
+
+def test_the_architecture_states_the_layers_that_are_checked() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    checked = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    stated = re.search(r"for the packages there are:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert stated is not None
+    assert [layer.strip() for layer in stated[1].replace("\n", " ").split(">")] == checked
+
+
+def test_every_command_is_in_the_architecture_and_the_changelog() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    verbs = re.search(r"one module per verb: ([\w ]+);", page)
+    assert verbs is not None and set(verbs[1].split()) == set(cli.VERBS)
+    assert [verb for verb in cli.VERBS if f"glassformer {verb}" not in changes] == []
+
+
+@pytest.mark.full
+def test_the_mechanism_written_on_its_page_obeys_the_laws(tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / "write-a-mechanism.md").read_text(encoding="utf-8")
+    (tmp_path / "sigmoid_attention.py").write_text(program("run_examples").BLOCK.findall(page)[0], encoding="utf-8")
+    # a process of its own, so that the kind is registered there only; the command is the page's
+    command = "-m pytest --jaxtyping-packages= -p sigmoid_attention tests/laws/test_mechanisms.py -k sigmoid"
+    assert command in page
+    path = [str(tmp_path), *sys.path]
+    done = subprocess.run(
+        [sys.executable, *command.split(), "-q", "-m", "not full", "-p", "no:cacheprovider"],
+        cwd=ROOT, env={"PYTHONPATH": ":".join(filter(None, path)), "PATH": ""}, capture_output=True, encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert re.search(r"\b[3-9]\d passed", done.stdout)

@@ -10,12 +10,29 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
 from glassformer.attention import (
-    Alibi, Differential, Lightning, Linear, LinearMap, Merge, MixerConfig, Rope, Softmax, linear,
+    Alibi,
+    Differential,
+    Lightning,
+    Linear,
+    LinearMap,
+    Merge,
+    MixerConfig,
+    Rope,
+    Softmax,
+    linear,
 )  # fmt: skip
 from glassformer.attention.kernels.growing import append
 from glassformer.errors import ConfigError, TextError, UnknownModel
 from glassformer.models import (
-    PRESETS, DecoderConfig, EncoderDecoderConfig, Learned, Mlp, RmsNorm, block, preset, repeat,
+    PRESETS,
+    DecoderConfig,
+    EncoderDecoderConfig,
+    Learned,
+    Mlp,
+    RmsNorm,
+    block,
+    preset,
+    repeat,
 )  # fmt: skip
 from glassformer.models.accounting import account, count_flops, count_parameters, shapes, state_bytes
 from glassformer.models.complexity import complexity, confirm, count_mixing, path_length
@@ -75,8 +92,9 @@ def test_every_preset_survives_json(name: str) -> None:
 def test_the_parts_of_gpt3_are_the_published_products() -> None:
     d, layers, found = 12_288, 96, count_parameters(preset(GPT3))
     for part in ("query", "key", "value", "output"):
-        assert found[part] - layers * d == 128 * 12_288 * 96 * 96 == 14_495_514_624
-    assert found["mlp in"] - layers * 4 * d == found["mlp out"] - layers * d == 4 * 12_288**2 * 96 == 57_982_058_496
+        assert found[part] == 128 * 12_288 * 96 * 96 == 14_495_514_624
+    assert found["mlp in"] == found["mlp out"] == 4 * 12_288**2 * 96 == 57_982_058_496
+    assert found["biases"] == layers * (4 * d + 4 * d + d)
     assert found["embedding"] == 12_288 * 50_257 == 617_558_016
     assert found["positions"] == 2048 * d
     assert found["norms"] == (2 * layers + 1) * 2 * d
@@ -109,7 +127,7 @@ def test_attention_only_models_have_neither_biases_nor_an_mlp() -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UnknownModel, match='no preset "gpt2-smal". Nearest: "gpt2-small"'):
+    with pytest.raises(UnknownModel, match=r'no preset "gpt2-smal"\. Nearest: "gpt2-small"'):
         preset("gpt2-smal")
 
 
@@ -243,33 +261,39 @@ def test_a_recurrent_state_does_not_grow() -> None:
 
 @torch.no_grad()
 def test_rows_that_grow_stay_what_they_were_when_their_store_is_shared() -> None:
-    start, room = append(torch.zeros(1, 0, 2), torch.ones(1, 3, 2), None)
-    first, first_room = append(start, torch.full((1, 1, 2), 2.0), room)
-    second, _ = append(start, torch.full((1, 1, 2), 3.0), room)
-    assert first.data_ptr() == start.data_ptr()
+    _, start = append(torch.zeros(1, 0, 2), torch.ones(1, 3, 2))
+    first, kept = append(start, torch.full((1, 1, 2), 2.0))
+    second, _ = append(start, torch.full((1, 1, 2), 3.0))
+    assert first.data_ptr() == start.data_ptr() != second.data_ptr()
     assert first[0, :, 0].tolist() == [1, 1, 1, 2]
     assert second[0, :, 0].tolist() == [1, 1, 1, 3]
     # rows that were selected or edited are no front of the store any more
-    edited, _ = append(first * 10, torch.zeros(1, 1, 2), first_room)
+    edited, _ = append(kept * 10, torch.zeros(1, 1, 2))
     assert edited[0, :, 0].tolist() == [10, 10, 10, 20, 0]
+    cropped, _ = append(kept[:, :2], torch.zeros(1, 1, 2))
+    assert cropped[0, :, 0].tolist() == [1, 1, 0]
     assert first[0, :, 0].tolist() == [1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("keep", [None, 50, 0])
 @torch.no_grad()
-def test_rows_that_grow_by_any_steps_equal_their_concatenation() -> None:
-    pieces = list(torch.randn(2, 3, 500, 4).split([1, 70, 1, 1, 200, 3, 224], -2))
-    rows, room, kept = torch.zeros(2, 3, 0, 4), None, torch.zeros(2, 3, 0, 4)
+def test_rows_that_grow_by_any_steps_equal_their_concatenation(keep: int | None) -> None:
+    pieces = torch.randn(2, 3, 500, 4).split([1, 70, 1, 1, 200, 3, 224], -2)
+    rows = expected = torch.zeros(2, 3, 0, 4)
     for piece in pieces:
-        rows, room = append(rows, piece, room)
-        kept = torch.cat((kept, piece), -2)[..., -50:, :]
-        assert torch.equal(rows[..., -50:, :], kept)
-        rows = rows[..., -50:, :]
+        whole, rows = append(rows, piece, keep)
+        expected = torch.cat((expected, piece), -2)
+        assert torch.equal(whole, expected)
+        expected = expected if keep is None else expected[..., max(expected.shape[-2] - keep, 0) :, :]
+        assert torch.equal(rows, expected)
 
 
 def test_rows_with_gradients_are_concatenated_plainly() -> None:
-    rows, room = append(torch.zeros(1, 1, 2), torch.ones(1, 1, 2, requires_grad=True), None)
-    assert room is None
-    assert rows.requires_grad
+    x = torch.ones(1, 1, 2, requires_grad=True)
+    whole, kept = append(torch.zeros(1, 1, 2), x)
+    assert kept is whole
+    (gradient,) = torch.autograd.grad(whole.sum(), x)
+    assert gradient.tolist() == [[[1, 1]]]
 
 
 # shapes and products --------------------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ def test_a_missing_field_is_named() -> None:
 def test_the_place_of_a_mistake_is_a_path() -> None:
     data = ARCHITECTURES["gpt2"].to_dict()
     data["layers"][1]["parts"][0]["mixer"]["window"] = "x"
-    assert message(ConfigError, data, ModelConfig).startswith("ModelConfig.layers[1].parts[0].mixer.window: expected int")
+    assert message(ConfigError, data, ModelConfig).startswith(
+        "ModelConfig.layers[1].parts[0].mixer.window: expected int"
+    )
 
 
 def test_documents_that_are_no_configs_are_refused() -> None:
@@ -143,9 +145,16 @@ def test_numbers_outside_their_range_are_refused(build: Any) -> None:
 # mangled documents --------------------------------------------------------------------------------------------------
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["softmax", "rope"])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["softmax", "rope"])
     | st.sampled_from([10**400, -(10**400), 1e308]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.just("kind"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.just("kind"), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -161,8 +170,12 @@ def mangle(draw: st.DrawFn, data: Any) -> Any:
         if change == "value":
             return data | {key: mangle(draw, data[key])}
         rest = {k: v for k, v in data.items() if k != key}
-        return rest if change == "drop" else (rest | {draw(st.text(max_size=5)): data[key]}) if change == "rename" else (
-            data | {draw(st.text(max_size=5)): draw(junk)}
+        return (
+            rest
+            if change == "drop"
+            else (rest | {draw(st.text(max_size=5)): data[key]})
+            if change == "rename"
+            else (data | {draw(st.text(max_size=5)): draw(junk)})
         )
     return draw(junk)
 

@@ -98,10 +98,12 @@ def test_lambda_starts_at_the_papers_schedule() -> None:
     expected = [0.2, 0.3555, 0.4707, 0.5561]
     assert all(math.isclose(lambda_init_at(i), e, abs_tol=5e-5) for i, e in enumerate(expected))
     x = stream(1, 2)
-    found = torch.stack([
-        strength(Layer(Attention(2, d_head=32, mixer=Differential(0.3)).build(D_MODEL, 8, 0, "").double()), x)
-        for _ in range(200)
-    ])
+    found = torch.stack(
+        [
+            strength(Layer(Attention(2, d_head=32, mixer=Differential(0.3)).build(D_MODEL, 8, 0, "").double()), x)
+            for _ in range(200)
+        ]
+    )
     # vectors of size 0.1 in 32 dimensions: exp(l1.l2) has deviation sqrt(32) * 0.01 = 0.06
     assert abs(float(found.mean()) - 0.3) < 0.02 and 0.04 < float(found.std()) < 0.15
 

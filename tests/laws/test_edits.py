@@ -52,7 +52,9 @@ def test_a_part_holds_the_addressed_entries_in_order(where: dict[str, int | slic
 
 
 @given(places())
-def test_an_edit_changes_the_addressed_entries_and_no_others(where: dict[str, int | slice | list[int] | Tensor]) -> None:
+def test_an_edit_changes_the_addressed_entries_and_no_others(
+    where: dict[str, int | slice | list[int] | Tensor],
+) -> None:
     original = value()
     expected = original.clone()
     for entry in by_hand(where):
@@ -171,7 +173,7 @@ def test_a_function_that_changes_the_shape_is_refused() -> None:
 
 
 def test_a_run_without_the_site_or_with_a_part_of_it_is_refused() -> None:
-    assert 'did not read that site; add it to read' in message(SiteNotRead, Set("blocks.0.resid_post", {}))
+    assert "did not read that site; add it to read" in message(SiteNotRead, Set("blocks.0.resid_post", {}))
     part = {"blocks.0.resid_post": torch.zeros(4, 16)}
     assert "kept 2 axes of 3" in message(ShapeMismatch, Set("blocks.0.resid_post", part))
 

@@ -117,7 +117,7 @@ def test_gradients_at_sites_come_from_autograd() -> None:
 
 
 def test_an_unknown_module_is_named() -> None:
-    model, inputs = sequential()
+    model, _ = sequential()
     with pytest.raises(UnknownSite, match=r'no site "0\.ouut" in this model\. Nearest: "0\.out"'):
         Tape(model, "0.ouut")
     tape = Tape(model, "0.out")

@@ -13,8 +13,21 @@ from closeness import close
 from glassformer.attention import Alibi, Lightning, Linear, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import ConfigError, TextError, TokenOutOfRange
 from glassformer.models import (
-    GREEDY, DecoderConfig, EncoderDecoderConfig, Learned, Mlp, NoNorm, RmsNorm, Sampling, Sinusoidal, beam_search,
-    block, generate, repeat, sampling_steps, stream,
+    GREEDY,
+    DecoderConfig,
+    EncoderDecoderConfig,
+    Learned,
+    Mlp,
+    NoNorm,
+    RmsNorm,
+    Sampling,
+    Sinusoidal,
+    beam_search,
+    block,
+    generate,
+    repeat,
+    sampling_steps,
+    stream,
 )  # fmt: skip
 from glassformer.models.beam import select_rows
 from glassformer.models.schedules import differential, lightning_merge
@@ -200,14 +213,15 @@ def test_the_repetition_penalty_makes_seen_tokens_less_likely_and_no_others() ->
     logits = torch.tensor([[2.0, -2.0, 1.0]])
     seen = torch.tensor([[True, True, False]])
     stages = sampling_steps(logits, Sampling(repetition_penalty=2.0, temperature=0.0), seen=seen).stages
-    assert [stage.name for stage in stages] == ["logits", "repetition_penalty"]
-    assert stages[-1].logits.tolist() == [[1.0, -4.0, 1.0]]
+    assert [stage.name for stage in stages] == ["logits", "repetition_penalty", "temperature"]
+    assert stages[1].logits.tolist() == [[1.0, -4.0, 1.0]]
 
 
-def test_stages_come_in_order_and_those_switched_off_are_left_out() -> None:
+def test_stages_come_in_order_and_filters_switched_off_are_left_out() -> None:
     steps = sampling_steps(torch.randn(2, 9), Sampling(0.7, 5, 0.9, 0.01))
     assert [stage.name for stage in steps.stages] == ["logits", "temperature", "top_k", "top_p", "min_p"]
-    assert [stage.name for stage in sampling_steps(torch.randn(2, 9), Sampling()).stages] == ["logits"]
+    assert [stage.name for stage in sampling_steps(torch.randn(2, 9), Sampling()).stages] == ["logits", "temperature"]
+    assert [stage.name for stage in sampling_steps(torch.randn(2, 9), GREEDY).stages] == ["logits", "temperature"]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -225,8 +239,15 @@ def test_the_first_step_of_generate_is_the_one_that_sampling_steps_shows() -> No
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1)]
-    + [("repetition_penalty", 0.0)],
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):

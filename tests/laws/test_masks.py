@@ -100,7 +100,7 @@ def test_and_and_or_commute(one: tuple[Mask, Predicate], two: tuple[Mask, Predic
 
 
 def test_padding_is_built_from_lengths_not_from_symbols() -> None:
-    """The classic [0, 2, 4, 8, 1, 2, 2]: the padding symbol 2 is a word too, and only the last two places are hidden."""
+    """The classic [0, 2, 4, 8, 1, 2, 2]: the padding symbol 2 is a word too; the last two are hidden."""
     tokens = torch.tensor([[0, 2, 4, 8, 1, 2, 2]])
     decoder = (causal() & padding(torch.tensor([5]))).dense(7, 7)[0, 0].int().tolist()
     assert decoder == [

@@ -78,12 +78,31 @@ def test_segments_with_carried_state_equal_one_pass(kind: str, data: st.DataObje
     layer, n = data.draw(layers(kind)), data.draw(sizes)
     cuts = sorted(data.draw(st.sets(st.integers(1, n))) | {n})
     x = stream(2, n)
-    state, pieces = layer.module.begin(2, x), []
-    for start, stop in zip([0, *cuts], cuts):
-        context = make_context(2, stop - start, x.device, is_causal=True, past=start)
-        out, state = layer.module(x[:, start:stop], context, state=state)
-        pieces.append(out)
+    # without gradients a state may grow in place
+    with torch.set_grad_enabled(data.draw(st.booleans())):
+        state, pieces = layer.module.begin(2, x), []
+        for start, stop in zip([0, *cuts], cuts):
+            context = make_context(2, stop - start, x.device, is_causal=True, past=start)
+            out, state = layer.module(x[:, start:stop], context, state=state)
+            pieces.append(out)
     close(torch.cat(pieces, 1), layer(x))
+
+
+@every
+@given(st.data())
+def test_one_state_can_be_continued_twice(kind: str, data: st.DataObject) -> None:
+    layer, cut = data.draw(layers(kind)), data.draw(st.integers(1, 4))
+    x, other = stream(2, 6), stream(2, 6, 5)
+    other[:, :cut] = x[:, :cut]
+    context = make_context(2, 1, x.device, is_causal=True, past=cut)
+    with torch.set_grad_enabled(data.draw(st.booleans())):
+        _, state = layer.module(x[:, :cut], causal_context(x[:, :cut]), state=layer.module.begin(2, x))
+        before = [part.clone() for part in state if isinstance(part, Tensor)]
+        outs = [layer.module(u[:, cut : cut + 1], context, state=state)[0] for u in (x, other, x)]
+        after = [part for part in state if isinstance(part, Tensor)]
+    for out, whole in zip(outs, (x, other, x)):
+        close(out, layer(whole[:, : cut + 1])[:, cut:])
+    assert all(torch.equal(a, b) for a, b in zip(after, before))
 
 
 @every
@@ -108,7 +127,9 @@ def test_future_tokens_cannot_change_past_outputs(kind: str, data: st.DataObject
     layer = data.draw(layers(kind))
     x = stream(1, 5).requires_grad_()
     out = layer(x) @ stream(1, 1, 3)[0, 0]
-    influence = torch.stack([torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)])
+    influence = torch.stack(
+        [torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)]
+    )
     # exact zero, not small
     assert (influence.triu(1) == 0).all()
     assert (influence.diagonal() > 0).all()
@@ -436,7 +457,7 @@ def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, data: s
     tape = high.tape("z", edit=edit)
     high(x, tape=tape)
     z, error = tape.values["z"], (values["z"].double() - tape.values["z"]).abs()
-    # two roundings of what may be large, sums of terms with eight bits, and (differential) a difference of two such sums
+    # two roundings of what may be large, sums of eight-bit terms, and (differential) a difference of such sums
     share = {torch.bfloat16: 0.06, torch.float32: 1e-5}[dtype]
     assert (error <= share * (z.abs() + z.square().mean().sqrt())).all()
 
@@ -447,7 +468,8 @@ def test_state_has_the_size_that_the_config_states(kind: str, data: st.DataObjec
     layer, n = data.draw(layers(kind)), data.draw(sizes)
     x = stream(3, n)
     _, state = layer.module(x, causal_context(x), state=layer.module.begin(3, x))
-    numbers = sum(part[0].numel() for part in state)
+    # what is not a tensor is room to grow: memory, but not state
+    numbers = sum(part[0].numel() for part in state if isinstance(part, Tensor))
     assert numbers == layer.config.mixer.state_numbers(n, layer.module.dims)
 
 

@@ -1,5 +1,8 @@
 """Learning rates, label smoothing, accumulation and weight decay against what their papers and definitions say."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,8 +22,8 @@ def test_noam_peaks_once_at_the_end_of_the_warm_up_at_the_published_rate(d_model
     optim = OptimConfig(lr=1.0, schedule="noam", warmup=4000)
     rates = [optim.rate(step, 100_000, d_model) for step in range(1, 20_001)]
     assert max(rates) == rates[3999] == pytest.approx(peak, rel=1e-4)
-    assert all(a < b for a, b in zip(rates[:3999], rates[1:4000], strict=True))
-    assert all(a > b for a, b in zip(rates[3999:-1], rates[4000:], strict=True))
+    assert all(a < b for a, b in pairwise(rates[:4000]))
+    assert all(a > b for a, b in pairwise(rates[3999:]))
     assert optim.rate(0, 100_000, d_model) == rates[0]
 
 
@@ -34,8 +37,8 @@ def test_cosine_rises_to_its_peak_and_falls_to_its_floor(lr, warmup, floor, step
     optim = OptimConfig(lr=lr, warmup=warmup, floor=floor)
     rates = [optim.rate(step, steps, 64) for step in range(1, steps + 1)]
     top = max(warmup, 1) - 1
-    assert all(a <= b for a, b in zip(rates[:top], rates[1 : top + 1], strict=True))
-    assert all(a >= b - 1e-12 for a, b in zip(rates[top:-1], rates[top + 1 :], strict=True))
+    assert all(a <= b for a, b in pairwise(rates[: top + 1]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(rates[top:]))
     assert rates[top] == pytest.approx(lr, rel=1e-3 if warmup == 0 else 1e-12)
     assert rates[-1] == pytest.approx(lr * floor, abs=1e-12)
     half = (warmup + steps) / 2
@@ -54,16 +57,19 @@ def test_label_smoothing_cannot_go_below_the_entropy_of_its_target():
     target[3] += 1 - smoothing
     model = DecoderConfig(vocab, vocab, repeat(block(n_heads=1), 1), tied=False).build().double()
     # with the identity as unembedding the stream is the logits
+    assert isinstance(model.unembed.matrix, torch.nn.Parameter)
     model.unembed.matrix.data = torch.eye(vocab, dtype=torch.float64)
     loss = model.unembed.loss(target.log()[None, None], torch.tensor([[3]]), None, smoothing)
     entropy = -(target * target.log()).sum()
     close(loss, entropy)
     assert loss.item() == pytest.approx(0.5140, abs=5e-5)
-    away = model.unembed.loss((target.log() + torch.randn(vocab) * 0.1)[None, None], torch.tensor([[3]]), None, smoothing)
+    away = model.unembed.loss(
+        (target.log() + torch.randn(vocab) * 0.1)[None, None], torch.tensor([[3]]), None, smoothing
+    )
     assert away > loss
 
 
-def gradients(model: torch.nn.Module, batches: list[Batch], shares: list[float]) -> list[torch.Tensor]:
+def gradients(model: Any, batches: list[Batch], shares: list[float]) -> list[torch.Tensor]:
     model.zero_grad()
     for batch, share in zip(batches, shares, strict=True):
         (model.loss(batch, 0.1) * share).backward()
@@ -88,9 +94,7 @@ def test_a_run_that_accumulates_ends_where_one_that_does_not_ends(tmp_path):
     model = MODEL.replace(layers=tuple(layer.replace(dropout=0.0) for layer in MODEL.layers))
     # sums in float32 differ in their order; Adam divides by small roots, so a fresh second moment magnifies that
     optim = OptimConfig(eps=1e-3)
-    ends = [
-        train(recipe(model=model, optim=optim, accumulate=n), tmp_path / str(n)).state_dict() for n in (1, 2, 4)
-    ]
+    ends = [train(recipe(model=model, optim=optim, accumulate=n), tmp_path / str(n)).state_dict() for n in (1, 2, 4)]
     for other in ends[1:]:
         for name, value in ends[0].items():
             close(other[name], value, tolerance=1e-4)
@@ -146,7 +150,7 @@ def test_a_clipped_run_takes_smaller_steps_and_logs_the_norm_before_clipping(tmp
         config = recipe(optim=optim, steps=1)
         start, end = MODEL.build(), train(config, tmp_path / str(clip))
         pairs = zip(start.parameters(), end.parameters(), strict=True)
-        moved[clip] = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+        moved[clip] = sum((a - b).square().sum().item() for a, b in pairs) ** 0.5
         norm = read_metrics(tmp_path / str(clip))[-1]["grad_norm"]
     assert norm > 0.2
     assert moved[0.1] == pytest.approx(moved[0.0] * 0.1 / norm, rel=0.01)

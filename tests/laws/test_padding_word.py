@@ -1,4 +1,4 @@
-"""The classic example: a padding symbol that is also a word. Masks come from lengths, so only true padding is hidden."""
+"""The classic example: a padding symbol that is also a word. Masks come from lengths, so only padding is hidden."""
 
 import torch
 

@@ -44,7 +44,12 @@ def turn(rope: Rope, x: Tensor, start: int = 0) -> Tensor:
     return turned
 
 
-ROPES = [Rope(), Rope(pairing="interleaved"), Rope(fraction=0.5), Rope(base=50.0, scaling=Llama3Scaling(original_length=16))]
+ROPES = [
+    Rope(),
+    Rope(pairing="interleaved"),
+    Rope(fraction=0.5),
+    Rope(base=50.0, scaling=Llama3Scaling(original_length=16)),
+]
 ropes = pytest.mark.parametrize("rope", ROPES, ids=["half", "interleaved", "partial", "scaled"])
 
 

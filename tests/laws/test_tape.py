@@ -13,7 +13,9 @@ from strategies import ARCHITECTURES, Subject, randomise, subject
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # laws that run a model once per site: three architectures stand for all outside the full sweep
 QUICK = ("llama", "differential", "translator_post")
-few = pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in ARCHITECTURES])
+few = pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in ARCHITECTURES]
+)
 translators = pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n.startswith("translator")])
 decoders = pytest.mark.parametrize("name", [n for n in ARCHITECTURES if not n.startswith("translator")])
 
@@ -311,9 +313,10 @@ def test_gradients_at_sites_equal_autograd_of_a_model_written_by_hand() -> None:
 
     def norm(x: Tensor, name: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"] + weights[
-            f"{name}.bias"
-        ]
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+            + weights[f"{name}.bias"]
+        )
 
     x = keep("embed.token", weights["embed.matrix"][tokens]) + keep(
         "embed.position", weights["embed.positions.weight"][:4].expand(2, 4, 8)
@@ -358,7 +361,7 @@ def test_gradients_at_sites_equal_autograd_of_a_model_written_by_hand() -> None:
 @every
 def test_a_read_can_keep_a_part_or_a_reduced_value(name: str) -> None:
     model = subject(name)
-    site = list(model.model.sites("*.attn.z"))[0]
+    site = next(iter(model.model.sites("*.attn.z")))
     whole = model.values(site)[site]
     tape = model.tape(Read(site, at=At(head=1, pos=slice(1, 3))))
     model(tape)
@@ -408,7 +411,7 @@ def test_removing_a_direction_leaves_nothing_along_it(name: str) -> None:
 @every
 def test_a_plain_function_is_an_edit(name: str) -> None:
     model = subject(name)
-    site = list(model.model.sites("*.attn.out"))[0]
+    site = next(iter(model.model.sites("*.attn.out")))
     as_pairs = model(model.tape(edit=[(site, lambda value: value * 0.25)]))
     as_mapping = model(model.tape(edit={site: lambda value: value * 0.25}))
     assert torch.equal(as_pairs, model(model.tape(edit=[Scale(site, 0.25)])))

@@ -11,7 +11,7 @@ is left out).
     current_token     key = query
 
 Rows that are non-negative and sum to one give scores in [0, 1]. Other patterns are read as signed mass: the sum of
-A M over the sum of |A|, in [-1, 1].
+A M over the sum of abs(A), in [-1, 1].
 
 Source: Olsson et al. 2022, "In-context Learning and Induction Heads", with the offset as used there in code: the
 sentences of its appendix, taken literally, describe attention to the earlier copy itself.

@@ -21,7 +21,12 @@ def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
     if not isinstance(model, Decoder):
         return {}
     losses = loss_by_position(model, *(data.batch(i, "heldout") for i in range(batches)))
-    return {"icl_score": icl_score(losses), "loss_by_position": [round(float(x), 4) for x in losses.values]}
+    # a position where no target counts has no loss
+    found: dict[str, Any] = {"loss_by_position": [None if x != x else round(x, 4) for x in losses.values.tolist()]}
+    try:
+        return {"icl_score": icl_score(losses)} | found
+    except AnalysisUnavailable:
+        return found
 
 
 def head_measures(model: Any, data: Data) -> dict[str, Any]:

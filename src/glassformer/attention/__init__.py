@@ -6,7 +6,15 @@ from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
-    Alibi, Llama3Scaling, NoPositions, Positions, PositionsConfig, QueryKeyOnly, Rope, alibi_slopes, sinusoids,
+    Alibi,
+    Llama3Scaling,
+    NoPositions,
+    Positions,
+    PositionsConfig,
+    QueryKeyOnly,
+    Rope,
+    alibi_slopes,
+    sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate
 

@@ -7,7 +7,7 @@ included. True means: may attend.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -188,6 +188,7 @@ class Context:
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
         bias: What the layer's position encoding adds to its scores.
         crossed: Queries and keys come from different sequences.
+        first: First of the new positions, if they count up from it by one in every row; None if they may not.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
 
@@ -199,6 +200,7 @@ class Context:
     seed: int = 0
     bias: Tensor | None = None
     crossed: bool = False
+    first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -207,9 +209,7 @@ class Context:
         return not self.crossed and all(term.reflexive for term in self.mask.terms)
 
     def with_bias(self, bias: Tensor) -> "Context":
-        return Context(
-            self.mask, self.positions, self.key_positions, self.source, self.form, self.seed, bias, self.crossed, self.memo
-        )
+        return replace(self, bias=bias)
 
     @property
     def is_causal(self) -> bool:

@@ -1,9 +1,9 @@
 """AttentionLayer: project, position, mix, merge. The only such class; mechanisms fill its slots."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from collections.abc import Iterator
 from jaxtyping import Float
 from torch import Tensor, nn
 

@@ -1,14 +1,17 @@
 """Positions inside attention: what tells a head how far apart two tokens are.
 
 Each fills any of three methods; the default of each is the identity.
+
     inputs   added to what queries and keys read (query-key-only positions)
     rotate   applied to queries and keys (RoPE)
     bias     added to the scores (ALiBi)
+
 Positions added to the residual stream are part of the model, not of attention: see `models.parts`.
 """
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -18,18 +21,30 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.config import Config, require
 
+LONGEST_KEPT = 8192  # positions whose rows are kept from one pass to the next
+
 
 class PositionsConfig(Config, family=True):
     """How attention learns about distance."""
 
     def build(self, dims: Any) -> "Positions":
-        return Positions()
+        return Positions(self)
+
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return what this kind needs to know of each position, `b pos d`: fixed numbers, no parameters."""
+        raise AssertionError(f'positions "{self.kind}" have no rows')
 
 
 class Positions(nn.Module):
     """The identity; kinds replace the methods they need."""
 
     has_bias = False
+
+    def __init__(self, config: PositionsConfig) -> None:
+        super().__init__()
+        self.config: Any = config
+        # a string's hash is kept, a config's is worked out at every look-up
+        self.key = f"{config.kind} {config!r}"
 
     def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return what the query and the key projections read."""
@@ -41,6 +56,31 @@ class Positions(nn.Module):
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         raise AssertionError("has_bias says whether this is defined")
+
+    def rows(self, width: int, like: Tensor, context: Context, keys: bool) -> tuple[Tensor, ...]:
+        """Return the config's rows for the new positions, worked out once for all layers of a pass."""
+        key = (self.key, width, like.dtype, keys)
+        if key not in context.memo:
+            positions = context.new_positions(keys)
+            stop = None if context.first is None or keys else context.first + positions.shape[-1]
+            plain = type(positions) is Tensor and not torch.compiler.is_compiling()
+            if stop is None or stop > LONGEST_KEPT or not plain:
+                context.memo[key] = self.config.rows(positions, width, like.dtype)
+            else:
+                # rounded up, so that a text that grows token by token finds its rows there
+                known = _counted_rows(self.config, width, -(-stop // 512) * 512, like.dtype, positions.device)
+                context.memo[key] = tuple(row[:, context.first : stop] for row in known)
+        return context.memo[key]
+
+
+@lru_cache(maxsize=32)
+def _counted_rows(
+    config: PositionsConfig, width: int, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return the rows of positions 0, 1, 2, …; at short lengths they take longer than a layer's attention."""
+    # inference tensors could not be used in a later pass that is differentiated
+    with torch.inference_mode(False):
+        return config.rows(torch.arange(length, device=device)[None], width, dtype)
 
 
 @dataclass(frozen=True)
@@ -107,24 +147,34 @@ class Rope(PositionsConfig, kind="rope"):
         blend = ((s.original_length / wavelength - s.low) / (s.high - s.low)).clamp(0, 1)
         return (1 - blend) * omega / s.factor + blend * omega
 
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return the cosines of both members of each pair, and their sines, which carry the sign."""
+        # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
+        angle = positions[..., None].to(torch.float64) * self.frequencies(width).to(positions.device)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        if self.pairing == "half":
+            return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+
 
 class RopePositions(Positions):
     def __init__(self, config: Rope, d_head: int) -> None:
-        super().__init__()
+        super().__init__(config)
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
-        self.config, self.d_head = config, d_head
+        self.d_head = d_head
         self.turned = 2 * int(d_head * config.fraction / 2)
-        # a string's hash is kept, a config's is worked out at every look-up
-        self.key = f"rope {d_head} {config!r}"
 
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
         return self._turn(q, context, keys=False), turned
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        cos, sin = self._table(context, x, keys)
+        cos, sin = self.rows(self.d_head, x, context, keys)
+        # b pos turned -> b [stream] head pos turned
+        for _ in range(x.ndim - 3):
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         part = x if self.turned == x.shape[-1] else x[..., : self.turned]
-        # (a, b) -> (a cos - b sin, b cos + a sin); the table's sines carry the sign
+        # (a, b) -> (a cos - b sin, b cos + a sin)
         if self.config.pairing == "half":
             first, second = part.chunk(2, -1)
             partner = torch.cat((second, first), -1)
@@ -132,23 +182,6 @@ class RopePositions(Positions):
             partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         part = torch.addcmul(part * cos, partner, sin)
         return part if part.shape == x.shape else torch.cat((part, x[..., self.turned :]), -1)
-
-    def _table(self, context: Context, x: Tensor, keys: bool) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines, `b [stream] head pos turned`, the same for all layers of one pass."""
-        key = (self.key, x.dtype, x.ndim, keys)
-        if key not in context.memo:
-            # angles in float64: a float32 product of position and frequency is off by whole degrees at long range
-            positions = context.new_positions(keys)
-            angle = positions[..., None].to(torch.float64) * self.config.frequencies(self.d_head).to(positions.device)
-            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-            if self.config.pairing == "half":
-                cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-            else:
-                cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-            for _ in range(x.ndim - 3):
-                cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-            context.memo[key] = cos, sin
-        return context.memo[key]
 
 
 @dataclass(frozen=True)
@@ -159,7 +192,7 @@ class Alibi(PositionsConfig, kind="alibi"):
     """
 
     def build(self, dims: Any) -> "AlibiPositions":
-        return AlibiPositions(dims.n_heads)
+        return AlibiPositions(self, dims.n_heads)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
@@ -173,8 +206,8 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
 class AlibiPositions(Positions):
     has_bias = True
 
-    def __init__(self, n_heads: int) -> None:
-        super().__init__()
+    def __init__(self, config: Alibi, n_heads: int) -> None:
+        super().__init__(config)
         self.n_heads = n_heads
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
@@ -206,22 +239,18 @@ class QueryKeyOnly(PositionsConfig, kind="query_key_only"):
     amplitude: float = 1.0
 
     def build(self, dims: Any) -> "QueryKeyOnlyPositions":
-        return QueryKeyOnlyPositions(self.amplitude)
+        return QueryKeyOnlyPositions(self)
+
+    def rows(self, positions: Int[Tensor, "b pos"], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return ((self.amplitude * sinusoids(positions, width)).to(dtype),)
 
 
 class QueryKeyOnlyPositions(Positions):
-    def __init__(self, amplitude: float) -> None:
-        super().__init__()
-        self.amplitude = amplitude
+    def __init__(self, config: QueryKeyOnly) -> None:
+        super().__init__(config)
 
     def inputs(self, x_q: Tensor, x_k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         same = x_q is x_k
-        x_q = x_q + self._table(x_q, context, keys=False)
-        x_k = x_q if same else x_k + self._table(x_k, context, keys=context.crossed)
+        x_q = x_q + self.rows(x_q.shape[-1], x_q, context, keys=False)[0]
+        x_k = x_q if same else x_k + self.rows(x_k.shape[-1], x_k, context, keys=context.crossed)[0]
         return x_q, x_k
-
-    def _table(self, x: Tensor, context: Context, keys: bool) -> Tensor:
-        key = ("query_key_only", self.amplitude, x.shape[-1], x.dtype, keys)
-        if key not in context.memo:
-            context.memo[key] = (self.amplitude * sinusoids(context.new_positions(keys), x.shape[-1])).to(x.dtype)
-        return context.memo[key]

@@ -38,7 +38,9 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
         SaveError: The folder cannot be written to; a model that was there before is still whole.
     """
     folder = Path(folder)
-    tensors = {name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()}
+    tensors = {
+        name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
+    }
     contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
     if model.tokenizer is not None:
         contents[TOKENIZER] = model.tokenizer.to_json()
@@ -80,7 +82,8 @@ def load(name: str | Path) -> Model:
             raise CheckpointError(f'"{folder / TOKENIZER}" is not UTF-8.') from error
         if model.tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
-                f'"{folder / TOKENIZER}" has {model.tokenizer.vocab_size} tokens, the model vocab_size={config.vocab_size}.'
+                f'"{folder / TOKENIZER}" has {model.tokenizer.vocab_size} tokens, '
+                f"the model vocab_size={config.vocab_size}."
             )
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name
@@ -173,7 +176,9 @@ def _skeleton(config: ModelConfig, n_tensors: int, folder: Path) -> Model:
     """Build the model without memory for its weights, however many the config asks for."""
     blocks = sum(len(value) for value in vars(config).values() if isinstance(value, tuple))
     if blocks > n_tensors:
-        raise CheckpointError(f'"{folder / WEIGHTS}" has {n_tensors} tensors: too few for the {blocks} blocks of its config.')
+        raise CheckpointError(
+            f'"{folder / WEIGHTS}" has {n_tensors} tensors: too few for the {blocks} blocks of its config.'
+        )
     try:
         with torch.device("meta"):
             return config.build()

@@ -22,7 +22,7 @@ def model_of(name: str) -> Any:
     """Return a model with weights; raises `UnknownModel` for a preset, which has none, and for unknown names."""
     if name in PRESETS:
         raise UnknownModel(
-            f'"{name}" is a preset: a shape without trained weights, for `glassformer params` and `glassformer sites`.\n'
+            f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder."
         )
     known = [*checkpoints.shipped(), *PRESETS]
@@ -42,7 +42,8 @@ def text_of(given: str) -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). Convert it first: iconv -f latin1 -t utf-8."
+            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). "
+            "Convert it first: iconv -f latin1 -t utf-8."
         ) from error
 
 

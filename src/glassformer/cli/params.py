@@ -77,7 +77,9 @@ def _parts(model: str, found: Account) -> Table:
 
 def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
     title = f"per token, averaged over a sequence; state in {found.dtype}"
-    table = Table("length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title)
+    table = Table(
+        "length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title
+    )
     for column in table.columns:
         column.justify = "right"
     shorter = [found.length // 4**i for i in (3, 2, 1) if found.length // 4**i >= 1]
@@ -85,9 +87,17 @@ def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
         flops = count_flops(config, n)
         forward, state = sum(flops.values()), state_bytes(config, n, dtype)
         mixing = f"{flops.get('mixing', 0) / forward:.1%}"
-        each = (f"{n:,}", f"{forward / n:,.0f}", f"{2 * forward / n:,.0f}", mixing, f"{state:,}", f"{state / n:,.0f}")
+        each = (f"{n:,}", _brief(forward / n), _brief(2 * forward / n), mixing, f"{state:,}", f"{state / n:,.0f}")
         table.add_row(*each)
     return table
+
+
+def _brief(number: float) -> str:
+    """Return a large number with a metric prefix, four digits long."""
+    for factor, prefix in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if number >= factor:
+            return f"{number / factor:.4g}{prefix}"
+    return f"{number:,.0f}"
 
 
 def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str, Any]:

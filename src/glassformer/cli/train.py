@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from glassformer.analysis.measures import MEASURES
 from glassformer.config import Config, require
 from glassformer.errors import ConfigError, nearest
-from glassformer.training import TrainConfig, loop, train as run_training
+from glassformer.training import TrainConfig, loop
+from glassformer.training import train as run_training
 from glassformer.training.recipes import RECIPES, recipe
 
 
@@ -62,19 +63,33 @@ def train(
 def _train(config: TrainConfig, folder: Path) -> None:
     console = Console(stderr=True)
     columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
-    with Progress(
-        TextColumn(columns[0]), BarColumn(), TextColumn("{task.completed}/{task.total}"), *map(TextColumn, columns[1:]),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
-    ) as bar:
-        task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
+    bar = Progress(
+        TextColumn(columns[0]),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        *map(TextColumn, columns[1:]),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
 
-        def report(progress: loop.Progress) -> None:
-            bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
-            if "heldout_loss" in progress.notes:
-                numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
-                bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+    def report(progress: loop.Progress) -> None:
+        if not bar.live.is_started:
+            # a terminal shows one live thing at a time, and no bar before there is a step to show
+            status.stop()
+            bar.start()
+        bar.update(task, completed=progress.step, loss=progress.loss, rate=progress.tokens_per_second)
+        if "heldout_loss" in progress.notes:
+            numbers = {k: v for k, v in progress.notes.items() if isinstance(v, float)}
+            bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
 
-        run_training(config, folder, measures=MEASURES, report=report)
+    try:
+        with console.status("reading data, measuring the start") as status:
+            run_training(config, folder, measures=MEASURES, report=report)
+    finally:
+        bar.stop()
     console.print(f"done: {folder}; load it with glassformer.load({str(folder)!r})")
 
 
@@ -104,11 +119,16 @@ def _changed(config: Any, change: str) -> Any:
     data = config.to_dict()
     place: Any = data
     *parents, last = path.split(".")
+    key: Any
     for i, key in enumerate([*parents, last]):
         if isinstance(place, list) and key.isdigit() and int(key) < len(place):
             key = int(key)
         elif not isinstance(place, dict) or key not in place:
-            known = list(place) if isinstance(place, dict) else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
+            known = (
+                list(place)
+                if isinstance(place, dict)
+                else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
+            )
             fields = ", ".join(known) or "none, it is a value"
             raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {fields}.')
         if i == len(parents):

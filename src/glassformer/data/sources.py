@@ -1,7 +1,6 @@
 """Where texts come from: files, folders, globs, standard input, JSONL, the `datasets` library, the standard library.
 
-A *source* is a string; reading it yields `Document`s in a fixed order, one at a time, so a corpus need not fit in
-memory.
+A *source* is a string; reading it yields documents in a fixed order, one at a time, so a corpus need not fit in memory.
 """
 
 import dataclasses

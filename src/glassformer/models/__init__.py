@@ -5,7 +5,7 @@ from glassformer.models.block import Block, BlockConfig
 from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.generate import Generation, Step, generate, stream
-from glassformer.models.parts import Learned, LayerNorm, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
+from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat

@@ -1,7 +1,7 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
-Conventions: 2 FLOPs per multiply-add; matrix products only (norms, activations and softmax are left out); both products
-of attention over the full square, as kernels without block skipping compute them. The backward pass has two products for
+Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
+of attention over the full square, as kernels without block skipping compute them. The backward has two products for
 each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
 """
 
@@ -15,15 +15,15 @@ from torch import nn
 
 from glassformer.attention import Attention, Mixer
 from glassformer.attention.projections import MergeHeads, SeparateProjection
+from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
-from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
 from glassformer.trace import Tape
 
 PARTS = (
     "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "norms", "unembedding",
+    "mlp out", "biases", "norms", "unembedding",
 )  # fmt: skip
 
 
@@ -88,12 +88,13 @@ def account(config: ModelConfig, length: int | None = None, dtype: torch.dtype =
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Return parameters by part, biases with their matrices, without allocating any."""
+    """Return parameters by part, all biases together, without allocating any."""
     with torch.device("meta"):
         model = config.build()
     found: Counter[str] = Counter()
     for module in model.modules():
-        found.update(dict(_own_parameters(module)))
+        for part, count in _own_parameters(module):
+            found[part] += count
     total = sum(parameter.numel() for parameter in model.parameters())
     assert found.total() == total, f"{total - found.total()} parameters belong to no part"
     return {part: found[part] for part in PARTS if found[part]}
@@ -126,8 +127,8 @@ def state_bytes(
 ) -> int:
     """Return the bytes of one sequence's state after `length` positions.
 
-    For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output and,
-    from the first position on, each layer's projection of it. Recurrent states are float32 at least.
+    For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output
+    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least.
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
@@ -197,23 +198,31 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(module, Embedding):
         yield "embedding", 0 if module.matrix is None else module.matrix.numel()
     elif isinstance(module, Unembedding):
-        own = [p for p in (module.matrix, module.bias) if p is not None]
-        yield "unembedding", sum(p.numel() for p in own)
+        yield "unembedding", 0 if module.matrix is None else module.matrix.numel()
+        yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, PositionTable):
         yield "positions", _count(module)
     elif isinstance(module, (Norm, nn.RMSNorm)):
         yield "norms", _count(module)
     elif isinstance(module, SeparateProjection):
-        inputs = module.qkv.in_features + (module.qkv.bias is not None)
-        yield from zip(("query", "key", "value"), (width * inputs for width in module.widths))
+        yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
+        yield "biases", 0 if module.qkv.bias is None else module.qkv.bias.numel()
     elif isinstance(module, MergeHeads):
-        yield "output", _count(module.output)
-        yield "output gate", _count(module.gate)
+        yield from _matrix("output", module.output)
+        yield from _matrix("output gate", module.gate)
         yield "norms", 0 if module.gain is None else module.gain.numel()
     elif isinstance(module, Mixer):
         yield "mechanism", _count(module)
     elif isinstance(module, MlpLayer):
-        yield from (("mlp in", _count(module.input)), ("mlp gate", _count(module.gate)), ("mlp out", _count(module.output)))
+        yield from _matrix("mlp in", module.input)
+        yield from _matrix("mlp gate", module.gate)
+        yield from _matrix("mlp out", module.output)
+
+
+def _matrix(part: str, module: nn.Linear | None) -> Iterator[tuple[str, int]]:
+    if module is not None:
+        yield part, module.weight.numel()
+        yield "biases", 0 if module.bias is None else module.bias.numel()
 
 
 def _count(module: nn.Module | None) -> int:

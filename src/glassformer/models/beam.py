@@ -1,6 +1,6 @@
 """Beam search: the most probable continuations, several at a time.
 
-    score = log P(continuation) / ((5 + length) / 6)^alpha        (Wu et al. 2016, section 7; alpha 0.6 in Vaswani et al.)
+    score = log P(continuation) / ((5 + length) / 6)^alpha        (Wu et al. 2016; alpha is 0.6 in Vaswani et al. 2017)
 
 A continuation that ends takes its place in the beam with it, so one beam is greedy decoding, and as many beams as there
 are continuations is exhaustive search.

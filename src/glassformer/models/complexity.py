@@ -83,7 +83,12 @@ def complexity(length: int, d_model: int, *, d_head: int, window: int, kernel: i
         LayerCost("convolution", "k n d^2", k * n * d * d, "1", 1, "(n-1)/(k-1)", ceil((n - 1) / (k - 1))),
         LayerCost("convolution, dilated", "k n d^2", k * n * d * d, "1", 1, "log_k n", dilated),
         LayerCost(
-            "convolution, separable", "k n d + n d^2", k * n * d + n * d * d, "1", 1, "(n-1)/(k-1)",
+            "convolution, separable",
+            "k n d + n d^2",
+            k * n * d + n * d * d,
+            "1",
+            1,
+            "(n-1)/(k-1)",
             ceil((n - 1) / (k - 1)),
         ),
     )

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import ModelConfig
-from glassformer.models.parts import Embedding, NoNorm, NormConfig, PositionEmbedding, Sinusoidal, Unembedding, initialise
+from glassformer.models.parts import (
+    Embedding,
+    NoNorm,
+    NormConfig,
+    PositionEmbedding,
+    Sinusoidal,
+    Unembedding,
+    initialise,
+)
 from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
 from glassformer.trace import Site, SiteTable, Tape, site
 
@@ -45,7 +53,9 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
-            require(getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}.")
+            require(
+                getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}."
+            )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -141,7 +151,13 @@ class EncoderDecoder(nn.Module):
         assert source is not None, "the encoder needs source tokens"
         # what sees both ways cannot be scanned
         context = make_context(
-            source.shape[0], source.shape[1], source.device, is_causal=False, lengths=lengths, form="parallel", seed=seed
+            source.shape[0],
+            source.shape[1],
+            source.device,
+            is_causal=False,
+            lengths=lengths,
+            form="parallel",
+            seed=seed,
         )
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])

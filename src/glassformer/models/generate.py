@@ -19,6 +19,7 @@ from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.models.stack import State
 from glassformer.trace import Tape
 
+DRAW = Sampling()  # from the model's own distribution
 Ids = Sequence[Sequence[int]] | Tensor
 Model = Decoder | EncoderDecoder
 
@@ -53,7 +54,7 @@ class Generation:
 def generate(
     model: Model,
     prompts: Ids,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = DRAW,
     *,
     max_new_tokens: int = 64,
     stop_ids: Sequence[int] = (),
@@ -96,7 +97,7 @@ def generate(
 def stream(
     model: Model,
     prompts: Ids,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = DRAW,
     *,
     max_new_tokens: int = 64,
     stop_ids: Sequence[int] = (),

@@ -62,7 +62,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model)) if gain else None
         self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
         if self.weight is not None:
             if wants(tape, self.at_scale):
                 x = self.affine(x, site(tape, self.at_scale, self.scale(x)))

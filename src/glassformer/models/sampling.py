@@ -88,7 +88,7 @@ class Draw:
     """All stages and the token they led to.
 
     Args:
-        stages: In the order they were applied; steps that are switched off are left out.
+        stages: In the order they were applied; filters that are switched off are left out.
         uniform: The number in [0, 1) each row drew; None when greedy.
         tokens: The chosen ids.
     """
@@ -135,11 +135,13 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
         yield Stage("repetition_penalty", penalty, logits)
     if sampling.greedy:
+        likeliest = logits.argmax(-1, keepdim=True)
+        yield Stage("temperature", 0.0, torch.full_like(logits, float("-inf")).scatter(-1, likeliest, 0.0))
         return
     if sampling.temperature != 1:
         # the same distribution with the largest logit at 0, in float64: the tiniest temperature gives no overflow
         logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
-        yield Stage("temperature", sampling.temperature, logits)
+    yield Stage("temperature", sampling.temperature, logits)
     for name, setting, keep in (
         ("top_k", sampling.top_k, _largest),
         ("top_p", sampling.top_p, _nucleus),

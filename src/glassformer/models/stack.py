@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context, Mask, causal, documents, padding
 from glassformer.models.block import Block, BlockConfig
-from glassformer.models.parts import Norm, NormConfig
+from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
 
 
@@ -111,14 +111,15 @@ def make_context(
     if start is not None:
         mask = mask & padding(past + length - start, total=past + length, left=True)
         key_positions = (key_positions - start[:, None]).clamp_min(0)
-    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed)
+    first = past if document_ids is None and start is None else None
+    return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
 
 
 def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
     """Build the context of cross-attention from that of the queries."""
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
-    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True)
+    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
 
 
 def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:

@@ -72,7 +72,11 @@ def _context(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
 
 
 def _heads(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
-    names = {"prefix_matching": "prefix matching", "previous_token": "previous token", "duplicate_token": "duplicate token"}
+    names = {
+        "prefix_matching": "prefix matching",
+        "previous_token": "previous token",
+        "duplicate_token": "duplicate token",
+    }
     if axes is not None:
         axes.set_ylim(0, 1)
     return _lines(metrics, axes, names, "best head's score")
@@ -84,7 +88,9 @@ def _positions(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
         from matplotlib import colormaps
 
         for i, (seen, values) in enumerate(zip(tokens, losses)):
-            axes.plot(range(1, len(values) + 1), values, color=colormaps["cividis"](i / max(len(losses) - 1, 1)), lw=0.9)
+            axes.plot(
+                range(1, len(values) + 1), values, color=colormaps["cividis"](i / max(len(losses) - 1, 1)), lw=0.9
+            )
         axes.set_xscale("log")
         axes.set_xlabel("position in context (blue: early, yellow: late in training)")
         axes.set_ylabel("held-out loss (nats per token)")

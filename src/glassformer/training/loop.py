@@ -1,7 +1,7 @@
 """The training loop: batch, loss, step; measures along the way; resumable at any moment to the same numbers.
 
-Everything a step draws (its batch, its dropout) comes from the seed and the step's number, so a run that was stopped and
-resumed goes through the same values as one that was not: bit for bit on the same thread count, torch and code.
+Everything a step draws (its batch, its dropout) comes from the seed and the step's number, so a run that was stopped
+and resumed goes through the same values as one that was not: bit for bit on the same thread count, torch and code.
 """
 
 import hashlib
@@ -96,7 +96,8 @@ def train(
 
     Args:
         config: The recipe; a folder that holds another recipe's run is refused.
-        folder: Where checkpoints and metrics go. If it holds checkpoints of this recipe, training goes on from the last.
+        folder: Where checkpoints and metrics go. If it holds checkpoints of this recipe, training goes on from the
+            last.
         measures: Functions of (model, data) evaluated along with the held-out loss; what they return is logged, text
             goes to samples.txt.
         report: Called after every step.
@@ -160,7 +161,7 @@ class _Loop:
         config = self.config
         self.started, self.seen = time.perf_counter(), self.tokens
         while self.step < config.steps:
-            loss, norm, rate, tokens = self._update(self.step + 1)
+            loss, norm, rate = self._update(self.step + 1)
             self.losses.append(loss)
             notes: dict[str, Any] = {}
             if self.step % config.log_every == 0 or self.step == config.steps:
@@ -207,8 +208,8 @@ class _Loop:
         self.model.train()
         return found
 
-    def _update(self, step: int) -> tuple[float, float, float, int]:
-        """Do one update and return (loss, gradient norm, learning rate, tokens)."""
+    def _update(self, step: int) -> tuple[float, float, float]:
+        """Do one update and return (loss, gradient norm, learning rate)."""
         config = self.config
         torch.manual_seed(_seed(config.seed, step))
         batch = self.data.batch(step)
@@ -228,7 +229,7 @@ class _Loop:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step, self.tokens = step, self.tokens + int(counted)
-        return loss, float(norm), rate, int(counted)
+        return loss, float(norm), rate
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
@@ -248,15 +249,15 @@ def _model(config: TrainConfig, data: Data) -> Any:
     batch = data.batch(1)
     if isinstance(model, EncoderDecoder) != (batch.source is not None):
         raise ConfigError(
-            f'train: data of kind "{config.data.kind}" has {"no sources" if batch.source is None else "sources"}, which '
-            f'{"an encoder-decoder needs" if batch.source is None else "only an encoder-decoder reads"}.'
+            f'train: data of kind "{config.data.kind}" has {"no " if batch.source is None else ""}sources, which '
+            f"{'an encoder-decoder needs' if batch.source is None else 'only an encoder-decoder reads'}."
         )
     model.tokenizer = data.tokenizer
     return model.train()
 
 
 class _Interrupts:
-    """Holds Ctrl-C back until a step is finished, so that what is saved is never half a step; a second one is not held."""
+    """Holds Ctrl-C back until a step is finished, so that no half step is saved; a second one is not held back."""
 
     def __init__(self) -> None:
         self.asked, self.previous = False, None

@@ -1,8 +1,8 @@
 """Optimiser and learning-rate schedules.
 
-    cosine    linear warm-up, then half a cosine down to `floor` of the peak
-    noam      factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5)      (Vaswani et al. 2017, section 5.3)
-    constant  linear warm-up, then flat
+cosine    linear warm-up, then half a cosine down to `floor` of the peak
+noam      factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5)      (Vaswani et al. 2017, section 5.3)
+constant  linear warm-up, then flat
 """
 
 import math

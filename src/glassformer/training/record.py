@@ -108,9 +108,7 @@ class RunFolder:
             # one that has lost its optimizer state may stand there, if a damaged later one was deleted by hand
             self._remove(self.at(step))
             os.replace(building, self.at(step))
-            for older in self.steps():
-                if older < step:
-                    self._thin(older)
+            self._thin_before(step)
         except SaveError:
             raise
         except OSError as error:
@@ -139,8 +137,11 @@ class RunFolder:
                 raise ValueError(f"{OPTIMIZER} does not match its digest")
             _restore(optimizer, parse(state))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f'cannot resume from "{folder}": {error}. Delete that folder to begin again.') from error
+            raise CheckpointError(
+                f'cannot resume from "{folder}": {error}. Delete that folder to begin again.'
+            ) from error
         self._forget_after(steps[-1])
+        self._thin_before(steps[-1])
         return facts
 
     def _facts(self, step: int) -> dict[str, Any]:
@@ -149,6 +150,11 @@ class RunFolder:
         if missing:
             raise ValueError(f"{FACTS} lacks {', '.join(missing)}")
         return {"losses": []} | facts
+
+    def _thin_before(self, step: int) -> None:
+        for older in self.steps():
+            if older < step:
+                self._thin(older)
 
     def _thin(self, step: int) -> None:
         try:
@@ -203,8 +209,10 @@ class RunFolder:
         if not path.exists():
             return
         try:
-            found = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f'"{path}" is damaged ({error}). Give this run a folder of its own.') from error
         ours = json.loads(config.to_json())
         different = sorted(k for k in found | ours if found.get(k) != ours.get(k))
@@ -234,7 +242,9 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise RunFolderError(f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.') from error
+        raise RunFolderError(
+            f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.'
+        ) from error
     except ValueError as error:
         raise RunFolderError(f'"{path}" is damaged ({error}). Resuming the run drops what was cut off.') from error
     if not all(isinstance(line, dict) and {"step", "tokens"} <= line.keys() for line in lines):
@@ -260,7 +270,9 @@ def _samples_until(text: str, step: int) -> str:
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     state = optimizer.state_dict()["state"]
-    return {f"{i}.{name}": torch.as_tensor(value).contiguous() for i, part in state.items() for name, value in part.items()}
+    return {
+        f"{i}.{name}": torch.as_tensor(value).contiguous() for i, part in state.items() for name, value in part.items()
+    }
 
 
 def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:

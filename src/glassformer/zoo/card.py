@@ -86,7 +86,7 @@ def card(name: str) -> Card:
     path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
     if not path.is_file():
         known = checkpoints.shipped()
-        raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known)}.')
+        raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')
     data = json.loads(path.read_text(encoding="utf-8"))
     return Card(**(data | {"notes": tuple(data["notes"]), "samples": tuple(data["samples"])}))
 

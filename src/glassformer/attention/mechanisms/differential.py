@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
-from glassformer.attention.kernels.growing import Room, append
+from glassformer.attention.kernels.growing import append
 from glassformer.attention.mechanisms.softmax import fused_softmax, masked_softmax, scaled_scores
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.trace import Tape, site
@@ -51,11 +51,10 @@ def lambda_init_at(layer: int) -> float:
 
 
 class DifferentialState(NamedTuple):
-    """Keys of both streams, and values, of earlier positions, and the room to add more."""
+    """Keys of both streams, and values, of earlier positions."""
 
     key: Float[Tensor, "batch stream kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
-    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class DifferentialMixer(Mixer):
@@ -84,9 +83,7 @@ class DifferentialMixer(Mixer):
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: DifferentialState, tape: Tape | None
     ):
-        k, key_room = append(state.key, k, state.room[0])
-        v, value_room = append(state.value, v, state.room[1])
-        state = DifferentialState(k, v, (key_room, value_room))
+        state = DifferentialState(append(state.key, k)[1], append(state.value, v)[1])
         return self.parallel(q, state.key, state.value, x, context, tape), state
 
     def begin(self, batch: int, like: Tensor) -> DifferentialState:

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.kernels.growing import Room, append
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.kernels.growing import append
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.config import require
 from glassformer.trace import Tape, site
 
@@ -58,11 +58,10 @@ class Softmax(MixerConfig, kind="softmax"):
 
 
 class KeyValue(NamedTuple):
-    """Keys (as rotated when written) and values of earlier positions, and the room to add more."""
+    """Keys (as rotated when written) and values of earlier positions."""
 
     key: Float[Tensor, "batch kv_head key d_head"]
     value: Float[Tensor, "batch kv_head key d_value"]
-    room: tuple[Room | None, Room | None] = (None, None)
 
 
 class SoftmaxMixer(Mixer):
@@ -76,13 +75,10 @@ class SoftmaxMixer(Mixer):
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
-        k, key_room = append(state.key, k, state.room[0])
-        v, value_room = append(state.value, v, state.room[1])
+        keep = None if self.config.window is None else self.config.window - 1
+        (k, keys), (v, values) = append(state.key, k, keep), append(state.value, v, keep)
         # the pattern's rows are those of the new positions, over all keys that are still in the state
-        z = self.parallel(q, k, v, x, context, tape)
-        keep = k.shape[-2] if self.config.window is None else self.config.window - 1
-        start = max(k.shape[-2] - keep, 0)
-        return z, KeyValue(k[..., start:, :], v[..., start:, :], (key_room, value_room))
+        return self.parallel(q, k, v, x, context, tape), KeyValue(keys, values)
 
     def begin(self, batch: int, like: Tensor) -> KeyValue:
         dims = self.dims

@@ -1,0 +1,163 @@
+"""Every command: bad input is one sentence and exit code 2, `--debug` adds the traceback, `--help` shows examples."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer import __version__
+from glassformer.cli import VERBS, main
+from glassformer.training import train
+from tiny_runs import recipe
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.json").write_text(recipe(steps=2).to_json())
+    Path("file").write_text("in the way")
+    Path("latin.json").write_bytes(b'{"a": "caf\xe9"}')
+    Path("broken.json").write_text("{")
+    Path("folder.json").mkdir()
+    Path("blank.txt").write_text(" \n")
+
+
+BAD = {
+    "train nope": 'no recipe "nope"',
+    "train attn-only-3l": 'Nearest: "attn-only-',
+    "train missing.json": 'cannot read "missing.json": No such file',
+    "train folder.json": "Is a directory",
+    "train latin.json": "it is not UTF-8",
+    "train broken.json": "not valid JSON",
+    "train recipe.json --set optim.lrr=1": 'no field "lrr". Nearest: "lr"',
+    "train recipe.json --set optim.lr.x=1": 'no field "x". Fields: none, it is a value',
+    "train recipe.json --set evaluate.x=1": 'no field "x"',
+    "train recipe.json --set model.layers.9.dropout=1": 'no field "9"',
+    "train recipe.json --set optim.lr": "expected path.to.field=value",
+    "train recipe.json --set optim.lr=fast": "lr: expected float, found 'fast'",
+    "train recipe.json --set optim.schedule=cosin": 'is not one of',
+    "train recipe.json --steps 0": "steps must be at least 1",
+    "train recipe.json --seed 99999999999999999999": "seed must fit in 64 bits",
+    "train recipe.json --threads 0": "--threads must be at least 1",
+    "train recipe.json --folder file/run": 'cannot write "file/run"',
+    'train gpt-4l --set data.sources=["blank.txt"]': "no usable text",
+    'train gpt-4l --set data.sources=["nothing"]': 'no file "nothing"',
+    "plot nowhere": 'holds no metrics.jsonl',
+    "plot file": "holds no metrics.jsonl",
+    "explain hello --model nope": 'no model "nope"',
+    "explain hello --model file": "is a file; give the folder",
+    "explain hello --model folder.json": "holds no config.json",
+    "models nope": 'no shipped model "nope"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_bad_input_is_a_sentence_and_exit_code_2(command, capsys):
+    before = sorted(p.name for p in Path().iterdir())
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.lstrip().startswith(f"glassformer {command.split()[0]}: ") and BAD[command] in err
+    assert "Traceback" not in out + err
+    assert sorted(p.name for p in Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["train nope", "plot nowhere", "explain hello --model nope", "models nope"])
+def test_debug_shows_the_traceback_as_well(command, capsys):
+    assert main([*command.split(), "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith(f"glassformer {command.split()[0]}: ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_examples_line_by_line(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = lines[lines.index("Examples:") + 1 :]
+    examples = examples[: examples.index("")]
+    assert examples and all(f"glassformer {verb}" in line for line in examples)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_option_is_exit_code_2(verb, capsys):
+    assert main([verb, "--no-such-option"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert 'no command "trian". Nearest: "train"' in capsys.readouterr().err
+
+
+def test_the_overview_lists_every_command(capsys):
+    assert main([]) == 0 == main(["--help"])
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in VERBS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"glassformer {__version__}\n"
+
+
+def test_show_prints_the_recipe_with_changes_and_writes_nothing(capsys):
+    before = sorted(Path().rglob("*"))
+    changes = ["--steps", "7", "--seed", "3", "--set", "optim.lr=0.5", "model.layers.1.dropout=0.25"]
+    assert main(["train", "recipe.json", "--show", *changes]) == 0
+    shown = type(recipe()).from_json(capsys.readouterr().out)
+    assert (shown.steps, shown.seed, shown.optim.lr, shown.model.layers[1].dropout) == (7, 3, 0.5, 0.25)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
+    assert main(["train", "recipe.json"]) == 0
+    assert "done: runs/recipe" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    assert main(["plot", "runs/recipe", "--out", "curves.svg"]) == 0
+    assert Path("curves.svg").read_text().startswith("<?xml")
+    assert main(["plot", "runs/recipe", "--out", "curves.abc"]) == 2
+    assert "Use .png, .svg or .pdf" in capsys.readouterr().err
+    assert main(["train", "recipe.json", "--steps", "3"]) == 2
+    assert "holds a run of another recipe (different: steps)" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
+    def interrupted(config, folder, **options):
+        def report(progress):
+            options["report"](progress)
+            signal.raise_signal(signal.SIGINT)
+
+        return train(config, folder, report=report)
+
+    monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
+    assert main(["train", "recipe.json"]) == 130
+    assert "glassformer train: interrupted" in capsys.readouterr().err
+    assert Path("runs/recipe/step-00000001/config.json").exists()
+
+
+def process(*arguments: str, **options) -> subprocess.Popen:
+    code = "import sys; from glassformer.cli import main; sys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **pipes, **options)
+
+
+def test_the_exit_code_reaches_the_shell():
+    child = process("trian")
+    out, err = child.communicate()
+    assert child.returncode == 2 and out == "" and "Traceback" not in err
+
+
+@pytest.mark.full
+def test_a_signal_from_outside_stops_a_training_process_with_130_and_whole_files():
+    Path("long.json").write_text(recipe(steps=100_000).to_json())
+    child = process("train", "long.json")
+    metrics = Path("runs/long/metrics.jsonl")
+    while child.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 20):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    assert not list(Path("runs/long").glob(".*"))
+    assert len([p for p in Path("runs/long").glob("step-*/optimizer.safetensors")]) == 1
