@@ -93,7 +93,7 @@ def token_id(model: Any, token: str | int) -> int:
             raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {model.config.vocab_size - 1}.")
         return token
     tokenizer: Any = model.tokenizer
-    special = {} if tokenizer is None else {name: id for id, name in tokenizer.specials.items()}
+    special = {name: id for id, name in getattr(tokenizer, "specials", {}).items()}
     if token in special:
         return special[token]
     ids = encode(model, token, begin=False)
