@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import Room, append
-from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
+from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.config import require
 from glassformer.trace import Tape, site
 
@@ -110,7 +110,7 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed:
 
 
 def masked_softmax(scores: Tensor, context: Context, name: str, tape: Tape | None) -> Tensor:
-    """Softmax over keys of scores, which pass their site first; a row with nothing to attend to becomes zero, not NaN."""
+    """Softmax over keys; the scores pass their site first. A row with nothing to attend to becomes zero, not NaN."""
     scores = site(tape, name, scores)
     # in float32 at least: bfloat16 loses the tail that head-level ablations measure
     wide = scores if scores.dtype == torch.float64 else scores.float()
