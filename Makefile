@@ -48,7 +48,7 @@ pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py
 
 bench: $(DEV)
-	$(BIN)/python -m pytest --jaxtyping-packages= -s --benchmark-autosave benchmarks
+	$(BIN)/python benchmarks/run.py --json benchmarks/results/$(shell uname -m)-$(shell nproc)-cores.json
 
 format: $(DEV)
 	$(BIN)/ruff check --fix

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from statistics import median
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -22,7 +21,7 @@ from glassformer.models import GREEDY, Decoder, generate
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
 from paired import Comparison, Spread, Timing, compare, compare_timed
-from shapes import BareDecoder, gpt2_small, small, tokens, transformers_twin
+from shapes import BareDecoder, gpt2, small, tokens, transformers_twin
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def patterns(seconds: float) -> Rows:
         check_equal(read_patterns(model, ids), eager(ids))
         measured = compare(lambda: read_patterns(model, ids), lambda: eager(ids), rounds=200, seconds=seconds)  # noqa: B023
         yield Row(f"gpt-4l shape, 1 x {length}", "read every pattern", "bare copy, eager attention", measured, aim=1.0)
-    model = gpt2_small()
+    model = gpt2()
     eager, twin = BareDecoder(model, "eager"), transformers_twin(model, "eager")
     ids = tokens(model, 1, 256)
     for name, forward in (
@@ -100,7 +99,7 @@ def patterns(seconds: float) -> Rows:
 
 def forward(seconds: float) -> Rows:
     """Our forward pass at the shape of GPT-2 small, against `transformers` with its default attention."""
-    model = gpt2_small()
+    model = gpt2()
     twin = transformers_twin(model)
     for length in (64, 256):
         ids = tokens(model, 1, length)
@@ -147,7 +146,7 @@ def training(seconds: float) -> Rows:
 
 def generation(seconds: float) -> Rows:
     """Greedy state-carried generation, batch 1, shape of GPT-2 small, against `transformers` generate."""
-    model = gpt2_small()
+    model = gpt2()
     twin = transformers_twin(model)
     new = 64
     for prompt in (16, 256):
@@ -197,7 +196,9 @@ def our_step(model: Decoder, ids: torch.Tensor) -> Callable[[], float]:
     """Return what the training loop does in one step, less its logging."""
     optim = recipe("gpt-4l").optim
     optimizer = optim.build(model)
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.ones(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool))
+    batch = Batch(
+        ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), torch.ones(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool)
+    )
 
     def step() -> float:
         loss = model.loss(batch)

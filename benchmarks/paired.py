@@ -90,7 +90,9 @@ def compare(
         subject()
         baseline()
     calls = max(1, round(LEAST_SECONDS / max(_timed(baseline, 1).wall, 1e-9)))
-    return compare_timed(lambda: _timed(subject, calls), lambda: _timed(baseline, calls), rounds=rounds, seconds=seconds)
+    return compare_timed(
+        lambda: _timed(subject, calls), lambda: _timed(baseline, calls), rounds=rounds, seconds=seconds
+    )
 
 
 def compare_timed(

@@ -1,8 +1,8 @@
 """Measure figures and print them as a table.
 
-    python benchmarks/run.py                          every figure, one thread and two
-    python benchmarks/run.py sites reading --threads 1 --seconds 60
-    python benchmarks/run.py --json benchmarks/results/NAME.json     also writes NAME.md beside it
+python benchmarks/run.py                          every figure, one thread and two
+python benchmarks/run.py sites reading --threads 1 --seconds 60
+python benchmarks/run.py --json benchmarks/results/NAME.json     also writes NAME.md beside it
 """
 
 import argparse

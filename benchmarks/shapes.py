@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.attention import linear
-from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, block, repeat
+from glassformer.models import Decoder
+from glassformer.models.presets import gpt2_small
 from glassformer.training.recipes import recipe
 
 Attend = Literal["fused", "eager"]
@@ -18,10 +19,9 @@ def small() -> Decoder:
     return recipe("gpt-4l").model.build().eval()
 
 
-def gpt2_small() -> Decoder:
-    """The shape of GPT-2 small: 12 layers, width 768, 12 heads, vocabulary 50257."""
-    layer = block(n_heads=12, bias=True, mlp=Mlp(activation="gelu_tanh"))
-    return DecoderConfig(50257, 768, repeat(layer, 12), max_len=1024, positions=Learned()).build().eval()
+def gpt2() -> Decoder:
+    """The shape of GPT-2 small, with fresh weights."""
+    return gpt2_small().build().eval()
 
 
 def tokens(model: Decoder, batch: int, length: int) -> Tensor:
@@ -34,10 +34,9 @@ def transformers_twin(model: Decoder, attention: str | None = None) -> Any:
 
     config = model.config
     layers, heads = len(config.layers), model.stack.blocks[0].part("attn").dims.n_heads
-    kind = GPT2Config(
-        vocab_size=config.vocab_size, n_positions=config.max_len, n_embd=config.d_model, n_layer=layers, n_head=heads,
-        attn_implementation=attention, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+    settings: dict[str, Any] = {"attn_implementation": attention, "bos_token_id": 0, "eos_token_id": 0}
+    settings |= {"vocab_size": config.vocab_size, "n_positions": config.max_len, "n_embd": config.d_model}
+    kind = GPT2Config(n_layer=layers, n_head=heads, **settings)
     twin = GPT2LMHeadModel(kind).eval()
     names = {"attn.c_attn": "attn.projection.qkv", "attn.c_proj": "attn.merge.output", "ln_1": "attn_norm"}
     names |= {"mlp.c_fc": "mlp.input", "mlp.c_proj": "mlp.output", "ln_2": "mlp_norm"}
@@ -103,6 +102,10 @@ class BareNorm(nn.Module):
 
 
 class BareAttention(nn.Module):
+    cos: Tensor
+    sin: Tensor
+    future: Tensor
+
     def __init__(self, layer: Any, max_len: int, attend: Attend) -> None:
         super().__init__()
         self.qkv, self.output = layer.projection.qkv, layer.merge.output

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from glassformer import files
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 
 Coordinate = str | int | float
@@ -138,9 +139,8 @@ class Result:
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
     def save(self, path: str | Path) -> Path:
-        path = Path(path)
-        path.write_text(self.to_json(indent=1), encoding="utf-8")
-        return path
+        """Write the result as JSON, whole or not at all; raises `SaveError`."""
+        return files.write(path, self.to_json(indent=1))
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]

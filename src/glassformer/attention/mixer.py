@@ -114,6 +114,8 @@ class Mixer(nn.Module, ABC):
         return self.dense(q, k, v, x, context, tape)
 
     def wants_dense(self, tape: Tape | None) -> bool:
+        if tape is None:
+            return False
         return wants(tape, self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:

@@ -2,9 +2,9 @@
 
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign
-from glassformer.trace.tape import Read, Site, SiteTable, Tape, declare, full_names, site, wants
+from glassformer.trace.tape import Read, Site, SiteTable, Tape, changes, declare, full_names, site, wants
 
 __all__ = [
     "Add", "Apply", "At", "Edit", "Foreign", "Project", "Read", "Scale", "Set", "Site", "SiteTable", "Take", "Tape",
-    "declare", "full_names", "site", "wants",
+    "changes", "declare", "full_names", "site", "wants",
 ]

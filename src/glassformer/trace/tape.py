@@ -176,6 +176,11 @@ def wants(tape: Tape | None, *names: str) -> bool:
     return tape is not None and any([tape.wants(name) for name in names])
 
 
+def changes(tape: Tape | None, name: str) -> bool:
+    """Whether the tape changes this site."""
+    return tape is not None and name in tape.edits
+
+
 def full_names(path: str, quantities: Iterable[str]) -> SimpleNamespace:
     """Build a module's site names once: `full_names("blocks.3.attn", SITES).query == "blocks.3.attn.query"`."""
     return SimpleNamespace(**{q: f"{path}.{q}" if path else q for q in quantities})

@@ -22,7 +22,7 @@ from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.mechanisms.softmax import fused_softmax, masked_softmax, scaled_scores
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
-from glassformer.trace import Tape, site
+from glassformer.trace import Tape, changes, site
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ class DifferentialMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2])
-        scores = scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed)
-        patterns = site(tape, self.at.patterns, masked_softmax(scores, context, self.at.scores, tape))
+        scores = site(tape, self.at.scores, scaled_scores(q, k, self.dims.d_head**-0.5, context, allowed))
+        patterns = masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+        patterns = site(tape, self.at.patterns, patterns)
         return patterns[:, 0] - self._lambda(tape) * patterns[:, 1]
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:

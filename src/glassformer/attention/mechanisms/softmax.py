@@ -20,7 +20,7 @@ from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.config import require
-from glassformer.trace import Tape, site
+from glassformer.trace import Tape, changes, site
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class SoftmaxMixer(Mixer):
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
-        return masked_softmax(scaled_scores(q, k, self.scale, context, allowed), context, self.at.scores, tape)
+        scores = site(tape, self.at.scores, scaled_scores(q, k, self.scale, context, allowed))
+        return masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
@@ -105,14 +106,14 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed:
     return scores.masked_fill_(~allowed, float("-inf"))
 
 
-def masked_softmax(scores: Tensor, context: Context, name: str, tape: Tape | None) -> Tensor:
-    """Softmax over keys of scores, which pass their site first; a row with nothing to attend to becomes zero, not NaN."""
-    scores = site(tape, name, scores)
+def masked_softmax(scores: Tensor, *, empty_rows: bool = True) -> Tensor:
+    """Softmax over keys; a row with nothing to attend to becomes zero, not NaN.
+
+    Without `empty_rows` there is no such row, and none is looked for: looking takes longer than the softmax.
+    """
     # in float32 at least: bfloat16 loses the tail that head-level ablations measure
     wide = scores if scores.dtype == torch.float64 else scores.float()
-    edited = tape is not None and name in tape.edits
-    if context.sees_itself and not edited:
-        # there is no such row, so none is looked for: it takes longer than the softmax
+    if not empty_rows:
         return wide.softmax(-1).to(scores.dtype)
     nothing = (wide == float("-inf")).all(-1, keepdim=True)
     pattern = wide.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
