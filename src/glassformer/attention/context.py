@@ -122,7 +122,9 @@ class Mask:
         q = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
         return self._grid(b, q, torch.arange(n_keys, device=device))
 
-    def rectangle(self, n_queries: int, n_keys: int, device: torch.device | str = "cpu") -> Bool[Tensor, "b 1 query key"]:
+    def rectangle(
+        self, n_queries: int, n_keys: int, device: torch.device | str = "cpu"
+    ) -> Bool[Tensor, "b 1 query key"]:
         """Like `dense`, for queries that are no continuation of the keys (cross-attention): both count from 0."""
         b = torch.arange(self.batch, device=device)[:, None, None, None]
         return self._grid(b, torch.arange(n_queries, device=device)[:, None], torch.arange(n_keys, device=device))

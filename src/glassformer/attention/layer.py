@@ -55,7 +55,8 @@ class Attention(SubLayerConfig, kind="attention"):
         groups = self.n_kv_heads or self.n_heads
         require(
             self.n_heads % groups == 0,
-            f"attention: n_heads={self.n_heads} does not group into n_kv_heads={groups}; n_kv_heads must divide n_heads.",
+            f"attention: n_heads={self.n_heads} does not group into n_kv_heads={groups}; "
+            "n_kv_heads must divide n_heads.",
         )
         require(
             self.mixer.crosses or not self.cross,

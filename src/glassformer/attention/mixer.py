@@ -41,8 +41,8 @@ class Traits:
 
     Args:
         linear_in_value: With queries, keys and gates frozen, z is linear in the values: `exact`, `affine` (an initial
-            state adds an offset), `scaled` (a norm on z, linear once its scale is frozen), `grouped` (several patterns per
-            head), or `no`.
+            state adds an offset), `scaled` (a norm on z, linear once its scale is frozen), `grouped` (several patterns
+            per head), or `no`.
         rows_sum_to_one: Rows of the pattern are non-negative and sum to one wherever anything may be attended to.
         has_scores: Scores exist before a normaliser.
         bilinear_scores: Scores are bilinear in the query's and the key's input (per offset, with rotary positions).

@@ -92,8 +92,8 @@ class NoPositions(PositionsConfig, kind="none"):
 class Llama3Scaling(Config):
     """Frequency scaling of Llama 3.1 for contexts longer than the training length.
 
-    Wavelengths shorter than `original_length / high` are kept, those longer than `original_length / low` are stretched by
-    `factor`, and those between are blended.  Source: Llama 3.1 reference code.
+    Wavelengths shorter than `original_length / high` are kept, those longer than `original_length / low` are stretched
+    by `factor`, and those between are blended.  Source: Llama 3.1 reference code.
     """
 
     factor: float = 8.0
@@ -105,7 +105,8 @@ class Llama3Scaling(Config):
         require(self.factor > 0, f"rope scaling: factor must be positive, found {self.factor}.")
         require(self.low < self.high, f"rope scaling: low={self.low} must be below high={self.high}.")
         require(
-            self.original_length >= 1, f"rope scaling: original_length must be at least 1, found {self.original_length}."
+            self.original_length >= 1,
+            f"rope scaling: original_length must be at least 1, found {self.original_length}.",
         )
 
 
@@ -196,7 +197,7 @@ class Alibi(PositionsConfig, kind="alibi"):
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:
-    """Return 2^(-8(h+1)/H) for a power of two; else those of the lower power plus every other one of twice that power."""
+    """Return 2^(-8(h+1)/H) for a power of two; else those of the lower power, then every other one of twice that power."""
     power = 2 ** int(math.log2(n_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     extra = [2 ** (-8 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
@@ -220,7 +221,10 @@ class AlibiPositions(Positions):
 
 
 def sinusoids(positions: Int[Tensor, "..."], d_model: int) -> Float[Tensor, "... d_model"]:
-    """Return sine and cosine of position * 10000^(-2t/d_model), interleaved (Vaswani et al. 2017, section 3.5), float64."""
+    """Return sines and cosines of position * 10000^(-2t/d_model), interleaved, in float64.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
     omega = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model)
     angle = positions[..., None].to(torch.float64) * omega
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :d_model]

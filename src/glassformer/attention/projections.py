@@ -1,7 +1,7 @@
 """From the stream to queries, keys and values, and back.
 
-One `nn.Linear` holds W_Q, W_K and W_V below each other (rows: head-major, then stream, then d_head), so the usual forward
-pass is one matmul and per-head matrices are views.
+One `nn.Linear` holds W_Q, W_K and W_V below each other (rows: head-major, then stream, then d_head), so the usual
+forward pass is one matmul and per-head matrices are views.
 """
 
 from dataclasses import dataclass

@@ -74,6 +74,13 @@ def _overview() -> str:
     width = max([len(verb) for verb in VERBS], default=0)
     lines = [f"  {verb.ljust(width)}  {about}" for verb, about in VERBS.items()]
     return "\n".join(
-        ["usage: glassformer COMMAND [options]", "", "Transformers you can see through.", "", *lines, ""]
-        + ["`glassformer COMMAND --help` shows options and examples; --debug shows tracebacks; --version."]
+        [
+            "usage: glassformer COMMAND [options]",
+            "",
+            "Transformers you can see through.",
+            "",
+            *lines,
+            "",
+            "`glassformer COMMAND --help` shows options and examples; --debug shows tracebacks; --version.",
+        ]
     )

@@ -1,9 +1,9 @@
 """A block: an ordered tuple of sub-layers on one residual stream.
 
-    pre        x <- x + f(norm(x))
-    post       x <- norm(x + f(x))
-    sandwich   x <- x + norm'(f(norm(x)))
-    parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own
+pre        x <- x + f(norm(x))
+post       x <- norm(x + f(x))
+sandwich   x <- x + norm'(f(norm(x)))
+parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own
 """
 
 from collections.abc import Iterator

@@ -127,7 +127,9 @@ class Decoder(nn.Module):
         x, context, state = self._enter(tokens, lengths, documents, state, tape, form, seed)
         x, layers = self.stack(x, context, state=None if state is None else state.layers, tape=tape)
         logits = self._leave(x, tape)
-        return logits if state is None else (logits, state._replace(length=state.length + tokens.shape[1], layers=layers))
+        return (
+            logits if state is None else (logits, state._replace(length=state.length + tokens.shape[1], layers=layers))
+        )
 
     def stream(
         self,
@@ -156,9 +158,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "batch pos vocab"]:
         """Return the logits from the stream entering a layer; earlier layers are not run."""
         batch, length = resid.shape[:2]
-        context = make_context(
-            batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents
-        )
+        context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents)
         x, _ = self.stack(resid, context, tape=tape, start=layer)
         return self._leave(x, tape)
 

@@ -122,7 +122,7 @@ class EncoderDecoder(nn.Module):
             source: Source token ids; not needed with a state, which holds the encoder's output.
             tokens: Target token ids, shifted right.
             source_lengths: Real tokens per source row, padded on the right.
-            lengths: Real tokens per target row. Padding is on the right; together with an empty state it is on the left.
+            lengths: Real tokens per target row. Padding is on the right; with an empty state it is on the left.
             state: Continue after these positions; `begin` runs the encoder and makes it.
             tape: Reads and edits.
             form: `auto`, `parallel` or `scan`, for the decoder; a matter of speed only.

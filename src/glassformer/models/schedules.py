@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from glassformer.attention import (
-    Attention, Differential, Lightning, Merge, MixerConfig, PositionsConfig, NoPositions, ProjectionConfig, Separate,
-    Softmax, lambda_init_at,
+    Attention,
+    Differential,
+    Lightning,
+    Merge,
+    MixerConfig,
+    NoPositions,
+    PositionsConfig,
+    ProjectionConfig,
+    Separate,
+    Softmax,
+    lambda_init_at,
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
@@ -15,7 +24,10 @@ from glassformer.models.parts import LayerNorm, Mlp, NormConfig
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:
     """Return `n_layers` blocks that cycle through the pattern: `repeat([lightning] * 7 + [softmax], 32)`."""
     blocks = [pattern] if isinstance(pattern, BlockConfig) else list(pattern)
-    require(len(blocks) > 0 and n_layers >= 0, "repeat: needs at least one block and a number of layers that is not negative.")
+    require(
+        len(blocks) > 0 and n_layers >= 0,
+        "repeat: needs at least one block and a number of layers that is not negative.",
+    )
     return tuple(blocks[i % len(blocks)] for i in range(n_layers))
 
 
@@ -50,8 +62,13 @@ def block(
     projection: ProjectionConfig = Separate(bias=bias, qk_norm=qk_norm)
     merge = merge or Merge(bias=bias)
     attention = Attention(
-        n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, mixer=mixer or Softmax(), projection=projection,
-        positions=positions or NoPositions(), merge=merge,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        mixer=mixer or Softmax(),
+        projection=projection,
+        positions=positions or NoPositions(),
+        merge=merge,
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions())
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])

@@ -56,9 +56,7 @@ class Stack(nn.Module):
         states: list[Any] = []
         stop = self.needed(tape)
         for i in range(start, stop):
-            x, new = self.blocks[i](
-                x, context, source=source, state=None if state is None else state[i], tape=tape
-            )
+            x, new = self.blocks[i](x, context, source=source, state=None if state is None else state[i], tape=tape)
             states.append(new)
         if stop == len(self.blocks):
             x = self.final(x, tape)

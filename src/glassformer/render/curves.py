@@ -83,11 +83,11 @@ def _heads(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
 
 
 def _positions(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
-    tokens, losses = _series(metrics, "loss_by_position")
+    _, losses = _series(metrics, "loss_by_position")
     if axes is not None:
         from matplotlib import colormaps
 
-        for i, (seen, values) in enumerate(zip(tokens, losses)):
+        for i, values in enumerate(losses):
             axes.plot(
                 range(1, len(values) + 1), values, color=colormaps["cividis"](i / max(len(losses) - 1, 1)), lw=0.9
             )

@@ -5,6 +5,22 @@ from glassformer.trace.foreign import Foreign
 from glassformer.trace.tape import Read, Site, SiteTable, Tape, changes, declare, full_names, site, wants
 
 __all__ = [
-    "Add", "Apply", "At", "Edit", "Foreign", "Project", "Read", "Scale", "Set", "Site", "SiteTable", "Take", "Tape",
-    "changes", "declare", "full_names", "site", "wants",
+    "Add",
+    "Apply",
+    "At",
+    "Edit",
+    "Foreign",
+    "Project",
+    "Read",
+    "Scale",
+    "Set",
+    "Site",
+    "SiteTable",
+    "Take",
+    "Tape",
+    "changes",
+    "declare",
+    "full_names",
+    "site",
+    "wants",
 ]

@@ -121,7 +121,7 @@ class Edit(ABC):
         """Return what the addressed part becomes; `whole` is the site's full value."""
 
     def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
-        """Return `value` (number, tensor, labelled tensor, or a run or tape that read this site) in the shape of `part`."""
+        """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`."""
         if isinstance(getattr(value, "values", None), Mapping):
             value = value.values
         if isinstance(value, Mapping):
@@ -201,7 +201,9 @@ class Project(Edit):
         directions = torch.atleast_2d(_values(self.directions)).to(part.device, wide)
         if directions.ndim != 2 or directions.shape[1] != part.shape[-1]:
             shape = "x".join(map(str, directions.shape))
-            raise ShapeMismatch(f'Project at "{site.name}": directions are {shape}; the last axis has {part.shape[-1]}.')
+            raise ShapeMismatch(
+                f'Project at "{site.name}": directions are {shape}; the last axis has {part.shape[-1]}.'
+            )
         _, size, basis = torch.linalg.svd(directions, full_matrices=False)
         # directions that depend on each other span less: the rest of the basis is arbitrary and must not count
         counts = size > size.max() * torch.finfo(wide).eps * max(directions.shape)
@@ -254,6 +256,10 @@ def _mismatch(name: str, value: Tensor, part: Tensor, axes: Sequence[str]) -> st
         missing = [a for a in axes if a not in named]
         advice = f"Missing axis: {', '.join(missing)}. Use At({missing[0]}=...) to address a part." if missing else ""
     else:
-        given = " ".join(f"{a}={n}" for a, n in zip(axes, value.shape)) if value.ndim == part.ndim else str(tuple(value.shape))
+        given = (
+            " ".join(f"{a}={n}" for a, n in zip(axes, value.shape))
+            if value.ndim == part.ndim
+            else str(tuple(value.shape))
+        )
         advice = "Sizes must be equal or 1; a number and a vector along the last axis also fit."
     return f'edit at "{name}" has {given}; the site carries {carried}.\n    {advice}'

@@ -1,7 +1,8 @@
 """The same tape over any `nn.Module`, through forward hooks that live for one call.
 
 Sites are module boundaries: `{module}.in` and `{module}.out` (the first tensor a module receives and returns); axes are
-called `axis0 axis1 …` because nothing says what they mean. A module called again in the same pass adds `{module}.out#2`.
+called `axis0 axis1 …` because nothing says what they mean. A module called again in the same pass adds
+`{module}.out#2`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

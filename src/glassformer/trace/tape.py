@@ -3,7 +3,8 @@
     value = site(tape, "blocks.3.attn.query", value)      # in a forward pass; the identity unless a tape cares
     if wants(tape, "blocks.3.attn.pattern"): ...          # ask before building something expensive
 
-A tape serves one forward pass. Edits at a site run first, in the order given; what is read is what downstream code sees.
+A tape serves one forward pass. Edits at a site run first, in the order given; what is read is what downstream code
+sees.
 """
 
 import fnmatch
@@ -25,8 +26,8 @@ class Site:
 
     Args:
         name: Full name, `blocks.3.attn.query`.
-        axes: Axis names in order; empty when they are only known at run time (models we did not write) or the value is a
-            single number.
+        axes: Axis names in order; empty when they are only known at run time (models we did not write) or the value is
+            a single number.
         sizes: Lengths of the axes that the config fixes (`head`, `d_head`, …).
         layer: Index of the block the site lies in; None outside the blocks.
         lazy: Computed only when asked for; asking may change the route, never the result.
@@ -72,7 +73,7 @@ class Read:
     """
 
     site: str
-    at: At = At()
+    at: At = field(default_factory=At)
     reduce: Callable[[Tensor], Tensor] | None = None
 
     def keep(self, value: Tensor, site: Site, grad: bool) -> Tensor:

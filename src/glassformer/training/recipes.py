@@ -14,7 +14,11 @@ from glassformer.training.optim import OptimConfig
 def gpt_4l() -> TrainConfig:
     """A small Llama-like decoder on the Python standard library."""
     layer = block(
-        n_heads=8, n_kv_heads=2, positions=Rope(), norm=RmsNorm(), mlp=Mlp(688, activation="silu", gated=True, bias=False)
+        n_heads=8,
+        n_kv_heads=2,
+        positions=Rope(),
+        norm=RmsNorm(),
+        mlp=Mlp(688, activation="silu", gated=True, bias=False),
     )
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
@@ -35,7 +39,8 @@ def zh_en() -> TrainConfig:
 
 
 def attention_only(n_layers: int) -> TrainConfig:
-    """The models of "A Mathematical Framework for Transformer Circuits": no MLP, no biases, positions on q and k only.
+    """The models of "A Mathematical Framework for Transformer Circuits": no MLP, no biases in its matrices,
+    positions on q and k only.
 
     A quarter of each batch are random tokens repeated to the end: enough for induction heads to form within minutes.
     """

@@ -109,8 +109,9 @@ def _language(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str
     if config.data is text_config:
         figures["samples_that_parse"] = sum(map(_parses, samples)) / len(samples)
         notes.append(
-            f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) that "
-            "ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something must be left"
+            f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
+            "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
+            "must be left"
         )
     return figures, notes, samples[:2], text.describe()
 
@@ -163,10 +164,9 @@ def _translation(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[
         f"{NGRAM}-gram_loss": float(torch.cat([ngram.loss(ids) for ids in english]).mean()),
     }
     notes = [
-        f"exact_match: share of {len(pairs):,} sentences held out of training whose greedy translation is the reference, "
-        "token by token",
+        f"exact_match: share of {len(pairs):,} sentences held out of training whose greedy translation is the "
+        "reference, token by token",
         f"losses in nats per English token; bigram and {NGRAM}-gram see no Chinese and were fitted on 20,000 training "
         "sentences",
     ]
     return figures, notes, examples[:12], data.describe()
-

@@ -57,8 +57,9 @@ class Card:
         fence = "````"
         parts = [
             f"# {self.name}\n\n{self.about}",
-            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n- training: {self.steps:,} steps, {self.tokens:,} "
-            f"target tokens, {minutes:.0f} minutes on {self.threads} CPU thread(s) of a shared machine\n"
+            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n- training: {self.steps:,} steps, "
+            f"{self.tokens:,} target tokens, {minutes:.0f} minutes on {self.threads} CPU "
+            "thread(s) of a shared machine\n"
             f"- weights: {self.dtype} safetensors; licence {self.licence}\n"
             f"- versions: {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),

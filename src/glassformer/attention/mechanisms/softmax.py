@@ -84,7 +84,8 @@ class SoftmaxMixer(Mixer):
     def begin(self, batch: int, like: Tensor) -> KeyValue:
         dims = self.dims
         return KeyValue(
-            like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_head), like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_value)
+            like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_head),
+            like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_value),
         )
 
     @property
