@@ -143,8 +143,8 @@ class AttentionLayer(nn.Module):
         at = self.at
         if isinstance(state, CrossState) and state.key is not None:
             x_q, _ = self.positions.inputs(x, x, context)
-            q, k, v = self.projection.queries(x_q), state.key, state.value
-            q, _ = self.positions.rotate(q, None, context)
+            q, _ = self.positions.rotate(self.projection.queries(x_q), None, context)
+            k, v = state.key, state.value
         else:
             x_v = x if source is None else source
             x_q, x_k = self.positions.inputs(x, x_v, context)
@@ -155,6 +155,7 @@ class AttentionLayer(nn.Module):
         if isinstance(state, CrossState):
             # as they were before any edit: the next step visits the same keys again, and would edit them twice
             state = CrossState(k, v)
+        assert k is not None and v is not None, "keys and values are set together"
         q = site(tape, at.query, q)
         k, v = site(tape, at.key, k), site(tape, at.value, v)
         if isinstance(state, CrossState):

@@ -88,5 +88,6 @@ def differential(layer: int) -> dict[str, Any]:
 
 def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tuple[BlockConfig, ...]:
     """Return lightning blocks with softmax in every `period`-th layer (MiniMax-01 uses 8)."""
-    lightning = block(Lightning(), n_heads=n_heads, **(kwargs | {"merge": lightning_merge()}))
+    gated: dict[str, Any] = kwargs | {"merge": lightning_merge()}
+    lightning = block(Lightning(), n_heads=n_heads, **gated)
     return every(period, block(Softmax(), n_heads=n_heads, **kwargs), lightning, n_layers)

@@ -7,6 +7,9 @@ Parts are addressed by axis name. An integer drops its axis, a slice or list kee
 a grid. Values are never changed in place.
 """
 
+# torch's stubs leave much of its API untyped
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

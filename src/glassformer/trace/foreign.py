@@ -5,7 +5,10 @@ called `axis0 axis1 …` because nothing says what they mean. A module called ag
 `{module}.out#2`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+# torch's stubs leave much of its API untyped
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +39,7 @@ class Foreign:
 
 
 @contextmanager
-def _hooked(module: nn.Module, tape: Tape) -> Iterator[None]:
+def _hooked(module: nn.Module, tape: Tape) -> Generator[None]:
     handles = []
     for path, part in module.named_modules():
         before, after = (f"{path}.{end}" if path else end for end in ("in", "out"))

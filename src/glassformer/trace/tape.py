@@ -7,6 +7,9 @@ A tape serves one forward pass. Edits at a site run first, in the order given; w
 sees.
 """
 
+# torch's stubs leave much of its API untyped
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +128,8 @@ class Tape:
                 request.at.check(self.table[name])
                 self.reads[name] = request
         for change in edit.items() if isinstance(edit, Mapping) else edit:
-            change = change if isinstance(change, Edit) else Apply(*change)
+            if not isinstance(change, Edit):
+                change = Apply(str(change[0]), change[1])
             for name in self.table.match(change.site):
                 change.check(self.table[name])
                 self.edits[name] = (*self.edits.get(name, ()), change)

@@ -1,6 +1,7 @@
 """The recipes of the shipped models: `glassformer train NAME` redoes them."""
 
 from collections.abc import Callable
+from typing import Any
 
 from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.data import MixtureConfig, Repeat, TextConfig, ZhEnConfig
@@ -28,7 +29,7 @@ def gpt_4l() -> TrainConfig:
 
 def zh_en() -> TrainConfig:
     """An encoder-decoder in the original post-norm wiring, from Chinese to English."""
-    kind = dict(n_heads=4, mlp=Mlp(512, activation="relu"), bias=True, wiring="post", dropout=0.05)
+    kind: dict[str, Any] = dict(n_heads=4, mlp=Mlp(512, activation="relu"), bias=True, wiring="post", dropout=0.05)
     encoder, decoder = repeat(block(**kind), 2), repeat(block(cross=True, **kind), 2)
     model = EncoderDecoderConfig(zh_en_tokenizer().vocab_size, 128, encoder, decoder, max_len=64)
     optim = OptimConfig(lr=2.5e-3, warmup=500, weight_decay=0.0, floor=0.01)

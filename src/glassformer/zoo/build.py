@@ -17,7 +17,7 @@ from glassformer.analysis.heldout import bits_per_byte, document_losses
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
 from glassformer.analysis.measures import ROLES
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
-from glassformer.models.generate import Sampling, generate
+from glassformer.models import Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.zoo.card import Card, write_card
 

@@ -77,7 +77,8 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dz: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dz, dlast = gradients
         q, k, v, decay, memory = ctx.saved_tensors
         c = _Powers(decay, q.shape[-2])
         before, _ = _memories((c.to_end * k).mT @ v, c.chunk, memory)

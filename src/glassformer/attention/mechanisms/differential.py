@@ -11,6 +11,7 @@ Source: Ye et al. 2024, "Differential Transformer", section 2.1.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -58,7 +59,7 @@ class DifferentialState(NamedTuple):
 
 
 class DifferentialMixer(Mixer):
-    SITES: ClassVar[dict[str, str]] = {"patterns": "batch stream head query key", "lambda": ""}
+    SITES: ClassVar[Mapping[str, str]] = {"patterns": "batch stream head query key", "lambda": ""}
     LAZY = ("patterns",)
 
     config: Differential
