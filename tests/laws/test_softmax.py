@@ -36,11 +36,6 @@ def bidirectional(x: Tensor) -> Context:
     return make_context(x.shape[0], x.shape[1], x.device, is_causal=False)
 
 
-def normalised(scores: Tensor) -> Tensor:
-    """The mechanism's normaliser, with nothing masked and no tape."""
-    return masked_softmax(scores, bidirectional(scores.new_zeros(1, scores.shape[-1])), "scores", None)
-
-
 @given(seeds, st.booleans())
 def test_it_is_the_librarys_scaled_dot_product_attention(seed: int, is_causal: bool) -> None:
     x, attention = stream(2, 6, seed), layer()
@@ -76,7 +71,7 @@ def test_permuting_keys_and_values_together_changes_nothing() -> None:
 
 def test_the_jacobian_of_a_row_is_diag_minus_outer() -> None:
     scores = torch.randn(5, dtype=torch.float64)
-    jacobian = torch.autograd.functional.jacobian(normalised, scores)
+    jacobian = torch.autograd.functional.jacobian(masked_softmax, scores)
     pattern = scores.softmax(0)
     close(jacobian, pattern.diag() - torch.outer(pattern, pattern))
 
@@ -167,13 +162,13 @@ def test_partial_softmax_results_merge_in_any_order(seed: int, cuts: set[int], r
     parts = []
     for start, stop in pairwise(edges):
         scores = q @ k[start:stop].T
-        parts.append((scores.logsumexp(-1), normalised(scores) @ v[start:stop]))
+        parts.append((scores.logsumexp(-1), masked_softmax(scores) @ v[start:stop]))
     random.shuffle(parts)  # type: ignore[attr-defined]
     total, mixed = parts[0]
     for other, more in parts[1:]:
         mixed = mixed - torch.sigmoid(other - total)[:, None] * (mixed - more)
         total = total - F.logsigmoid(total - other)
-    close(mixed, normalised(q @ k.T) @ v)
+    close(mixed, masked_softmax(q @ k.T) @ v)
 
 
 # state --------------------------------------------------------------------------------------------------------------

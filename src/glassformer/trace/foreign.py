@@ -39,7 +39,7 @@ class Foreign:
 
 
 @contextmanager
-def _hooked(module: nn.Module, tape: Tape) -> Generator[None]:
+def _hooked(module: nn.Module, tape: Tape) -> Generator[None, None, None]:
     handles = []
     for path, part in module.named_modules():
         before, after = (f"{path}.{end}" if path else end for end in ("in", "out"))
