@@ -15,7 +15,7 @@ def generate(
     /,
     model: str = "gpt-4l",
     max_new_tokens: int = 128,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -34,7 +34,7 @@ def generate(
         text: What to continue or to translate; - reads standard input.
         model: A shipped model or a folder.
         max_new_tokens: Stop after this many tokens, or at the model's end token.
-        temperature: Divides the logits; 0 takes the likeliest token each time.
+        temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.
         top_k: Keep the k likeliest tokens.
         top_p: Keep the smallest set of tokens with this much probability.
         min_p: Drop tokens less likely than this share of the likeliest.
@@ -44,11 +44,13 @@ def generate(
     """
     from glassformer.models import Decoder, Sampling, beam_search, stream
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     if max_new_tokens < 1:
         raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
     given = text_of(text)
     loaded = model_of(model)
+    if temperature is None:
+        temperature = 1.0 if isinstance(loaded, Decoder) else 0.0
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     prompt, source = _prompt(loaded, given)
     end = loaded.tokenizer.eos
     options: dict[str, Any] = {
