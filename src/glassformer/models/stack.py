@@ -58,13 +58,7 @@ class Stack(nn.Module):
         # a module list asked for its i-th member takes longer than a norm of a short text
         blocks = list(self.blocks)
         for i in range(start, stop):
-<<<<<<< HEAD
-            x, new = self.blocks[i](x, context, source=source, state=None if state is None else state[i], tape=tape)
-=======
-            x, new = blocks[i](
-                x, context, source=source, state=None if state is None else state[i], tape=tape
-            )
->>>>>>> bench
+            x, new = blocks[i](x, context, source=source, state=None if state is None else state[i], tape=tape)
             states.append(new)
         if stop == len(self.blocks):
             x = self.final(x, tape)
