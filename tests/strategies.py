@@ -185,14 +185,14 @@ def causal_context(x: Tensor, **kwargs: Any) -> Context:
     return make_context(x.shape[0], x.shape[1], x.device, is_causal=True, **kwargs)
 
 
-_GPT2 = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
+_GPT2: dict[str, Any] = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
 _LLAMA: dict[str, Any] = {
     "n_kv_heads": 2,
     "positions": Rope(),
     "norm": RmsNorm(),
     "mlp": Mlp(20, "silu", gated=True, bias=False),
 }
-_DEEP = {"vocab_size": 11, "d_model": 16, "max_len": 24}
+_DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
 
 
 def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
