@@ -224,9 +224,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
     "lightning_hybrid": _decoder(
-        block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"merge": lightning_merge()})), block(n_heads=4, **_LLAMA)
+        block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)
     ),
-    "differential": _decoder(*[block(n_heads=2, **(_LLAMA | differential(i) | {"n_kv_heads": 1})) for i in range(2)]),
+    "differential": _decoder(
+        *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
+    ),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
     "translator_linear": _translator("pre", Linear(), positions=Learned()),
