@@ -1,6 +1,6 @@
 """The models that are timed: ours, bare copies that share their matrices, and the same shape in `transformers`."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,8 @@ def transformers_twin(model: Decoder, attention: str | None = None) -> Any:
     """Return `transformers`' GPT-2 with the weights of our model of that shape; its default attention unless named."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = model.config
-    layers, heads = len(config.layers), model.stack.blocks[0].part("attn").dims.n_heads
+    config, first = model.config, cast(Any, model.stack.blocks[0])
+    layers, heads = len(config.layers), first.part("attn").dims.n_heads
     settings: dict[str, Any] = {"attn_implementation": attention, "bos_token_id": 0, "eos_token_id": 0}
     settings |= {"vocab_size": config.vocab_size, "n_positions": config.max_len, "n_embd": config.d_model}
     kind = GPT2Config(n_layer=layers, n_head=heads, **settings)
@@ -64,7 +64,7 @@ class BareDecoder(nn.Module):
 
     def __init__(self, model: Decoder, attend: Attend = "fused") -> None:
         super().__init__()
-        self.embed, self.unembed = model.embed.matrix, model.unembed.weight
+        self.embed, self.unembed = model.embed.weight, model.unembed.weight
         self.positions = None if model.embed.positions is None else model.embed.positions.weight
         self.blocks = nn.ModuleList(BareBlock(part, model.config.max_len, attend) for part in model.stack.blocks)
         self.norm = BareNorm(model.stack.final)

@@ -185,14 +185,14 @@ def causal_context(x: Tensor, **kwargs: Any) -> Context:
     return make_context(x.shape[0], x.shape[1], x.device, is_causal=True, **kwargs)
 
 
-_GPT2 = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
+_GPT2: dict[str, Any] = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
 _LLAMA: dict[str, Any] = {
     "n_kv_heads": 2,
     "positions": Rope(),
     "norm": RmsNorm(),
     "mlp": Mlp(20, "silu", gated=True, bias=False),
 }
-_DEEP = {"vocab_size": 11, "d_model": 16, "max_len": 24}
+_DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
 
 
 def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
@@ -224,9 +224,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
     "lightning_hybrid": _decoder(
-        block(Lightning(chunk=4), n_heads=4, **(_LLAMA | {"merge": lightning_merge()})), block(n_heads=4, **_LLAMA)
+        block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)
     ),
-    "differential": _decoder(*[block(n_heads=2, **(_LLAMA | differential(i) | {"n_kv_heads": 1})) for i in range(2)]),
+    "differential": _decoder(
+        *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
+    ),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
     "translator_linear": _translator("pre", Linear(), positions=Learned()),

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", sorted(MixerConfig.registry))
 def test_a_model_comes_back_as_it_was_saved(kind, tmp_path):
     mixer = MixerConfig.registry[kind]()
+    assert isinstance(mixer, MixerConfig)
     model = TINY.replace(layers=repeat(block(mixer, n_heads=2), 1)).build(seed=3).eval()
     model.tokenizer = bytes_tokenizer()
     loaded = checkpoints.load(checkpoints.save(model, tmp_path))
@@ -87,7 +89,7 @@ def test_a_tied_matrix_is_stored_once(tmp_path):
         sizes.append(sum(stop - start for start, stop in (header[name]["data_offsets"] for name in names[-1])))
     assert len(names[1]) - len(names[0]) == 1
     assert sizes[1] - sizes[0] == TINY.vocab_size * TINY.d_model * 4
-    loaded = checkpoints.load(tmp_path / "True")
+    loaded: Any = checkpoints.load(tmp_path / "True")
     assert loaded.unembed.weight is loaded.embed.weight
     assert sizes[0] == sum(p.numel() for p in loaded.parameters()) * 4
 

@@ -11,6 +11,7 @@ import pytest
 
 from glassformer import __version__
 from glassformer.cli import VERBS, main
+from glassformer.models import DecoderConfig
 from glassformer.training import train
 from tiny_runs import recipe
 
@@ -106,6 +107,7 @@ def test_show_prints_the_recipe_with_changes_and_writes_nothing(capsys):
     changes = ["--steps", "7", "--seed", "3", "--set", "optim.lr=0.5", "model.layers.1.dropout=0.25"]
     assert main(["train", "recipe.json", "--show", *changes]) == 0
     shown = type(recipe()).from_json(capsys.readouterr().out)
+    assert isinstance(shown.model, DecoderConfig)
     assert (shown.steps, shown.seed, shown.optim.lr, shown.model.layers[1].dropout) == (7, 3, 0.5, 0.25)
     assert sorted(Path().rglob("*")) == before
 

@@ -170,8 +170,8 @@ def test_mixing_costs_what_torch_counts_at_once_and_step_by_step(mixer: MixerCon
 
 
 def test_an_encoder_decoder_costs_what_torch_counts() -> None:
-    layers = [repeat(block(n_heads=2, cross=cross, mlp=Mlp(), wiring="post"), 2) for cross in (False, True)]
-    config = EncoderDecoderConfig(30, 8, *layers)
+    encoder, decoder = (repeat(block(n_heads=2, cross=cross, mlp=Mlp(), wiring="post"), 2) for cross in (False, True))
+    config = EncoderDecoderConfig(30, 8, encoder, decoder)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         config.build()(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 5, dtype=torch.int64))
     assert counter.get_total_flops() == sum(count_flops(config, 5, source_length=9).values())
@@ -235,8 +235,8 @@ def test_a_real_state_has_the_bytes_of_the_closed_form(layer, dtype: torch.dtype
 
 @torch.no_grad()
 def test_the_state_of_an_encoder_decoder_has_the_bytes_of_the_closed_form() -> None:
-    layers = [repeat(block(n_heads=2, cross=cross, mlp=Mlp()), 2) for cross in (False, True)]
-    config = EncoderDecoderConfig(30, 8, *layers)
+    encoder, decoder = (repeat(block(n_heads=2, cross=cross, mlp=Mlp()), 2) for cross in (False, True))
+    config = EncoderDecoderConfig(30, 8, encoder, decoder)
     model = config.build()
     state = model.begin(torch.zeros(1, 9, dtype=torch.int64))
     assert bytes_of(tuple(state)) == state_bytes(config, 0, source_length=9)

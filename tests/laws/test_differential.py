@@ -1,6 +1,7 @@
 """Identities of differential attention."""
 
 import math
+from typing import Any
 
 import torch
 from hypothesis import given
@@ -14,8 +15,8 @@ from glassformer.models.schedules import differential
 from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
-def layer(n_heads: int = 4, n_kv_heads: int | None = None, merge: Merge = Merge(), **kwargs: object) -> Layer:  # noqa: B008
-    config = Attention(n_heads, n_kv_heads, d_head=4, mixer=Differential(0.3), merge=merge, **kwargs)  # type: ignore
+def layer(n_heads: int = 4, n_kv_heads: int | None = None, merge: Merge = Merge(), **kwargs: Any) -> Layer:  # noqa: B008
+    config = Attention(n_heads, n_kv_heads, d_head=4, mixer=Differential(0.3), merge=merge, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 16, 0, "").double().eval()))
 
 
@@ -110,7 +111,7 @@ def test_lambda_starts_at_the_papers_schedule() -> None:
 
 def test_the_schedule_builds_layers_with_their_depths_lambda() -> None:
     layers = tuple(block(n_heads=2, **differential(i)) for i in range(3))
-    model = DecoderConfig(7, 8, layers).build().double()
+    model: Any = DecoderConfig(7, 8, layers).build().double()
     for i, part in enumerate(model.stack.blocks):
         attention = part.part("attn")
         assert attention.config.mixer.lambda_init == lambda_init_at(i)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -37,16 +38,16 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8]]
 SOURCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
 
-def decoder(**kwargs: object):
+def decoder(**kwargs: Any):
     positions = kwargs.pop("stream_positions", None)
-    layer = block(n_heads=4, mlp=Mlp(24), **kwargs)  # type: ignore[arg-type]
-    return DecoderConfig(VOCAB, WIDTH, repeat(layer, 2), max_len=64, positions=positions)  # type: ignore[arg-type]
+    layer = block(n_heads=4, mlp=Mlp(24), **kwargs)
+    return DecoderConfig(VOCAB, WIDTH, repeat(layer, 2), max_len=64, positions=positions)
 
 
 def encoder_decoder(wiring: str):
-    kwargs = {"n_heads": 4, "mlp": Mlp(24, activation="relu"), "wiring": wiring}
+    kwargs: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(24, activation="relu"), "wiring": wiring}
     final = NoNorm() if wiring == "post" else RmsNorm()
-    encoder, decoder = block(**kwargs), block(cross=True, **kwargs)  # type: ignore[arg-type]
+    encoder, decoder = block(**kwargs), block(cross=True, **kwargs)
     return EncoderDecoderConfig(VOCAB, WIDTH, repeat(encoder, 2), repeat(decoder, 2), max_len=64, final_norm=final)
 
 
@@ -81,7 +82,7 @@ def built(config, seed: int = 0):
     return model
 
 
-def sources(config, rows: slice = slice(None)) -> dict[str, object]:
+def sources(config, rows: slice = slice(None)) -> dict[str, Any]:
     return {"source": SOURCES[rows]} if isinstance(config, EncoderDecoderConfig) else {}
 
 
@@ -249,7 +250,7 @@ def test_the_first_step_of_generate_is_the_one_that_sampling_steps_shows() -> No
         ("repetition_penalty", 0.0),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(field: str, value: float) -> None:
+def test_settings_that_mean_nothing_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         Sampling(**{field: value})
 

@@ -87,6 +87,7 @@ def test_training_never_sees_a_held_out_sentence():
     assert seen["train"].isdisjoint(seen["heldout"])
     for step in range(5):
         batch = DATA.batch(step)
+        assert batch.lengths is not None
         rows = zip(batch.targets.tolist(), batch.lengths.tolist())
         assert seen["heldout"].isdisjoint(DATA.tokenizer.decode(ids[: n - 1]).rstrip(".?") for ids, n in rows)
 
@@ -121,6 +122,7 @@ def test_articles_agree_with_the_next_word_and_numerals_with_plurals():
 
 def test_batches_end_in_eos_and_count_exactly_the_real_positions():
     batch, tokenizer = DATA.batch(0), DATA.tokenizer
+    assert batch.lengths is not None and batch.source is not None and batch.source_lengths is not None
     for tokens, targets, weight, n in zip(batch.tokens, batch.targets, batch.weight, batch.lengths.tolist()):
         assert tokens[0] == tokenizer.bos and targets[n - 1] == tokenizer.eos
         assert tokens[1:n].tolist() == targets[: n - 1].tolist()
@@ -132,6 +134,7 @@ def test_batches_end_in_eos_and_count_exactly_the_real_positions():
 def test_sources_are_measured_by_length_although_padding_is_a_token():
     # the shorter sentence ends in padding; only its length says where
     batch = DATA.batch(1)
+    assert batch.source is not None and batch.source_lengths is not None
     for ids, n in zip(batch.source.tolist(), batch.source_lengths.tolist()):
         assert DATA.tokenizer.pad not in ids[:n]
         assert set(ids[n:]) <= {DATA.tokenizer.pad}

@@ -1,5 +1,8 @@
 """Identities of linear attention, of attention with decay, and of the chunked kernel with its own backward."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +15,8 @@ from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_pr
 from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
-def layer(mixer: Linear | Lightning, **kwargs: object) -> Layer:
-    config = Attention(2, d_head=4, mixer=mixer, **kwargs)  # type: ignore[arg-type]
+def layer(mixer: Linear | Lightning, **kwargs: Any) -> Layer:
+    config = Attention(2, d_head=4, mixer=mixer, **kwargs)
     return Layer(randomise(config.build(D_MODEL, 64, 0, "").double().eval()))
 
 
@@ -49,7 +52,7 @@ def test_chunks_of_any_size_equal_the_recurrence(seed: int, decay: Tensor, n: in
 def test_the_written_backward_equals_autograd_of_the_recurrence(seed: int, decay: Tensor, n: int, size: int) -> None:
     inputs = tensors(seed, n)
     gradients = []
-    for function in (lambda *u: chunked(*u, size), naive):
+    for function in (partial(chunked, size=size), naive):
         z, last = function(*inputs[:3], decay, inputs[3])
         # both outputs count: a state that goes on into a next segment sends a gradient back
         weighted = (z * torch.sin(torch.arange(z.numel())).view_as(z)).sum() + (last * last.detach().cos()).sum()
@@ -102,7 +105,7 @@ def test_a_column_of_ones_gives_the_denominator(seed: int) -> None:
 
 def test_the_written_backward_passes_finite_differences() -> None:
     q, k, v, memory = tensors(0, 5)
-    assert torch.autograd.gradcheck(lambda *u: chunked(*u[:3], DECAYS[1], u[3], 2), (q, k, v, memory))
+    assert torch.autograd.gradcheck(lambda q, k, v, memory: chunked(q, k, v, DECAYS[1], memory, 2), (q, k, v, memory))
 
 
 def test_a_long_decay_does_not_overflow() -> None:

@@ -104,7 +104,8 @@ def mangled(draw: st.DrawFn, name: str) -> Any:
     """Draw a config with one to three values replaced, removed, renamed, added or repeated."""
     data = copy.deepcopy(CONFIGS[name][1])
     for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from([p for p in places(data) if p] or [()]))
+        choices: list[tuple[Any, ...]] = [p for p in places(data) if p] or [()]
+        path = draw(st.sampled_from(choices))
         if not path:
             return draw(VALUES)
         holder = data

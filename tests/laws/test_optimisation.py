@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeness import close
-from glassformer.attention import Separate
+from glassformer.attention import Attention, Separate
 from glassformer.data import Batch, Copy
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
 from glassformer.training import OptimConfig, read_metrics, train
@@ -127,7 +127,8 @@ def test_matrices_are_decayed_and_embeddings_norms_and_biases_are_not():
         "attn.projection.qkv.weight", "attn.merge.output.weight", "mlp.input.weight", "mlp.output.weight"
     }  # fmt: skip
     assert {"matrix", "positions.weight", "attn_norm.weight", "mlp_norm.bias", "mlp.input.bias"} <= names[0.0]
-    assert isinstance(config.layers[0].parts[0].projection, Separate)
+    first = config.layers[0].parts[0]
+    assert isinstance(first, Attention) and isinstance(first.projection, Separate)
 
 
 def test_decay_is_decoupled_from_the_gradient():

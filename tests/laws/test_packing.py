@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from glassformer.data import Document, MixtureConfig, Repeat, TextConfig, bytes_tokenizer
 from glassformer.data.sources import read_source
-from glassformer.data.text import Stream, _cut, pack, split_documents
+from glassformer.data.text import Stream, TextData, _cut, pack, split_documents
 
 BOS = 256
 DOCUMENTS = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=8)
@@ -89,6 +89,7 @@ def test_a_batch_depends_only_on_config_split_and_step(folder, crop, row_bos):
 
 def test_an_epoch_of_cuts_visits_every_cut_once(folder):
     data = TextConfig(sources=(str(folder),), batch_size=4, length=16, crop="cut").build(bytes_tokenizer())
+    assert isinstance(data, TextData)
     cuts = data.stream("train").cuts(16)
     rows = [row for step in range(data.epoch_steps()) for row in data.batch(step).targets.tolist()]
     expected = [data.stream("train").row(k * 16, 16).tokens[1:].tolist() for k in range(cuts)]
@@ -106,7 +107,9 @@ def test_streaming_gives_the_same_batch_in_any_order_of_asking(folder):
 
 def test_streaming_without_shuffling_reads_the_corpus_in_order(folder):
     config = TextConfig(sources=(str(folder),), batch_size=1, length=16, crop="cut")
-    stream = config.build(bytes_tokenizer()).stream("train")
+    whole = config.build(bytes_tokenizer())
+    assert isinstance(whole, TextData)
+    stream = whole.stream("train")
     data = config.replace(streaming=True, shuffle_buffer=1).build(bytes_tokenizer())
     for k in range(stream.cuts(16)):
         assert torch.equal(data.batch(k).tokens, pack([stream.row(k * 16, 16)]).tokens)
@@ -133,6 +136,7 @@ def test_adding_documents_moves_none_across_the_split():
 
 def test_bits_per_byte_can_be_computed(folder):
     data = TextConfig(sources=(str(folder),), heldout=0.3).build(bytes_tokenizer())
+    assert isinstance(data, TextData)
     for split in ("train", "heldout"):
         assert data.n_bytes[split] == data.n_tokens[split] == sum(map(len, data.documents(split)))
     assert data.describe()["bytes"] == sum(p.stat().st_size for p in folder.iterdir())

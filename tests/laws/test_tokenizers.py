@@ -45,7 +45,7 @@ def test_a_saved_tokenizer_encodes_alike_after_loading(tmp_path):
         assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
         for loaded in (Tokenizer.load(path), Tokenizer.load(path.parent)):
             assert loaded.encode(TEXTS[2]) == tokenizer.encode(TEXTS[2])
-            assert loaded.decode([*loaded.encode("x"), loaded.bos]) == "x"
+            assert loaded.bos is not None and loaded.decode([*loaded.encode("x"), loaded.bos]) == "x"
             assert (loaded.bos, loaded.vocab_size) == (tokenizer.bos, tokenizer.vocab_size)
 
 

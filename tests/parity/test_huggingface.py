@@ -15,6 +15,7 @@ from glassformer.trace import Tape
 from strategies import randomise
 
 TOKENS = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 
 
 # their norms, softmax and angles run in float32 whatever the model's precision
@@ -51,8 +52,8 @@ def compare(
 def test_gpt2_is_learned_positions_biases_tanh_gelu_and_norms_before() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=12, n_layer=2, n_head=3, attn_implementation="eager")
-    theirs = randomise(GPT2LMHeadModel(config).double().eval(), std=0.3)
+    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=12, n_layer=2, n_head=3, **EAGER)
+    theirs: Any = randomise(GPT2LMHeadModel(config).double().eval(), std=0.3)
     layers = (block(n_heads=3, bias=True, mlp=Mlp(activation="gelu_tanh")),) * 2
     ours: Any = DecoderConfig(11, 12, layers, max_len=8, positions=Learned()).build().double().eval()
 
@@ -101,9 +102,9 @@ def test_llama_is_rms_norm_rotary_positions_grouped_keys_and_swiglu(n_kv_heads: 
     config = LlamaConfig(
         vocab_size=11, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=n_kv_heads, max_position_embeddings=64, rms_norm_eps=1e-5, rope_parameters=rope,
-        attn_implementation="eager",
+        **EAGER,
     )  # fmt: skip
-    theirs = randomise(LlamaForCausalLM(config).double().eval(), std=0.3)
+    theirs: Any = randomise(LlamaForCausalLM(config).double().eval(), std=0.3)
     positions = Rope(100.0, scaling=Llama3Scaling(4.0, 1.0, 4.0, 16) if scaled else None)
     close(theirs.model.rotary_emb.inv_freq.double(), positions.frequencies(8), 1e-6)
     layers = (
@@ -146,10 +147,10 @@ def test_diffllama_is_differential_attention_with_other_head_numbers(n_kv_heads:
 
     config = DiffLlamaConfig(
         vocab_size=11, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=n_kv_heads, max_position_embeddings=64, rms_norm_eps=1e-5, attn_implementation="eager",
+        num_key_value_heads=n_kv_heads, max_position_embeddings=64, rms_norm_eps=1e-5, **EAGER,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0}, lambda_std_dev=0.3,
     )  # fmt: skip
-    theirs = randomise(DiffLlamaForCausalLM(config).double().eval(), std=0.3)
+    theirs: Any = randomise(DiffLlamaForCausalLM(config).double().eval(), std=0.3)
     shared: dict[str, Any] = {"n_heads": 2, "n_kv_heads": n_kv_heads // 2, "d_head": 8, "positions": Rope(100.0)}
     shared |= {"norm": RmsNorm(), "mlp": Mlp(20, "silu", gated=True, bias=False)}
     layers = []

@@ -42,7 +42,8 @@ def test_self_attention_equals_torchs(lengths: list[int] | None) -> None:
     out = ours(x, causal_context(x, lengths=real), tape=tape)
     close(out, expected)
     close(tape.values["pattern"], pattern)
-    close(*(torch.autograd.grad(u.square().sum(), x)[0] for u in (out, expected)))
+    found, reference = (torch.autograd.grad(u.square().sum(), x)[0] for u in (out, expected))
+    close(found, reference)
 
 
 def test_cross_attention_equals_torchs() -> None:
@@ -56,7 +57,8 @@ def test_cross_attention_equals_torchs() -> None:
     out = ours(x, cross_context(causal_context(x), 4, real), source=source, tape=tape)
     close(out, expected)
     close(tape.values["pattern"], pattern)
-    close(*(torch.autograd.grad(u.square().sum(), source)[0] for u in (out, expected)))
+    found, reference = (torch.autograd.grad(u.square().sum(), source)[0] for u in (out, expected))
+    close(found, reference)
 
 
 def transformer(norm_first: bool) -> tuple[nn.Transformer, Any]:
@@ -71,7 +73,8 @@ def transformer(norm_first: bool) -> tuple[nn.Transformer, Any]:
     )
     ours = randomise(config.build().double().eval(), std=0.3)
     end = "norm" if norm_first else "norm_after"
-    for stack, layers in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
+    pairs: list[tuple[Any, Any]] = [(ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)]
+    for stack, layers in pairs:
         stack.final.load_state_dict(layers.norm.state_dict())
         for mine, layer in zip(stack.blocks, layers.layers):
             parts = ["attn", "cross", "mlp"] if hasattr(layer, "multihead_attn") else ["attn", "mlp"]
