@@ -16,6 +16,9 @@ endif
 COMPILED := $(wildcard tests/*/test_compiled*.py)
 SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 
+# one process per core; who is done takes tests over from who is not
+WORKERS := --numprocesses auto --dist worksteal
+
 .PHONY: demo test test-all check docs tables pictures bench format
 .DEFAULT_GOAL := demo
 
@@ -24,11 +27,11 @@ demo: $(RUNTIME)
 	@echo "page: $(CURDIR)/explain.html"
 
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not full and not gpu and not network"
+	$(BIN)/python -m pytest $(WORKERS) -m "not full and not gpu and not network"
 
 test-all: $(DEV)
 	$(if $(COMPILED),$(BIN)/python -m pytest --jaxtyping-packages= $(SWEEP) $(COMPILED))
-	$(BIN)/python -m pytest $(SWEEP)
+	$(BIN)/python -m pytest $(WORKERS) $(SWEEP)
 
 check: $(DEV) docs
 	$(BIN)/ruff check
