@@ -1,5 +1,9 @@
 """The models that are timed: ours, bare copies that share their matrices, and the same shape in `transformers`."""
 
+import ast
+import copy
+import inspect
+import textwrap
 from typing import Any, Literal, cast
 
 import torch
@@ -53,6 +57,41 @@ def transformers_twin(model: Decoder, attention: str | None = None) -> Any:
     missing, unexpected = twin.load_state_dict(state, strict=False)
     assert not unexpected and all(name.endswith((".attn.bias", ".attn.masked_bias")) for name in missing)
     return twin
+
+
+def without_sites(model: Decoder) -> Decoder:
+    """Return the model with every call of `site` and `wants` taken out of its code; it shares the weights."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    bare = copy.deepcopy(model, shared)
+    for module in bare.modules():
+        methods = {
+            name: method
+            for kind in reversed(type(module).__mro__)
+            if kind.__module__.startswith("glassformer.")
+            for name, method in vars(kind).items()
+            if inspect.isfunction(method) and {"site", "wants"} & set(method.__code__.co_names)
+        }
+        if methods:
+            stripped = {name: _without_sites(method) for name, method in methods.items()}
+            module.__class__ = type(type(module).__name__, (type(module),), stripped)
+    return bare
+
+
+def _without_sites(method: Any) -> Any:
+    tree = _TakeSitesOut().visit(ast.parse(textwrap.dedent(inspect.getsource(method))))
+    names: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(tree), "<without sites>", "exec"), method.__globals__, names)
+    return names[method.__name__]
+
+
+class _TakeSitesOut(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "site":
+            return node.args[2]
+        if isinstance(node.func, ast.Name) and node.func.id == "wants":
+            return ast.Constant(False)
+        return node
 
 
 class BareDecoder(nn.Module):

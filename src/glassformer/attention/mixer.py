@@ -97,6 +97,7 @@ class Mixer(nn.Module, ABC):
         self.config, self.dims = config, dims
         self.traits = config.traits
         self.at = full_names(path, ("pattern", "scores", *self.SITES))
+        self.only_dense = (self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
@@ -114,9 +115,7 @@ class Mixer(nn.Module, ABC):
         return self.dense(q, k, v, x, context, tape)
 
     def wants_dense(self, tape: Tape | None) -> bool:
-        if tape is None:
-            return False
-        return wants(tape, self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
+        return wants(tape, *self.only_dense)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z by way of the pattern, which passes its site."""

@@ -107,12 +107,12 @@ def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str,
 
     d_head, window = _head(config)
     sizes = f"n={length:,}, d={config.d_model:,}, d_head={d_head}, r={window}, k=3"
-    table = Table("layer", "work", "multiply-adds", "sequential", "steps", "path", "layers", title=f"scaling: {sizes}")
+    table = Table("layer", "work (multiply-adds)", "sequential operations", "longest path", title=f"scaling: {sizes}")
     rows = complexity(length, config.d_model, d_head=d_head, window=window)
     for row in rows:
-        table.add_row(
-            row.name, row.work, f"{row.operations:,}", row.sequential, f"{row.steps:,}", row.path, f"{row.layers:,}"
-        )
+        cells = ((row.work, row.operations), (row.sequential, row.steps), (row.path, row.layers))
+        table.add_row(row.name, *(f"{formula} = {_brief(number)}" for formula, number in cells))
+    table.columns[0].no_wrap = True
     console.print(table)
     short = min(length, PATH_POSITIONS)
     measured = confirm(short, config.d_model, d_head=d_head, window=min(window, 5))
@@ -122,6 +122,7 @@ def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str,
         table.add_row(
             row.name, row.form, f"{row.counted:,}", f"{row.formula:,}", f"{row.per_work:.3g}", str(row.layers)
         )
+    table.columns[0].no_wrap = True
     console.print(table)
     return {"complexity": [asdict(row) for row in rows], "measured": [asdict(row) for row in measured]}
 

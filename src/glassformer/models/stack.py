@@ -127,7 +127,9 @@ def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str)
 
     Every tape asks for the table, so the model keeps it for as long as it consists of the same modules.
     """
-    modules = tuple(model.modules())
+    modules = [model]
+    for module in modules:
+        modules.extend(part for part in module._modules.values() if part is not None)
     kept = model.__dict__.get("_site_table")
     if kept is None or kept[0] != modules:
         kept = model.__dict__["_site_table"] = modules, SiteTable({found.name: found for found in sites()})
