@@ -92,7 +92,7 @@ def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
     return table
 
 
-def _brief(number: float) -> str:
+def _brief(number: int | float) -> str:
     """Return a large number with a metric prefix, four digits long."""
     for factor, prefix in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
         if number >= factor:
