@@ -131,3 +131,24 @@ def test_an_unknown_module_is_named() -> None:
     tape = Tape(model, "0.out")
     with pytest.raises(SiteNotRead):
         tape["0.out"]
+
+
+def test_a_glob_leaves_out_modules_that_do_not_run_but_a_name_must_be_reached() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    model, x = Foreign(Half()), torch.randn(2, 4)
+    tape = Tape(model, "*.out")
+    model(x, tape=tape)
+    tape.check_visited()
+    assert set(tape.values) == {"used.out"}
+    for read in ("idle.out", "idle.*"):
+        tape = Tape(model, read)
+        model(x, tape=tape)
+        with pytest.raises(SiteNotRead, match="idle"):
+            tape.check_visited()
