@@ -1,5 +1,6 @@
 """What every test runs under: fixed seeds, one thread, and fresh memory that is poison."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
@@ -7,6 +8,9 @@ from shutil import which
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# a job that a shell starts in the background ignores Ctrl-C, and so would the runs that tests interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # both profiles are derandomised: a failure on one machine is a failure on all of them
 _SLOW_EXAMPLES = [HealthCheck.too_slow, HealthCheck.data_too_large]
