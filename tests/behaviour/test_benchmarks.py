@@ -46,11 +46,20 @@ def test_an_inverse_swaps_the_ends_of_the_interval() -> None:
         (1.3, (0.99, 1.01), 1.2, "speeds", "yes"),
         (1.1, (0.99, 1.01), 1.2, "speeds", "no"),
         (1.1, (0.99, 1.01), None, "times", None),
+        (1.01, (0.8, 1.2), 1.02, "times", "unclear"),
+        (0.5, (0.8, 1.2), 1.02, "times", "yes"),
+        (1.5, (0.8, 1.2), 1.02, "times", "no"),
     ],
 )
 def test_an_aim_is_judged_by_the_ratio_and_by_what_the_method_can_see(
     ratio: float, same: tuple[float, float], aim: float | None, kind: str, expected: str | None
 ) -> None:
     same_ratio = {"low": same[0], "high": same[1]}
-    facts = {"notes": {}, "aim": aim, "cpu": {"median": ratio}, "cpu_same": same_ratio, "ratio_of": kind}
+    facts = {
+        "notes": {},
+        "aim": aim,
+        "cpu": {"median": ratio, "low": ratio - 0.1, "high": ratio + 0.1},
+        "cpu_same": same_ratio,
+        "ratio_of": kind,
+    }
     assert met(facts) == expected
