@@ -60,12 +60,9 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         require(not crossed, f"decoder: layer {crossed[:1]} has cross-attention, but there is no encoder.")
 
     def build(self, seed: int = 0) -> "Decoder":
-        generator_state = torch.random.get_rng_state()
-        torch.manual_seed(seed)
-        try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             return Decoder(self)
-        finally:
-            torch.random.set_rng_state(generator_state)
 
 
 class Decoder(nn.Module):

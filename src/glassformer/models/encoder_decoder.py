@@ -62,12 +62,9 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
     def build(self, seed: int = 0) -> "EncoderDecoder":
-        generator_state = torch.random.get_rng_state()
-        torch.manual_seed(seed)
-        try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             return EncoderDecoder(self)
-        finally:
-            torch.random.set_rng_state(generator_state)
 
 
 class EncoderDecoder(nn.Module):

@@ -159,8 +159,8 @@ class Tape:
     def check_visited(self) -> None:
         """Raise `SiteNotRead` if a site was asked for and the forward pass never came by.
 
-        A glob over a model we did not write may cover modules that this pass does not run; those are left out, as long as
-        it reached one.
+        A glob over a model we did not write may cover modules that this pass does not run; those are left out, as long
+        as it reached one.
         """
         reached = {request.site for name, request in self.reads.items() if name in self.values}
         excused = {n for n, r in self.reads.items() if r.site != n and r.site in reached and not self.table[n].axes}
