@@ -40,7 +40,7 @@ def test_compiled_equals_eager_without_a_tape(name: str) -> None:
     assert plain is not model.model
 
 
-@few
+@every
 def test_compiled_equals_eager_with_reads_and_edits(name: str) -> None:
     model = subject(name)
     sites = model.model.sites()
