@@ -1,7 +1,7 @@
 """Fill the generated tables of the README, its Chinese twin and the mechanisms page: `python docs/make_tables.py`.
 
-A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`, and
-mechanisms from the registry and the docstrings of their modules.
+A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`,
+speeds from `benchmarks/results`, and mechanisms from the registry and the docstrings of their modules.
 """
 
 import inspect
@@ -16,6 +16,7 @@ from glassformer.attention import MixerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
+RESULTS = ROOT / "benchmarks" / "results" / "x86_64-2-cores.json"
 
 # what a figure is called in each README; a figure without an entry goes by its name
 FIGURES = {
@@ -45,8 +46,8 @@ def tables() -> dict[Path, dict[str, str]]:
     """Return every generated table by file and marker."""
     cards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(ZOO.glob("*/card.json"))]
     return {
-        ROOT / "README.md": {"models": models(cards, chinese=False)},
-        ROOT / "README.zh.md": {"models": models(cards, chinese=True)},
+        ROOT / "README.md": {"models": models(cards, chinese=False), "speed": speed(chinese=False)},
+        ROOT / "README.zh.md": {"models": models(cards, chinese=True), "speed": speed(chinese=True)},
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
     }
 
@@ -67,6 +68,24 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
             trained = f"{card['tokens'] / 1e4:.0f} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
         separator = "；" if chinese else "; "
         rows.append((f"`{card['name']}`<br>{about}", f"{card['parameters']:,}", trained, separator.join(measured)))
+    return _table(rows)
+
+
+def speed(*, chinese: bool) -> str:
+    """Return one row per measured ratio: what against what, the ratio of CPU times, and the aim it met or missed."""
+    heads = (("compared", "case", "threads", "ratio", "aim", "met"), ("比较", "情形", "线程", "比值", "目标", "达到"))[
+        int(chinese)
+    ]
+    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
+        unit = (" (speed)", "（速度）")[int(chinese)] if row["ratio_of"] == "speeds" else ""
+        ratio = f"{row['cpu']['median']:.3f} ({row['cpu']['low']:.3f}-{row['cpu']['high']:.3f})"
+        sign = "≥" if row["ratio_of"] == "speeds" else "≤"
+        aim = "" if row["aim"] is None else f"{sign} {row['aim']}"
+        if "aim_extra_seconds" in row["notes"]:
+            ratio, aim = f"{row['notes']['extra_cpu_seconds']:+.2f} s", f"≤ +{row['notes']['aim_extra_seconds']:g} s"
+        compared = f"{row['subject']} / {row['baseline']}{unit}"
+        rows.append((compared, row["case"], str(row["threads"]), ratio, aim, row["met"] or ""))
     return _table(rows)
 
 
