@@ -10,10 +10,10 @@ from glassformer.analysis import Run, attribution, run, sources
 from glassformer.analysis.attribution import needs, source_needs
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
+from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
 from glassformer.trace import Add, At, Scale, Set
 from strategies import ARCHITECTURES, Subject, randomise, subject
-from truths import induction_model, repeated
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
