@@ -43,7 +43,8 @@ def bigram_model(
     sums = probabilities.double().sum(-1)
     require(
         bool((probabilities >= 0).all()) and bool((sums - 1).abs().max() < 1e-6),
-        f"bigram_model: rows must be probabilities, which sum to one; they sum to {sums.min():.6g} to {sums.max():.6g}.",
+        f"bigram_model: rows must be probabilities, not negative and of sum one; sums are "
+        f"{sums.min():.6g} to {sums.max():.6g}.",
     )
     logits = probabilities.double().log().clamp_min(floor)
     embed, unembed = torch.eye(vocab, dtype=torch.float64), logits.T
