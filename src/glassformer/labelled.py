@@ -8,6 +8,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from glassformer import files
+from glassformer import figures, files
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 
 Coordinate = str | int | float
@@ -87,7 +88,7 @@ class Labelled:
 
         labels = [self.labels(axis) for axis in self.axes]
         index = pd.MultiIndex.from_product(labels, names=self.axes) if self.axes else None
-        return pd.DataFrame({"value": self.values.detach().float().cpu().flatten().numpy()}, index=index).reset_index()
+        return pd.DataFrame({"value": _wide(self.values).flatten().numpy()}, index=index).reset_index()
 
     def to_xarray(self) -> Any:
         try:
@@ -95,16 +96,31 @@ class Labelled:
         except ImportError as error:
             raise MissingExtra("to_xarray needs xarray: pip install 'glassformer[xarray]'.") from error
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
-        return xarray.DataArray(self.values.detach().float().cpu().numpy(), coords=coords, dims=self.axes)
+        return xarray.DataArray(_wide(self.values).numpy(), coords=coords, dims=self.axes)
+
+    def plot(self, title: str = "") -> Any:
+        """Return a matplotlib figure: bars or a line for one axis, a map for two, several maps for more.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ShapeMismatch: There would be more maps than fit; `select` some.
+        """
+        return figures.draw([("", self)], title)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data: axes, coordinates and nested lists of values."""
+        """Return JSON data: axes, coordinates and nested lists of values.
+
+        What is not finite becomes null; complex values become pairs, and `complex` says so.
+        """
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
-        return {"axes": list(self.axes), "coords": coords, "values": self.values.detach().float().cpu().tolist()}
+        found = {"axes": list(self.axes), "coords": coords, "values": _numbers(self.values)}
+        return found | {"complex": True} if self.values.is_complex() else found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Labelled":
-        return cls(torch.tensor(data["values"]), tuple(data["axes"]), data["coords"])
+        values = torch.tensor(_with_nan(data["values"]))
+        values = torch.view_as_complex(values) if data.get("complex") else values
+        return cls(values, tuple(data["axes"]), data["coords"])
 
     def __repr__(self) -> str:
         sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape))
@@ -138,6 +154,21 @@ class Result:
                 return value.to_frame()
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
+    def plot(self, *fields: str) -> Any:
+        """Return a matplotlib figure of some labelled fields; of all, if none is named.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            ShapeMismatch: There is nothing to draw, or too much for one figure.
+        """
+        found = {f.name: getattr(self, f.name) for f in _fields(self) if isinstance(getattr(self, f.name), Labelled)}
+        for name in fields:
+            if name not in found:
+                raise UnknownAxis(
+                    f'plot: no labelled field "{name}".{nearest(name, found)} Fields: {", ".join(found)}.'
+                )
+        return figures.draw([(name, found[name]) for name in fields or found], type(self).__name__)
+
     def save(self, path: str | Path) -> Path:
         """Write the result as JSON, whole or not at all; raises `SaveError`."""
         return files.write(path, self.to_json(indent=1))
@@ -150,6 +181,31 @@ class Result:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def _wide(values: Tensor) -> Tensor:
+    """Return values as array libraries take them: no half precision."""
+    values = values.detach().cpu()
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _numbers(values: Tensor) -> Any:
+    values = _wide(values)
+    values = torch.view_as_real(values) if values.is_complex() else values
+    nested = values.tolist()
+    return nested if bool(values.isfinite().all()) else _without_nan(nested)
+
+
+def _without_nan(nested: Any) -> Any:
+    if isinstance(nested, list):
+        return [_without_nan(inner) for inner in nested]
+    return nested if math.isfinite(nested) else None
+
+
+def _with_nan(nested: Any) -> Any:
+    if isinstance(nested, list):
+        return [_with_nan(inner) for inner in nested]
+    return math.nan if nested is None else nested
+
+
 def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(result)
 
@@ -158,11 +214,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Labelled, Result)):
         return value.to_dict()
     if isinstance(value, Tensor):
-        return value.detach().cpu().tolist()
+        return _numbers(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return value

@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.inputs import token_id
-from glassformer.analysis.run import Run, head_label
+from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Block, Decoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding, Norm
+from glassformer.weights import head_label
 
 Kind = Literal[
     "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "unembed_bias"

@@ -24,11 +24,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis.run import Run, head_label, run
+from glassformer.analysis.run import Run, run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, EncoderDecoder
+from glassformer.weights import head_label
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]

@@ -22,6 +22,7 @@ from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
+from glassformer.weights import head_label
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
@@ -210,16 +211,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def head_label(stack: str, part: str, layer: int, head: int) -> str:
-    """Return how a head is called in results: `L3H5`, `L3X5` in cross-attention, `enc L3H5` in an encoder.
-
-    A block's second attention part of a kind (`attn_1`) appends `#2`.
-    """
-    kind, _, number = part.partition("_")
-    again = f"#{int(number) + 1}" if number else ""
-    return f"{'enc ' if stack == 'encoder' else ''}L{layer}{'X' if kind == 'cross' else 'H'}{head}{again}"
 
 
 def _logits(output: Any) -> Tensor | None:

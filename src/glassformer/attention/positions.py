@@ -39,6 +39,8 @@ class Positions(nn.Module):
     """The identity; kinds replace the methods they need."""
 
     has_bias = False
+    # whether a score depends on the distance through the product of query and key
+    rotates = False
 
     def __init__(self, config: PositionsConfig) -> None:
         super().__init__()
@@ -56,6 +58,10 @@ class Positions(nn.Module):
 
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         raise AssertionError("has_bias says whether this is defined")
+
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
+        """Return queries as they meet a key `offset` positions before them: turned by R(offset), the key left alone."""
+        return q
 
     def rows(self, width: int, like: Tensor, context: Context, keys: bool) -> tuple[Tensor, ...]:
         """Return the config's rows for the new positions, worked out once for all layers of a pass."""
@@ -159,22 +165,31 @@ class Rope(PositionsConfig, kind="rope"):
 
 
 class RopePositions(Positions):
+    rotates = True
+
     def __init__(self, config: Rope, d_head: int) -> None:
         super().__init__(config)
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
         self.d_head = d_head
-        self.turned = 2 * int(d_head * config.fraction / 2)
+        self.width = 2 * int(d_head * config.fraction / 2)
 
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
         return self._turn(q, context, keys=False), turned
+
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
+        cos, sin = self.config.rows(torch.tensor([[offset]], device=q.device), self.d_head, q.dtype)
+        return self._turn_by(q, cos[0, 0], sin[0, 0])
 
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
         cos, sin = self.rows(self.d_head, x, context, keys)
         # b pos turned -> b [stream] head pos turned
         for _ in range(x.ndim - 3):
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        part = x if self.turned == x.shape[-1] else x[..., : self.turned]
+        return self._turn_by(x, cos, sin)
+
+    def _turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        part = x if self.width == x.shape[-1] else x[..., : self.width]
         # (a, b) -> (a cos - b sin, b cos + a sin)
         if self.config.pairing == "half":
             first, second = part.chunk(2, -1)
@@ -182,7 +197,7 @@ class RopePositions(Positions):
         else:
             partner = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         part = torch.addcmul(part * cos, partner, sin)
-        return part if part.shape == x.shape else torch.cat((part, x[..., self.turned :]), -1)
+        return part if part.shape == x.shape else torch.cat((part, x[..., self.width :]), -1)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.errors import MissingExtra, RunFolderError, SaveError
-
-# Okabe-Ito: told apart by all kinds of colour vision
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+from glassformer.errors import RunFolderError, SaveError
+from glassformer.figures import COLOURS, new_figure
 
 
 def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
@@ -17,14 +15,10 @@ def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
         MissingExtra: matplotlib is not installed.
         RunFolderError: The metrics hold nothing that can be drawn.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("plots need matplotlib: pip install 'glassformer[plot]'.") from error
     panels = [p for p in (_losses, _context, _heads, _positions) if p(metrics, None)]
     if not panels:
         raise RunFolderError("these metrics hold nothing to draw yet; let the run go on for a few steps.")
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
+    figure = new_figure(4.6 * len(panels), 3.6)
     figure.suptitle(title)
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), i + 1)

@@ -1,0 +1,51 @@
+"""Per-head linear algebra on a model's weights; no forward passes through the model.
+
+w = weights.of(model)
+w["L1H6"].ov().eigenvalues()
+"""
+
+from typing import Any
+
+from glassformer.weights.factored import Entries, Factored, Svd
+from glassformer.weights.fold import augment as _augment
+from glassformer.weights.fold import fold as _fold
+from glassformer.weights.forward import logits
+from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views, head_label
+from glassformer.weights.stream import HeadWeights, views
+
+__all__ = [
+    "AttentionWeights",
+    "Entries",
+    "Factored",
+    "HeadWeights",
+    "MlpWeights",
+    "Svd",
+    "attention_views",
+    "head_label",
+    "logits",
+    "of",
+]
+
+
+def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
+    """Return a model's matrices, head by head.
+
+    Args:
+        model: A `Decoder` or an `EncoderDecoder`.
+        fold: Absorb norms' gains and biases into what reads through them, take means out of what is written and out of
+            the unembedding, and move value biases into the output's, all in a copy; see `weights.fold` for what stays.
+            Without it everything is a view on the live parameters.
+        augment: Append a coordinate of the stream that is always one and carries the biases, so that QK and OV are pure
+            products.
+
+    Raises:
+        AnalysisUnavailable: The model is neither.
+
+    Example:
+        >>> w = weights.of(model)
+        >>> w.Q[0].data_ptr() == model.stack.blocks[0].attn.projection.qkv.weight.data_ptr()
+        True
+    """
+    w = views(model)
+    w = _fold(w) if fold else w
+    return _augment(w) if augment else w

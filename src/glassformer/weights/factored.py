@@ -1,0 +1,261 @@
+"""Matrices that are products of two thin ones, and stay so.
+
+    M = left @ right        left: *batch rows rank        right: *batch rank columns
+
+QK and OV of a head are d_model x d_model but of rank d_head; through the vocabulary they are vocab x vocab. Everything
+one asks of them (norm, spectrum, trace, entries, largest entries) comes from the two factors, for any number of heads
+at once. Only `dense` builds the matrix.
+"""
+# torch does not type its linear algebra
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from glassformer.errors import ShapeMismatch
+
+BLOCK = 1 << 22  # entries of the product that `top` holds at a time
+
+
+class Svd(NamedTuple):
+    """M = u @ diag(s) @ v.mT with orthonormal columns; singular values in falling order."""
+
+    u: Float[Tensor, "*batch rows rank"]
+    s: Float[Tensor, "*batch rank"]
+    v: Float[Tensor, "*batch columns rank"]
+
+
+class Entries(NamedTuple):
+    """Some entries of a matrix, best first."""
+
+    values: Float[Tensor, "*batch k"]
+    rows: Int[Tensor, "*batch k"]
+    columns: Int[Tensor, "*batch k"]
+
+
+class Factored:
+    """A batch of low-rank matrices, `left @ right`; batch axes broadcast.
+
+    Args:
+        left: `*batch rows rank`.
+        right: `*batch rank columns`.
+
+    Raises:
+        ShapeMismatch: The ranks differ, or the batch axes do not broadcast.
+
+    Example:
+        >>> ov = Factored(w.V[0], w.O[0])
+        >>> ov.shape, ov.norm().shape
+        (torch.Size([8, 256, 256]), torch.Size([8]))
+    """
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        if left.ndim < 2 or right.ndim < 2 or left.shape[-1] != right.shape[-2]:
+            raise ShapeMismatch(
+                f"Factored needs left `rows rank` and right `rank columns` of one rank; found {_size(left)} and "
+                f"{_size(right)}."
+            )
+        try:
+            self.batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        except RuntimeError as error:
+            raise ShapeMismatch(
+                f"Factored: batch axes {tuple(left.shape[:-2])} of left and {tuple(right.shape[:-2])} of right do not "
+                "broadcast."
+            ) from error
+        self.left, self.right = left, right
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.batch, self.left.shape[-2], self.right.shape[-1]))
+
+    @property
+    def rank(self) -> int:
+        """The width of the factors, an upper bound on the rank."""
+        return self.left.shape[-1]
+
+    def dense(self) -> Float[Tensor, "*batch rows columns"]:
+        """Build the matrix."""
+        return self.left @ self.right
+
+    @property
+    def mT(self) -> "Factored":  # as torch calls it
+        """The transpose."""
+        return Factored(self.right.mT, self.left.mT)
+
+    def __getitem__(self, index: int | slice | Tensor | tuple[int | slice | Tensor, ...]) -> "Factored":
+        """Pick along the batch axes; rows and columns are picked by `rows` and `columns`."""
+        left = self.left.expand(*self.batch, *self.left.shape[-2:])
+        right = self.right.expand(*self.batch, *self.right.shape[-2:])
+        if isinstance(index, tuple) and len(index) > len(self.batch):
+            raise ShapeMismatch(
+                f"{len(index)} indices for {len(self.batch)} batch axes; rows and columns: .rows(), .columns()."
+            )
+        if not self.batch:
+            raise ShapeMismatch(
+                "a single factored matrix has no batch axis to index; rows and columns: .rows(), .columns()."
+            )
+        return Factored(left[index], right[index])
+
+    def __matmul__(self, other: "Factored | Tensor") -> "Factored":
+        if isinstance(other, Tensor):
+            return Factored(self.left, self.right @ other)
+        middle = self.right @ other.left
+        # the product has the smaller of the two ranks
+        if self.rank <= other.rank:
+            return Factored(self.left, middle @ other.right)
+        return Factored(self.left @ middle, other.right)
+
+    def __rmatmul__(self, other: Tensor) -> "Factored":
+        return Factored(other @ self.left, self.right)
+
+    def __mul__(self, factor: float | Tensor) -> "Factored":
+        """Scale by a number, or by one number per matrix of the batch."""
+        factor = factor[..., None, None] if isinstance(factor, Tensor) and factor.ndim else factor
+        return Factored(self.left * factor, self.right)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Factored":
+        return Factored(-self.left, self.right)
+
+    def __add__(self, other: "Factored") -> "Factored":
+        """Add by laying the factors side by side: ranks add up."""
+        if self.shape[-2:] != other.shape[-2:]:
+            raise ShapeMismatch(f"cannot add factored matrices of {tuple(self.shape)} and {tuple(other.shape)}.")
+        batch = torch.broadcast_shapes(self.batch, other.batch)
+        lefts = [m.left.expand(*batch, *m.left.shape[-2:]) for m in (self, other)]
+        rights = [m.right.expand(*batch, *m.right.shape[-2:]) for m in (self, other)]
+        return Factored(torch.cat(lefts, -1), torch.cat(rights, -2))
+
+    def __sub__(self, other: "Factored") -> "Factored":
+        return self + (-other)
+
+    def sum(self) -> "Factored":
+        """Sum over the last batch axis, as one matrix of added rank: all heads of a layer together."""
+        if not self.batch:
+            raise ShapeMismatch("a single factored matrix has no batch axis to sum over.")
+        left = self.left.expand(*self.batch, *self.left.shape[-2:])
+        right = self.right.expand(*self.batch, *self.right.shape[-2:])
+        return Factored(left.movedim(-3, -2).flatten(-2), right.flatten(-3, -2))
+
+    def rows(self, ids: Int[Tensor, " k"] | slice | int) -> Tensor:
+        """Return some rows, dense: `*batch k columns` (an integer drops the axis)."""
+        if isinstance(ids, int):
+            return (self.left[..., ids, None, :] @ self.right).squeeze(-2)
+        return self.left[..., ids, :] @ self.right
+
+    def columns(self, ids: Int[Tensor, " k"] | slice | int) -> Tensor:
+        """Return some columns, dense: `*batch rows k` (an integer drops the axis)."""
+        if isinstance(ids, int):
+            return (self.left @ self.right[..., ids, None]).squeeze(-1)
+        return self.left @ self.right[..., ids]
+
+    def diagonal(self) -> Float[Tensor, "*batch n"]:
+        """Return the diagonal of square matrices without building them."""
+        self._square("diagonal")
+        return (self.left * self.right.mT).sum(-1)
+
+    def trace(self) -> Float[Tensor, "*batch"]:
+        self._square("trace")
+        return torch.einsum("...nr,...rn->...", self.left, self.right)
+
+    def norm(self) -> Float[Tensor, "*batch"]:
+        """Return the Frobenius norm.
+
+        It is taken of the product of the factors' triangular parts: the Gram form would square the condition number.
+        """
+        return self._core()[2].norm(dim=(-2, -1))
+
+    def singular_values(self) -> Float[Tensor, "*batch rank"]:
+        """Return the singular values that are not zero by construction, in falling order."""
+        return torch.linalg.svdvals(self._core()[2])
+
+    def svd(self) -> Svd:
+        """Return the singular value decomposition, `rank` values."""
+        q_left, q_right, core = self._core()
+        u, s, vh = torch.linalg.svd(core, full_matrices=False)
+        return Svd(q_left @ u, s, q_right @ vh.mT)
+
+    def eigenvalues(self) -> Complex[Tensor, "*batch rank"]:
+        """Return the eigenvalues of square matrices that are not zero by construction: those of right @ left."""
+        self._square("eigenvalues")
+        small = self.right @ self.left
+        # half-precision eigenvalues do not exist in LAPACK
+        return torch.linalg.eigvals(small if small.dtype in (torch.float32, torch.float64) else small.float())
+
+    def centred(self, *, rows: bool = False, columns: bool = False) -> "Factored":
+        """Subtract the mean over columns from each row (`rows`), the mean over rows from each column, or both."""
+        left = self.left - self.left.mean(-2, keepdim=True) if columns else self.left
+        right = self.right - self.right.mean(-1, keepdim=True) if rows else self.right
+        return Factored(left, right)
+
+    def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False, block: int = BLOCK) -> Entries:
+        """Return the k largest entries of each matrix (smallest, or largest in absolute value).
+
+        The product is made a few rows at a time; beside the factors it takes room for `block` entries and the k best.
+
+        Args:
+            k: How many; all of them if there are fewer.
+            largest: Look for the largest, not the smallest.
+            by_size: Look for the largest in absolute value.
+            block: Entries of the product held at a time (one row of each matrix at least).
+        """
+        n, m = self.shape[-2:]
+        k = min(k, n * m)
+        step = max(1, block // max(1, m * self.batch.numel()))
+        best: tuple[Tensor, Tensor] | None = None
+        with torch.no_grad():
+            for start in range(0, n, step):
+                flat = (self.left[..., start : start + step, :] @ self.right).flatten(-2)
+                best = _better(best, flat, start * m, k, largest=largest, by_size=by_size)
+        assert best is not None, "a matrix without rows has no factors"
+        return Entries(best[0], best[1] // m, best[1] % m)
+
+    def to(self, dtype: torch.dtype) -> "Factored":
+        return Factored(self.left.to(dtype), self.right.to(dtype))
+
+    def __iter__(self) -> Iterator["Factored"]:
+        for i in range(self.batch[0] if self.batch else 0):
+            yield self[i]
+
+    def __repr__(self) -> str:
+        dtype = str(self.left.dtype).removeprefix("torch.")
+        return f"Factored({'x'.join(map(str, self.shape))}, rank {self.rank}, {dtype})"
+
+    def _core(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return orthonormal bases of both factors and the small matrix between them."""
+        q_left, r_left = torch.linalg.qr(self.left)
+        q_right, r_right = torch.linalg.qr(self.right.mT)
+        return q_left, q_right, r_left @ r_right.mT
+
+    def _square(self, what: str) -> None:
+        if self.shape[-1] != self.shape[-2]:
+            raise ShapeMismatch(
+                f"{what} is defined for square matrices; this one is {self.shape[-2]} x {self.shape[-1]}."
+            )
+
+
+def _better(
+    best: tuple[Tensor, Tensor] | None, flat: Tensor, offset: int, k: int, *, largest: bool, by_size: bool
+) -> tuple[Tensor, Tensor]:
+    """Merge the k best so far (values, flat indices) with a new block."""
+    if best is not None:
+        # most blocks hold nothing better than the worst of the best: then there is nothing to sort
+        key, worst = (flat.abs(), best[0][..., -1:].abs()) if by_size else (flat, best[0][..., -1:])
+        if best[0].shape[-1] == k and not ((key > worst) if largest or by_size else (key < worst)).any():
+            return best
+    order = (flat.abs() if by_size else flat).topk(min(k, flat.shape[-1]), -1, largest=largest or by_size).indices
+    values, indices = flat.gather(-1, order), order + offset
+    if best is None:
+        return values, indices
+    values, indices = torch.cat((best[0], values), -1), torch.cat((best[1], indices), -1)
+    order = (values.abs() if by_size else values).topk(min(k, values.shape[-1]), -1, largest=largest or by_size).indices
+    return values.gather(-1, order), indices.gather(-1, order)
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))

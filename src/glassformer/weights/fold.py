@@ -1,0 +1,172 @@
+"""Absorb into the matrices, in a copy, what is linear: gains and biases of norms, means, value biases.
+
+A norm is (x - mean) / scale * gain + bias. Its gain and bias go into whatever reads through it. If everything that
+reads a stream subtracts the mean, what writes to it need not have one. Where rows of the pattern sum to one, value
+biases add a constant to the output. What is left of each norm is the division by its scale.
+
+What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
+behind a sub-layer (its scale depends on what its gain would change); key biases, which matter under rotary positions.
+"""
+# torch does not type the parts of a module
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnnecessaryComparison=false
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from glassformer.models import Block, LayerNorm
+from glassformer.models.parts import Norm
+from glassformer.weights.heads import AttentionWeights, MlpWeights
+from glassformer.weights.stream import HeadWeights, stack_of
+
+Gain = tuple[Tensor | None, Tensor | None]
+
+
+def fold(w: HeadWeights) -> HeadWeights:
+    """Return folded copies of the matrices; the model keeps its own.
+
+    The folded matrices give the same log-probabilities (`HeadWeights.logits` does the forward pass). Logits are shifted
+    by a constant per position, since the unembedding is centred over the vocabulary, unless logits are soft-capped.
+    """
+    norms = dict(w.norms)
+    attention = [_fold_attention(w, layer, norms) for layer in w.attention]
+    mlps = [_fold_mlp(w, layer, norms) for layer in w.mlps]
+    embeddings, tables = dict(w.embeddings), dict(w.tables)
+    for name in w.embeddings:
+        if _all_centre(w, name):
+            embeddings[name] = _centred(embeddings[name])
+            table = tables[name]
+            tables[name] = None if table is None else _centred(table)
+            attention = [_centre_write(a) if a.stack == name else a for a in attention]
+            mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
+    final = stack_of(w.model, w.stack).final
+    gain, bias = norms.get(final.at_out, (None, None))
+    unembed = w.U if gain is None else w.U * gain[:, None]
+    out_bias = _sum(w.bU, None if bias is None else bias @ w.U)
+    if getattr(w.model.config, "logit_cap", None) is None:
+        unembed = _centred(unembed)
+        out_bias = None if out_bias is None else _centred(out_bias)
+    # folded into whatever reads through them
+    for path, norm in _read_through(w).items():
+        norms[path] = (None, None) if norm.weight is not None else norms[path]
+    return dataclasses.replace(
+        w, attention=tuple(attention), mlps=tuple(mlps), embeddings=embeddings, tables=tables, U=unembed, bU=out_bias,
+        norms=norms, folded=True,
+    )  # fmt: skip
+
+
+def augment(w: HeadWeights) -> HeadWeights:
+    """Return copies with one more coordinate of the stream, always 1, whose rows are the biases.
+
+    QK and OV are then pure products that hold all a bias does. The biases of what is written stay fields.
+    """
+    attention = [
+        dataclasses.replace(
+            a, Q=_with_row(a.Q, a.bQ), K=_with_row(a.K, a.bK), V=_with_row(a.V, a.bV), O=_with_column(a.O, 0.0),
+            Q_position=_with_row(a.Q_position, None), K_position=_with_row(a.K_position, None),
+            bQ=None, bK=None, bV=None, bO=None if a.bO is None else _with_column(a.bO, 0.0),
+            after=None if a.after is None else _with_column(a.after, 1.0),
+            gate=None if a.gate is None else (_with_row(*a.gate), None), augmented=True,
+        )
+        for a in w.attention
+    ]  # fmt: skip
+    mlps = [
+        dataclasses.replace(
+            m, W_in=_with_row(m.W_in, m.b_in), W_gate=None if m.W_gate is None else _with_row(m.W_gate, m.b_gate),
+            W_out=_with_column(m.W_out, 0.0), b_in=None, b_gate=None,
+            b_out=None if m.b_out is None else _with_column(m.b_out, 0.0),
+        )
+        for m in w.mlps
+    ]  # fmt: skip
+    embeddings = {name: _with_column(rows, 1.0) for name, rows in w.embeddings.items()}
+    tables = {name: None if rows is None else _with_column(rows, 0.0) for name, rows in w.tables.items()}
+    return dataclasses.replace(
+        w, attention=tuple(attention), mlps=tuple(mlps), embeddings=embeddings, tables=tables, U=_with_row(w.U, w.bU),
+        bU=None, augmented=True,
+    )  # fmt: skip
+
+
+def _fold_attention(w: HeadWeights, a: AttentionWeights, norms: dict[str, Gain]) -> AttentionWeights:
+    own = _gain(w, a, norms)
+    other = norms.get(stack_of(w.model, "encoder").final.at_out, (None, None)) if a.part.startswith("cross") else own
+    folded = dataclasses.replace(
+        a, Q=_times(own, a.Q), bQ=_sum(a.bQ, _through(own, a.Q)),
+        K=_times(other, a.K), bK=_sum(a.bK, _through(other, a.K)),
+        V=_times(other, a.V), bV=_sum(a.bV, _through(other, a.V)),
+        gate=None if a.gate is None else (_times(own, a.gate[0]), _sum(a.gate[1], _through(own, a.gate[0]))),
+    )  # fmt: skip
+    if not a.module.mixer.traits.rows_sum_to_one or a.gate is not None or a.gain is not None or folded.bV is None:
+        return folded
+    constant = torch.einsum("he,hed->d", folded.bV[folded.group], a.O)
+    return dataclasses.replace(folded, bV=None, bO=_sum(a.bO, constant))
+
+
+def _fold_mlp(w: HeadWeights, m: MlpWeights, norms: dict[str, Gain]) -> MlpWeights:
+    own = _gain(w, m, norms)
+    return dataclasses.replace(
+        m, W_in=_times(own, m.W_in), b_in=_sum(m.b_in, _through(own, m.W_in)),
+        W_gate=None if m.W_gate is None else _times(own, m.W_gate),
+        b_gate=None if m.W_gate is None else _sum(m.b_gate, _through(own, m.W_gate)),
+    )  # fmt: skip
+
+
+def _gain(w: HeadWeights, part: AttentionWeights | MlpWeights, norms: dict[str, Gain]) -> Gain:
+    block = stack_of(w.model, part.stack).blocks[part.layer]
+    assert isinstance(block, Block), "a stack is made of blocks"
+    return (None, None) if block.wiring == "post" else norms.get(block.norm(part.part).at_out, (None, None))
+
+
+def _read_through(w: HeadWeights) -> dict[str, Norm]:
+    """Return the norms that `fold` absorbs, by path of their output."""
+    found: list[Norm] = []
+    for stack in w.model.stacks.values():
+        found.append(stack.final)
+        for block in stack.blocks:
+            found += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
+    return {norm.at_out: norm for norm in found if norm.at_out in w.norms}
+
+
+def _all_centre(w: HeadWeights, stack: str) -> bool:
+    """Return whether everything that reads a stream subtracts its mean first."""
+    blocks = stack_of(w.model, stack).blocks
+    configs = [block.config for block in blocks]  # type: ignore[union-attr]
+    ends = stack_of(w.model, stack).final.config
+    return isinstance(ends, LayerNorm) and all(
+        isinstance(c.norm, LayerNorm) and c.wiring in ("pre", "parallel")  # type: ignore[union-attr]
+        for c in configs
+    )
+
+
+def _centre_write(a: AttentionWeights) -> AttentionWeights:
+    return dataclasses.replace(a, O=_centred(a.O), bO=None if a.bO is None else _centred(a.bO))
+
+
+def _centre_mlp(m: MlpWeights) -> MlpWeights:
+    return dataclasses.replace(m, W_out=_centred(m.W_out), b_out=None if m.b_out is None else _centred(m.b_out))
+
+
+def _times(gain: Gain, matrix: Tensor) -> Tensor:
+    return matrix if gain[0] is None else matrix * gain[0][:, None]
+
+
+def _through(gain: Gain, matrix: Tensor) -> Tensor | None:
+    return None if gain[1] is None else gain[1] @ matrix
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return second if first is None else first if second is None else first + second
+
+
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(-1, keepdim=True)
+
+
+def _with_row(matrix: Tensor, row: Tensor | None) -> Tensor:
+    last = torch.zeros_like(matrix[..., :1, :]) if row is None else row[..., None, :]
+    return torch.cat((matrix, last), -2)
+
+
+def _with_column(matrix: Tensor, value: float) -> Tensor:
+    return torch.cat((matrix, torch.full_like(matrix[..., :1], value)), -1)

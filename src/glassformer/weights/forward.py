@@ -1,0 +1,116 @@
+"""The forward pass written out from per-head matrices: slow, obvious, and the judge of every fold.
+
+It computes what the model computes, one head at a time in the equations' order, with mechanisms, positions and norms'
+scales as the model has them. Nothing is read or edited here; for that there is the model.
+"""
+# torch does not type the parts of a module
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnnecessaryComparison=false
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.attention import Context
+from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.models import Block, EncoderDecoder
+from glassformer.models.stack import cross_context, make_context
+from glassformer.weights.heads import AttentionWeights, MlpWeights
+from glassformer.weights.stream import HeadWeights, stack_of
+
+
+def logits(
+    w: HeadWeights, tokens: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None
+) -> Float[Tensor, "batch pos vocab"]:
+    """Return the logits that these matrices give, before any soft cap.
+
+    Args:
+        w: Weights, folded or augmented or as they are.
+        tokens: Ids of the stack that ends in the logits.
+        source: Ids for the encoder, if there is one.
+    """
+    encoded = None
+    if isinstance(w.model, EncoderDecoder):
+        assert source is not None, "an encoder-decoder reads a source"
+        encoded = _stack(w, "encoder", source, None)
+    x = _stack(w, w.stack, tokens, encoded) @ w.U
+    return x if w.bU is None else x + w.bU
+
+
+def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) -> Tensor:
+    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=name != "encoder")
+    x, table = w.embeddings[name][tokens], w.tables[name]
+    x = x if table is None else x + table[: tokens.shape[1]]
+    stack = stack_of(w.model, name)
+    for block in stack.blocks:
+        assert isinstance(block, Block), "a stack is made of blocks"
+        entry = x
+        for part in block.names:
+            if block.wiring == "post":
+                x = w.normed(x + _part(w, name, block, part, x, context, encoded), block.norm_after(part))
+                continue
+            read = w.normed(entry if block.wiring == "parallel" else x, block.norm(part))
+            out = _part(w, name, block, part, read, context, encoded)
+            x = x + (w.normed(out, block.norm_after(part)) if block.wiring == "sandwich" else out)
+    return w.normed(x, stack.final)
+
+
+def _part(
+    w: HeadWeights, stack: str, block: Block, part: str, x: Tensor, context: Context, encoded: Tensor | None
+) -> Tensor:
+    for m in w.mlps:
+        if (m.stack, m.layer, m.part) == (stack, block.layer, part):
+            return _mlp(m, x)
+    a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
+    if a.module.config.cross:
+        assert encoded is not None, "cross-attention reads an encoder's output"
+        return _attend(a, x, encoded, cross_context(context, encoded.shape[1], None))
+    return _attend(a, x, x, context)
+
+
+def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) -> Tensor:
+    module = a.module
+    q, k, v = _project(x, a.Q, a.bQ), _project(source, a.K, a.bK), _project(source, a.V, a.bV)
+    if isinstance(module.positions, QueryKeyOnlyPositions):
+        width = module.dims.d_model
+        for which, matrix, keys in (("q", a.Q_position, False), ("k", a.K_position, module.config.cross)):
+            rows = module.positions.rows(width, x, context, keys)[0]
+            rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
+            placed = _project(rows, matrix, None)
+            q, k = (q + placed, k) if which == "q" else (q, k + placed)
+    norms = getattr(module.projection, "norms", None)
+    if norms is not None:
+        q, k = norms[0](q), norms[1](k)
+    q, k = module.positions.rotate(q, k, context)
+    assert k is not None, "keys were given"
+    if module.positions.has_bias:
+        context = context.with_bias(module.positions.bias(context).to(q.dtype))
+    z, _ = module.mixer(q, k, v, x, context, None, None)
+    if a.gain is not None:
+        z = z / module.merge.scale(z)[..., None] * a.gain[:, None]
+    if a.gate is not None:
+        weight, bias = a.gate
+        gate = x @ weight if bias is None else x @ weight + bias
+        gate = gate.sigmoid() if module.merge.config.gate == "sigmoid" else F.silu(gate)
+        z = z * gate.unflatten(-1, (z.shape[1], -1)).transpose(1, 2)
+    out = torch.einsum("bhqe,hed->bqd", z, a.O)
+    return out if a.bO is None else out + a.bO
+
+
+def _project(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `batch *stream head pos d`, from matrices `head *stream d_model d`."""
+    rows = x[:, None, None] if matrix.ndim == 4 else x[:, None]
+    out = rows @ matrix if bias is None else rows @ matrix + bias[..., None, :]
+    return out.transpose(1, 2) if matrix.ndim == 4 else out
+
+
+def _mlp(m: MlpWeights, x: Tensor) -> Tensor:
+    read = x @ m.W_in if m.b_in is None else x @ m.W_in + m.b_in
+    if m.W_gate is None:
+        hidden = m.module.activation(read)
+    else:
+        gate = x @ m.W_gate if m.b_gate is None else x @ m.W_gate + m.b_gate
+        hidden = m.module.activation(gate) * read
+    out = hidden @ m.W_out
+    return out if m.b_out is None else out + m.b_out

@@ -1,0 +1,294 @@
+"""The matrices of one attention layer or MLP, as views on its parameters, and the products of one head.
+
+Row-vector convention: query = x @ Q, out = pattern @ (x @ V) @ O, score = (x @ Q) . (y @ K) * scale. With grouped keys
+K and V hold one entry per key head, and `group` says which one a query head uses.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+"""
+# torch does not type the parts of a module
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnnecessaryComparison=false
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.attention import AttentionLayer
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.models.parts import MlpLayer, Norm
+from glassformer.weights.factored import Factored
+
+Offset = int | Iterable[int] | None
+
+
+def head_label(stack: str, part: str, layer: int, head: int) -> str:
+    """Return how a head is called in results: `L3H5`, `L3X5` in cross-attention, `enc L3H5` in an encoder.
+
+    A block's second attention part of a kind (`attn_1`) appends `#2`.
+    """
+    kind, _, number = part.partition("_")
+    again = f"#{int(number) + 1}" if number else ""
+    return f"{'enc ' if stack == 'encoder' else ''}L{layer}{'X' if kind == 'cross' else 'H'}{head}{again}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """The matrices of one attention layer, or (`head` given) of one of its heads.
+
+    Args:
+        Q: What turns what is read into queries; `head d_model d_head`, with two streams `head stream d_model d_head`.
+        K: Into keys, one per key head.
+        V: Into values, one per key head.
+        O: Mixed values into what is written.
+        bQ: Bias of the queries, `head d_head`, or None; bK, bV alike.
+        bO: Bias of what is written, `d_model`.
+        gain: Constant factor on the mixed values, `head d_value`, where the layer norms them.
+        after: Gain of the norm behind the layer, `d_model`, in sandwich blocks; `ov` includes it.
+        Q_position: What position vectors are read through; Q itself, except where a norm's gain was folded into Q but
+            positions enter behind that norm (query-key-only positions).
+        K_position: The same for keys.
+        gate: What the gate on mixed values reads through, `d_model d_z`, and its bias.
+        module: The layer they belong to: its mechanism, positions and sizes.
+        stack: Empty for a decoder, else `encoder` or `decoder`.
+        part: `attn` or `cross`.
+        after_centred: Whether the norm behind the layer subtracts the mean.
+        augmented: Whether d_model ends with the constant coordinate that carries the biases.
+        head: Index of the head, if it is only one: then Q, K, V, O still have a head axis, of size one.
+    """
+
+    Q: Float[Tensor, "head *stream d_model d_head"]
+    K: Float[Tensor, "kv_head *stream d_model d_head"]
+    V: Float[Tensor, "kv_head d_model d_value"]
+    O: Float[Tensor, "head d_value d_model"]  # noqa: E741  # as the papers call it
+    bQ: Tensor | None
+    bK: Tensor | None
+    bV: Tensor | None
+    bO: Tensor | None
+    gain: Float[Tensor, "head d_value"] | None
+    after: Float[Tensor, " d_model"] | None
+    Q_position: Tensor
+    K_position: Tensor
+    gate: tuple[Tensor, Tensor | None] | None
+    module: AttentionLayer
+    stack: str
+    part: str
+    after_centred: bool = False
+    augmented: bool = False
+    head: int | None = None
+
+    @property
+    def layer(self) -> int:
+        return self.module.dims.layer
+
+    @property
+    def path(self) -> str:
+        return self.module.path
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the heads."""
+        heads = range(self.module.dims.n_heads) if self.head is None else [self.head]
+        return [head_label(self.stack, self.part, self.layer, h) for h in heads]
+
+    @property
+    def group(self) -> Int[Tensor, " head"]:
+        """For each head, the entry of K and V that it uses."""
+        return torch.arange(len(self.Q), device=self.Q.device) // (len(self.Q) // len(self.K))
+
+    @property
+    def scale(self) -> float:
+        """What q . k is multiplied by; raises `AnalysisUnavailable` where scores are no such product."""
+        self._require_bilinear("the scale of scores")
+        return getattr(self.module.mixer, "scale", self.module.dims.d_head**-0.5)
+
+    def __getitem__(self, head: int) -> "AttentionWeights":
+        """Return one head (its tensors keep a head axis of size one)."""
+        n = len(self.Q)
+        if not -n <= head < n:
+            raise ShapeMismatch(f"head {head}: layer {self.layer} has {n} heads.")
+        h = head % n
+        kv = h // (n // len(self.K))
+        one, shared = slice(h, h + 1), slice(kv, kv + 1)
+        width = self.module.dims.d_value
+        gate = self.gate
+        if gate is not None:
+            columns = slice(h * width, (h + 1) * width)
+            gate = (gate[0][:, columns], None if gate[1] is None else gate[1][columns])
+        return dataclasses.replace(
+            self, Q=self.Q[one], K=self.K[shared], V=self.V[shared], O=self.O[one],
+            bQ=_pick(self.bQ, one), bK=_pick(self.bK, shared), bV=_pick(self.bV, shared), gain=_pick(self.gain, one),
+            Q_position=self.Q_position[one], K_position=self.K_position[shared], gate=gate,
+            head=h if self.head is None else self.head,
+        )  # fmt: skip
+
+    def ov(self) -> Factored:
+        """Return what each head moves: out = pattern @ x @ OV. Batch axes: `head`.
+
+        Where mixed values, or what is written, pass a norm, this is the map up to that norm's scale, gain included.
+
+        Raises:
+            AnalysisUnavailable: The mechanism's output is not linear in its values, or a gate multiplies it.
+        """
+        self.require_ov("OV circuits")
+        value = self.V[self.group] if len(self.V) != len(self.Q) else self.V
+        return Factored(value if self.gain is None else value * self.gain[:, None], self.written())
+
+    def written(self) -> Float[Tensor, "head d_value d_model"]:
+        """Return O as the stream sees it: behind the norm of a sandwich block (up to its scale), else O itself."""
+        if self.after is None:
+            return self.O
+        return self._centre(self.O) * self.after
+
+    def _centre(self, write: Tensor) -> Tensor:
+        # the constant coordinate, if there is one, takes no part
+        body = write[..., :-1] if self.augmented else write
+        if not self.after_centred:
+            return write
+        body = body - body.mean(-1, keepdim=True)
+        return torch.cat((body, write[..., -1:]), -1) if self.augmented else body
+
+    def qk(self, offset: Offset = None) -> Factored:
+        """Return where each head looks from: score = x @ QK @ y * scale. Batch axes: `head`, `head stream` for two.
+
+        Args:
+            offset: How far the key lies before the query. Needed with rotary positions, whose QK depends on it
+                (several: their mean); without effect otherwise.
+
+        Raises:
+            AnalysisUnavailable: Scores are not bilinear, or rotary positions and no offset.
+        """
+        return Factored(self.rotated(self.Q, offset), self._keys().mT)
+
+    def rotated(self, q: Float[Tensor, "*n d_head"], offset: Offset) -> Float[Tensor, "*n d_head"]:
+        """Return queries, or the rows of Q, as they meet a key at an offset (or the mean over several)."""
+        self._require_bilinear("QK circuits")
+        positions = self.module.positions
+        if not positions.rotates:
+            return q
+        if offset is None:
+            raise AnalysisUnavailable(
+                f"QK circuits: layer {self.layer} has rotary positions, so QK depends on how far the key lies "
+                "before the query.\n    Give offset=0, 1, … or several, as in offset=range(1, 65), for their mean."
+            )
+        offsets = [offset] if isinstance(offset, int) else list(offset)
+        if not offsets:
+            raise ShapeMismatch("offset: an empty range has no mean; give at least one offset.")
+        return torch.stack([positions.turned(q, d) for d in offsets]).mean(0)
+
+    def _keys(self) -> Tensor:
+        return self.K[self.group] if len(self.K) != len(self.Q) else self.K
+
+    def require_ov(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` unless what is written is linear in what values read, given the pattern."""
+        kind, linear = self.module.mixer.config.kind, self.module.mixer.traits.linear_in_value
+        if linear in ("no", "grouped"):
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {self.layer} uses "{kind}" (linear_in_value="{linear}"), so no single matrix '
+                "says what a head moves.\n    Direct logit attribution needs none: analysis.attribution(run)."
+            )
+        if self.gate is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
+                "head moves differs by position.\n    analysis.sources(run, …) freezes the gate at one position."
+            )
+
+    def _require_bilinear(self, analysis: str) -> None:
+        mixer, projection = self.module.mixer, self.module.projection
+        if not mixer.traits.bilinear_scores:
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {self.layer} uses "{mixer.config.kind}", whose scores are not bilinear in what '
+                "query and key read (bilinear_scores=False).\n    Read patterns instead: analysis.head_scores(model)."
+            )
+        if getattr(projection, "norms", None) is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} normalises queries and keys (qk_norm), so its scores are bilinear "
+                "only with both scales frozen at one text.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MlpWeights:
+    """The matrices of one MLP: what its neurons read and write.
+
+    Args:
+        W_in: `d_model neuron`; the linear branch if the MLP is gated.
+        W_gate: `d_model neuron`, or None.
+        W_out: `neuron d_model`.
+        b_in: Bias of the neurons, or None; b_gate, b_out alike.
+        module: The layer they belong to.
+        stack: Empty for a decoder, else `encoder` or `decoder`.
+        part: `mlp`.
+    """
+
+    W_in: Float[Tensor, "d_model neuron"]
+    W_gate: Float[Tensor, "d_model neuron"] | None
+    W_out: Float[Tensor, "neuron d_model"]
+    b_in: Tensor | None
+    b_gate: Tensor | None
+    b_out: Tensor | None
+    module: MlpLayer
+    stack: str
+    part: str
+
+    @property
+    def layer(self) -> int:
+        return self.module.layer
+
+    @property
+    def label(self) -> str:
+        return f"{'enc ' if self.stack == 'encoder' else ''}L{self.layer} {self.part}"
+
+
+def attention_views(
+    layer: AttentionLayer, stack: str = "", part: str = "attn", after: Norm | None = None
+) -> AttentionWeights:
+    """Return the matrices of one attention layer as views on its parameters.
+
+    Args:
+        layer: The layer.
+        stack: As in `AttentionWeights`.
+        part: As in `AttentionWeights`.
+        after: The norm behind it, in a sandwich block.
+    """
+    projection, merge, dims, streams = layer.projection, layer.merge, layer.dims, layer.mixer.traits.streams
+    q, k, v = (projection.matrix(which).detach() for which in ("query", "key", "value"))
+    if streams > 1:
+        # head d_model (stream d_head) -> head stream d_model d_head
+        q, k = (u.unflatten(-1, (streams, dims.d_head)).movedim(-2, -3) for u in (q, k))
+    b_q = b_k = b_v = None
+    if projection.qkv.bias is not None:
+        b_q, b_k, b_v = projection.qkv.bias.detach().split(projection.widths)
+        inner = (dims.d_head,) if streams == 1 else (streams, dims.d_head)
+        b_q, b_k = b_q.unflatten(0, (-1, *inner)), b_k.unflatten(0, (-1, *inner))
+        b_v = b_v.unflatten(0, (-1, dims.d_value))
+    gain = None
+    if not merge.linear:
+        ones = q.new_ones(dims.n_heads, dims.d_value)
+        own = None if merge.gain is None else merge.gain.detach()
+        own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_value))
+        gain = ones * merge.config.factor * (1.0 if own is None else own)
+    gate = None if merge.gate is None else (merge.gate.weight.detach().mT, None)
+    out_bias = merge.output.bias
+    return AttentionWeights(
+        q, k, v, merge.matrix().detach(), b_q, b_k, b_v, None if out_bias is None else out_bias.detach(), gain,
+        None if after is None or after.weight is None else after.weight.detach(), q, k, gate, layer, stack, part,
+        after_centred=after is not None and after.centred,
+    )  # fmt: skip
+
+
+def mlp_views(layer: MlpLayer, stack: str, part: str) -> MlpWeights:
+    gate = layer.gate
+    return MlpWeights(
+        layer.input.weight.detach().mT,
+        None if gate is None else gate.weight.detach().mT,
+        layer.output.weight.detach().mT,
+        *(None if m is None or m.bias is None else m.bias.detach() for m in (layer.input, gate, layer.output)),
+        module=layer, stack=stack, part=part,
+    )  # fmt: skip
+
+
+def _pick(tensor: Tensor | None, index: slice) -> Tensor | None:
+    return None if tensor is None else tensor[index]

@@ -1,0 +1,348 @@
+"""A model's matrices head by head: everything that reads or writes the residual stream, and circuits between tokens.
+
+    w = weights.of(model)
+    w.Q[1], w.K[1], w.V[1], w.O[1]             layer 1, `head d_model d_head` (O: `head d_value d_model`)
+    w["L1H6"].ov(), w["L1H6"].qk()             factored products of one head; w[1].ov() those of a whole layer
+    w.full_ov("L1H6")                          token to logit, vocab x vocab, still factored
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+"""
+# torch does not type the parts of a module
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnnecessaryComparison=false
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention import AttentionLayer
+from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.models import Block, Decoder, EncoderDecoder, Stack
+from glassformer.models.parts import MlpLayer, Norm
+from glassformer.weights.factored import Factored
+from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
+
+Side = Literal["query", "key"]
+Source = Literal["token", "position", "bias"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """Everything that reads or writes the residual stream, head by head.
+
+    Args:
+        attention: Attention layers of all stacks, in the order of the forward pass.
+        mlps: MLPs, likewise.
+        embeddings: Token vectors as they enter each stack, `vocab d_model`.
+        tables: Position vectors added to each stack, `pos d_model`, or None.
+        U: The unembedding, `d_model vocab`.
+        bU: Its bias, or None.
+        norms: Gain and bias of every norm (None where folded away), by the path of its output site.
+        model: The model they belong to.
+        folded: Whether norms, value biases and means were absorbed: see `of`.
+        augmented: Whether a constant coordinate carries the biases.
+    """
+
+    attention: tuple[AttentionWeights, ...]
+    mlps: tuple[MlpWeights, ...]
+    embeddings: dict[str, Float[Tensor, "vocab d_model"]]
+    tables: dict[str, Float[Tensor, "pos d_model"] | None]
+    U: Float[Tensor, "d_model vocab"]
+    bU: Tensor | None
+    norms: dict[str, tuple[Tensor | None, Tensor | None]]
+    model: Any
+    folded: bool = False
+    augmented: bool = False
+
+    @property
+    def stack(self) -> str:
+        """Name of the stack that ends in the logits."""
+        return "decoder" if isinstance(self.model, EncoderDecoder) else ""
+
+    @property
+    def E(self) -> Float[Tensor, "vocab d_model"]:
+        """Token vectors as they enter the stack that ends in the logits."""
+        return self.embeddings[self.stack]
+
+    @property
+    def P(self) -> Float[Tensor, "pos d_model"] | None:
+        """Position vectors added to that stack, or None."""
+        return self.tables[self.stack]
+
+    @property
+    def Q(self) -> tuple[Tensor, ...]:
+        """By attention layer, as K, V and O are."""
+        return tuple(a.Q for a in self.attention)
+
+    @property
+    def K(self) -> tuple[Tensor, ...]:
+        return tuple(a.K for a in self.attention)
+
+    @property
+    def V(self) -> tuple[Tensor, ...]:
+        return tuple(a.V for a in self.attention)
+
+    @property
+    def O(self) -> tuple[Tensor, ...]:  # noqa: E743
+        return tuple(a.O for a in self.attention)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of all heads."""
+        return [label for a in self.attention for label in a.labels]
+
+    def __getitem__(self, which: int | str) -> AttentionWeights:
+        """Return an attention layer by its place among them, or one head by its label (`L1H6`)."""
+        if isinstance(which, int):
+            return self.attention[which]
+        for layer in self.attention:
+            if which in layer.labels:
+                return layer[layer.labels.index(which)]
+        raise AnalysisUnavailable(f'no head "{which}".{nearest(which, self.labels)} Heads: {_brief(self.labels)}.')
+
+    def __iter__(self) -> Iterator[AttentionWeights]:
+        return iter(self.attention)
+
+    def __len__(self) -> int:
+        return len(self.attention)
+
+    def of_stack(self, stack: str | None = None, part: str = "attn") -> tuple[AttentionWeights, ...]:
+        """Return the self-attention (or `cross`) layers of a stack; that of the logits by default."""
+        stack = self.stack if stack is None else stack
+        return tuple(a for a in self.attention if a.stack == stack and a.part.partition("_")[0] == part)
+
+    def read(self, rows: Float[Tensor, "n d_model"], layer: AttentionWeights) -> Float[Tensor, "n d_model"]:
+        """Return rows of the stream as a layer's queries see them: through the norm before it."""
+        return self.normed(rows, self._norm_before(layer))
+
+    def normed(
+        self, rows: Float[Tensor, "*n d_model"], norm: Norm | None, scale: Tensor | None = None, *, bias: bool = True
+    ) -> Float[Tensor, "*n d_model"]:
+        """Return rows of the stream through a norm, less what was folded away.
+
+        Args:
+            rows: Rows, or addends of rows if their common scale is given.
+            norm: A norm of the model; None is the identity.
+            scale: What to divide by; each row's own by default.
+            bias: Add the norm's bias (for the whole row, not for an addend).
+        """
+        if norm is None or norm.weight is None:
+            return rows
+        body, one = (rows[..., :-1], rows[..., -1:]) if self.augmented else (rows, None)
+        gain, shift = self.norms[norm.at_out]
+        scale = norm.scale(body)[..., None] if scale is None else scale
+        body = (body - body.mean(-1, keepdim=True) if norm.centred else body) / scale
+        body = body if gain is None else body * gain
+        body = body + shift if bias and shift is not None else body
+        return body if one is None else torch.cat((body, one), -1)
+
+    def sources(self, layer: AttentionWeights) -> tuple[Source, ...]:
+        """Return what a layer's queries and keys can be made of, as far as weights alone tell."""
+        biased = self._bias(layer, "query") is not None or self._bias(layer, "key") is not None
+        there: dict[Source, bool] = {"token": True, "position": self._positions(layer) is not None, "bias": biased}
+        return tuple(source for source, found in there.items() if found)
+
+    def projected(
+        self, layer: AttentionWeights, side: Side, source: Source = "token"
+    ) -> Float[Tensor, "head *stream n d_head"]:
+        """Return the queries or keys that tokens, positions or the bias contribute, one row each, by query head.
+
+        Tokens are read through the layer's norm as if the stream held only them: exact for the first layer. Where
+        positions are added to the stream, both are divided by one scale, the mean over tokens (and positions), so that
+        token and position parts add up. Behind the first layer the stream holds more; this is then the direct path.
+
+        Raises:
+            AnalysisUnavailable: The layer has no such source.
+        """
+        matrix = layer.Q if side == "query" else layer.K
+        if source == "bias":
+            bias = self._bias(layer, side)
+            if bias is None:
+                raise self._no_source(layer, source)
+            return self._per_query_head(layer, bias[..., None, :])
+        rows = self._source_rows(layer, side, source)
+        if source == "position" and isinstance(layer.module.positions, QueryKeyOnlyPositions):
+            matrix = layer.Q_position if side == "query" else layer.K_position
+        return self._per_query_head(layer, rows @ matrix)
+
+    def full_qk(
+        self,
+        head: str | int,
+        query: Source = "token",
+        key: Source = "token",
+        *,
+        offset: Offset = None,
+    ) -> Factored:
+        """Return the full QK circuit: the score each query token (or position, or the bias) gives to each key.
+
+        The score's scale is included. Only differences within a row mean anything: softmax ignores what a query gives
+        to all keys. See `projected` for what is exact.
+
+        Args:
+            head: A head (`L1H6`), or the index of an attention layer for all its heads.
+            query: What the query is made of.
+            key: What the key is made of.
+            offset: As in `AttentionWeights.qk`.
+
+        Source: Elhage et al. 2021, "Splitting attention head terms into query-key and output-value circuits".
+        """
+        layer = self[head]
+        q = layer.rotated(self.projected(layer, "query", query), offset)
+        return Factored(q, self.projected(layer, "key", key).mT) * layer.scale
+
+    def full_ov(self, head: str | int, source: Literal["token", "position"] = "token") -> Factored:
+        """Return the full OV circuit: how much attending to a source raises each logit, per unit of attention.
+
+        The final norm's scale is left at one, so what can be compared is one row with itself and one head with another.
+
+        Args:
+            head: A head (`L1H6`), or the index of an attention layer for all its heads.
+            source: Tokens, or positions where they are in the stream.
+        """
+        layer = self[head]
+        layer.require_ov("full OV circuits")
+        return (self._source_rows(layer, "value", source) @ layer.ov()) @ self._out(self.U)
+
+    def direct(self) -> Factored:
+        """Return the direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
+
+        Exact, biases added, for a model without layers; position vectors are left out.
+        """
+        return Factored(self.normed(self._without_constant(self.E), self._final(), bias=False), self.U)
+
+    def _out(self, unembed: Tensor) -> Tensor:
+        """Return the unembedding with the final norm's gain, if it is not in there yet."""
+        gain = self.norms.get(self._final().at_out, (None, None))[0]
+        if gain is None:
+            return unembed
+        body = unembed[: len(gain)] * gain[:, None]
+        return torch.cat((body, unembed[len(gain) :])) if self.augmented else body
+
+    def _final(self) -> Norm:
+        return stack_of(self.model, self.stack).final
+
+    def _norm_before(self, layer: AttentionWeights) -> Norm | None:
+        block = stack_of(self.model, layer.stack).blocks[layer.layer]
+        assert isinstance(block, Block), "a stack is made of blocks"
+        return None if block.wiring == "post" else block.norm(layer.path.rpartition(".")[2])
+
+    def _positions(self, layer: AttentionWeights) -> Tensor | None:
+        """Return the position vectors that reach a layer's queries and keys as an addend."""
+        positions = layer.module.positions
+        if not isinstance(positions, QueryKeyOnlyPositions):
+            return self.tables[layer.stack]
+        ids = torch.arange(layer.module.dims.max_len, device=layer.Q.device)[None]
+        rows = positions.config.rows(ids, layer.Q.shape[-2] - self.augmented, layer.Q.dtype)[0][0]
+        return torch.cat((rows, rows.new_zeros(len(rows), 1)), -1) if self.augmented else rows
+
+    def _bias(self, layer: AttentionWeights, side: Side) -> Float[Tensor, "head *stream d_head"] | None:
+        """Return what queries or keys hold whatever is read: their bias, and the norm's through their matrix."""
+        own, matrix = (layer.bQ, layer.Q) if side == "query" else (layer.bK, layer.K)
+        if self.augmented:
+            own, matrix = matrix[..., -1, :], matrix[..., :-1, :]
+        norm = None if side == "key" and layer.part.startswith("cross") else self._norm_before(layer)
+        shift = None if norm is None else self.norms.get(norm.at_out, (None, None))[1]
+        if shift is None:
+            return own
+        return shift @ matrix if own is None else own + shift @ matrix
+
+    def _source_rows(self, layer: AttentionWeights, side: Literal["query", "key", "value"], source: Source) -> Tensor:
+        if layer.part.startswith("cross") and side != "query":
+            raise AnalysisUnavailable(
+                f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
+                "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
+            )
+        norm, tokens = self._norm_before(layer), self._without_constant(self.embeddings[layer.stack])
+        table = self._positions(layer)
+        in_stream = table is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
+        if source == "position":
+            if table is None or (side == "value" and not in_stream):
+                raise self._no_source(layer, source)
+            return self.normed(table, norm, self._mean_scale(layer), bias=False) if in_stream else table
+        return self.normed(tokens, norm, self._mean_scale(layer) if in_stream else None, bias=False)
+
+    def _without_constant(self, rows: Tensor) -> Tensor:
+        return torch.cat((rows[..., :-1], torch.zeros_like(rows[..., -1:])), -1) if self.augmented else rows
+
+    def _mean_scale(self, layer: AttentionWeights) -> Tensor:
+        """Return the mean, over tokens at positions taken in turn, of what the layer's norm divides by."""
+        norm, tokens, table = self._norm_before(layer), self.embeddings[layer.stack], self.tables[layer.stack]
+        assert table is not None, "asked only where positions are in the stream"
+        if norm is None or norm.weight is None:
+            return tokens.new_ones(())
+        rows = tokens + table[torch.arange(len(tokens), device=tokens.device) % len(table)]
+        return norm.scale(rows[..., :-1] if self.augmented else rows).mean()
+
+    def _per_query_head(self, layer: AttentionWeights, rows: Tensor) -> Tensor:
+        return rows if len(rows) == len(layer.Q) else rows[layer.group]
+
+    def _no_source(self, layer: AttentionWeights, source: str) -> AnalysisUnavailable:
+        return AnalysisUnavailable(
+            f'full circuits: layer {layer.layer} has no source "{source}" here. '
+            f"It has: {', '.join(self.sources(layer))}."
+        )
+
+
+def views(model: Any) -> HeadWeights:
+    """Return the matrices of a model as views on its parameters."""
+    if not isinstance(model, Decoder | EncoderDecoder):
+        raise AnalysisUnavailable(
+            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+        )
+    attention: list[AttentionWeights] = []
+    mlps: list[MlpWeights] = []
+    norms: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+    for name, stack in model.stacks.items():
+        for block in stack.blocks:
+            assert isinstance(block, Block), "a stack is made of blocks"
+            for part in block.names:
+                layer = block.part(part)
+                if isinstance(layer, AttentionLayer):
+                    after = block.norm_after(part) if block.wiring == "sandwich" else None
+                    attention.append(attention_views(layer, name, part, after))
+                elif isinstance(layer, MlpLayer):
+                    mlps.append(mlp_views(layer, name, part))
+                before = None if block.wiring == "post" else block.norm(part)
+                norms |= _norm_views(before) | _norm_views(block.norm_after(part))
+        norms |= _norm_views(stack.final)
+    sides = {"": model.embed} if isinstance(model, Decoder) else _sides(model)
+    embeddings = {
+        name: e.weight.detach() if e.factor == 1.0 else e.weight.detach() * e.factor for name, e in sides.items()
+    }
+    tables = {name: _table(e, embeddings[name]) for name, e in sides.items()}
+    bias = model.unembed.bias
+    return HeadWeights(
+        tuple(attention), tuple(mlps), embeddings, tables, model.unembed.weight.detach().mT,
+        None if bias is None else bias.detach(), norms, model,
+    )  # fmt: skip
+
+
+def stack_of(model: Any, name: str) -> Stack:
+    """Return a stack by its name in `model.stacks`."""
+    return model.stacks[name]
+
+
+def _norm_views(norm: Norm | None) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    if norm is None or norm.weight is None:
+        return {}
+    return {norm.at_out: (norm.weight.detach(), None if norm.bias is None else norm.bias.detach())}
+
+
+def _sides(model: EncoderDecoder) -> dict[str, Any]:
+    return {"encoder": model.encoder_embed, "decoder": model.decoder_embed}
+
+
+def _table(embed: Any, like: Tensor) -> Tensor | None:
+    if embed.positions is None:
+        return None
+    ids = torch.arange(embed.positions.max_len, device=like.device)[None]
+    return embed.positions(ids, like)[0].detach()
+
+
+def _brief(labels: list[str]) -> str:
+    return ", ".join(labels) if len(labels) <= 16 else f"{', '.join(labels[:12])}, … ({len(labels)} in all)"
