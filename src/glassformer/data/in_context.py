@@ -36,7 +36,7 @@ def dirichlet_predictive(
         order: How many symbols back the chains look; 0 for independent draws.
         alpha: Concentration of the symmetric Dirichlet prior on each context's transition probabilities.
     """
-    counts = _Counts(len(symbols), n_symbols, order, alpha)
+    counts = _Counts(len(symbols), n_symbols, order, alpha, symbols.device)
     found = [counts.predictive]
     for column in symbols.T:
         counts.see(column)
@@ -82,8 +82,8 @@ class DirichletMarkov(TaskConfig, kind="dirichlet-markov"):
     def optimal_loss(self) -> float:
         """Return the mean loss of the posterior predictive, in nats.
 
-        Exact for order 0. Otherwise the mean entropy of the predictive over 8,192 rows, always the same ones: off by
-        about 0.001 of a nat (its standard error at the default sizes).
+        Exact for order 0. Otherwise the mean entropy of the predictive over 8,192 rows, always the same ones; its
+        standard error is 0.0007 at the default sizes.
         """
         if self.order == 0:
             return sum(self._loss_after(n) for n in range(self.length)) / self.length
@@ -118,11 +118,11 @@ class DirichletMarkov(TaskConfig, kind="dirichlet-markov"):
 class _Counts:
     """How often each symbol followed each context, row by row, and what that says of the next symbol."""
 
-    def __init__(self, rows: int, n_symbols: int, order: int, alpha: float) -> None:
+    def __init__(self, rows: int, n_symbols: int, order: int, alpha: float, device: torch.device | None = None) -> None:
         self.n, self.order, self.alpha, self.seen = n_symbols, order, alpha, 0
-        self.table = torch.zeros(rows, n_symbols**order, n_symbols, dtype=torch.float64)
-        self.context = torch.zeros(rows, dtype=torch.int64)
-        self.each = torch.arange(rows)
+        self.table = torch.zeros(rows, n_symbols**order, n_symbols, dtype=torch.float64, device=device)
+        self.context = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.each = torch.arange(rows, device=device)
 
     @property
     def predictive(self) -> Float[Tensor, "batch symbol"]:
