@@ -217,6 +217,15 @@ def test_the_pointer_model_has_a_duplicate_token_head_and_an_induction_head() ->
     assert float(scores.scores.select(head="L0H0", role="previous_token").values) < 0.15
 
 
+def test_attention_of_the_duplicate_token_head_follows_the_formula_at_any_sharpness() -> None:
+    for gamma in (60.0, 2.0):
+        done = run(pointer_model(gamma=gamma), repeated(), read=["blocks.0.attn.pattern"])
+        q = torch.arange(21, 41)
+        found = done["blocks.0.attn.pattern"].values[0, 0, q, q - 20]
+        rest = math.exp(gamma / 2) + math.exp(-gamma) + q.double() - 2
+        close(found, math.exp(gamma) / (math.exp(gamma) + rest))
+
+
 def test_without_the_previous_token_head_induction_is_lost_but_its_values_were_never_needed() -> None:
     model, ids = induction_model(), repeated(batch=2)
     clean = run(model, ids[:, :-1], read=["*.pattern"])
