@@ -1,6 +1,7 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
@@ -10,12 +11,14 @@ from glassformer.analysis.run import Run, run
 
 __all__ = [
     "Attribution",
+    "Composition",
     "Explanation",
     "HeadScores",
     "Lens",
     "Run",
     "Sources",
     "attribution",
+    "composition",
     "explain",
     "head_roles",
     "head_scores",
