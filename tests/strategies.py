@@ -225,9 +225,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
     ),
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
-    "smeared": _decoder(
-        *[block(n_heads=4, smeared=True, **_LLAMA)] * 2, block(Linear(), n_heads=4, smeared=True, **_LLAMA)
-    ),
+    "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
     "lightning_hybrid": _decoder(
         block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)

@@ -1,6 +1,7 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
@@ -11,11 +12,14 @@ from glassformer.analysis.run import Run, run
 __all__ = [
     "Attribution",
     "Explanation",
+    "HeadEvaluation",
     "HeadScores",
     "Lens",
     "Run",
     "Sources",
     "attribution",
+    "detect",
+    "evaluate_heads",
     "explain",
     "head_roles",
     "head_scores",
