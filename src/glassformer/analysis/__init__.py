@@ -1,5 +1,6 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
+from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
@@ -10,6 +11,7 @@ from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.run import Run, run
 
 __all__ = [
+    "Ablation",
     "Attribution",
     "Explanation",
     "HeadEvaluation",
@@ -17,6 +19,8 @@ __all__ = [
     "Lens",
     "Run",
     "Sources",
+    "ablate",
+    "ablate_each",
     "attribution",
     "detect",
     "evaluate_heads",

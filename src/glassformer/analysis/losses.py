@@ -75,9 +75,14 @@ def icl_score(losses: Labelled, early: Place | None = None, late: Place | None =
     return score
 
 
+def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[Tensor, "batch pos"]:
+    """Return the loss of every target, those that do not count included, in nats."""
+    return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)
+
+
 def _losses(model: Any, batch: Batch) -> Float[Tensor, "batch pos"]:
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)
     logits = model(batch.source, batch.tokens, lengths=batch.lengths, source_lengths=batch.source_lengths)
-    return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)
+    return losses_of(logits, batch)
