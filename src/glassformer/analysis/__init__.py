@@ -6,8 +6,18 @@ from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_hea
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
+from glassformer.analysis.history import History, read_history
+from glassformer.analysis.icl import InContextLearning, in_context_learning
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.analysis.phase_change import (
+    LossTrajectories,
+    PhaseChange,
+    Trajectory,
+    loss_trajectories,
+    phase_change,
+    trajectory,
+)
 from glassformer.analysis.run import Run, run
 
 __all__ = [
@@ -16,9 +26,14 @@ __all__ = [
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
+    "History",
+    "InContextLearning",
     "Lens",
+    "LossTrajectories",
+    "PhaseChange",
     "Run",
     "Sources",
+    "Trajectory",
     "ablate",
     "ablate_each",
     "attribution",
@@ -28,8 +43,13 @@ __all__ = [
     "head_roles",
     "head_scores",
     "icl_score",
+    "in_context_learning",
     "lens",
     "loss_by_position",
+    "loss_trajectories",
+    "phase_change",
+    "read_history",
     "run",
     "sources",
+    "trajectory",
 ]

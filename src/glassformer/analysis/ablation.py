@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.heads import Head, heads
+from glassformer.analysis.icl import icl_or_nan
 from glassformer.analysis.inputs import token_ids
-from glassformer.analysis.losses import icl_score, losses_of
+from glassformer.analysis.losses import losses_of
 from glassformer.analysis.run import evaluating
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
@@ -163,20 +164,15 @@ def _summary(
     spread = off.square().sum(1).sqrt() / counted.sum() * (n / (n - 1)) ** 0.5 if n > 1 else change * math.nan
     places = range(1, whole.shape[1] + 1)
     by_position = Labelled((found * counted).sum(1) / counted.sum(0), ("heads", "pos"), {"heads": names, "pos": places})
-    icl = _icl(Labelled((whole * counted).sum(0) / counted.sum(0), ("pos",)))
-    changes = torch.tensor([_icl(by_position.select(heads=i)) - icl for i in range(len(names))], dtype=whole.dtype)
+    icl = icl_or_nan(Labelled((whole * counted).sum(0) / counted.sum(0), ("pos",)))
+    changes = torch.tensor(
+        [icl_or_nan(by_position.select(heads=i)) - icl for i in range(len(names))], dtype=whole.dtype
+    )
     over = (("heads",), {"heads": names})
     return Ablation(
         Labelled(change, *over), Labelled(spread, *over), Labelled(changes, *over), by_position,
         float((whole * counted).sum() / counted.sum()), icl, kind, value, norms, n,
     )  # fmt: skip
-
-
-def _icl(losses: Labelled) -> float:
-    try:
-        return icl_score(losses)
-    except AnalysisUnavailable:
-        return math.nan
 
 
 class _Surgery:

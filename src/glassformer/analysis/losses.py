@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.run import evaluating
@@ -34,6 +34,13 @@ def loss_by_position(model: Any, *batches: Batch) -> Labelled:
             count = count + batch.weight.sum(0)
     means = torch.as_tensor(total / count)
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
+
+
+def token_losses(model: Any, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
+    """Return every row's loss on every token in nats, and which of them count."""
+    with evaluating(model), torch.no_grad():
+        losses = torch.cat([_losses(model, batch) for batch in batches])
+    return losses, torch.cat([batch.weight for batch in batches])
 
 
 def icl_places(length: int) -> tuple[range, range]:
