@@ -1,6 +1,7 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
@@ -19,9 +20,11 @@ from glassformer.analysis.phase_change import (
     trajectory,
 )
 from glassformer.analysis.run import Run, run
+from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
 
 __all__ = [
     "Ablation",
+    "Argument",
     "Attribution",
     "Explanation",
     "HeadEvaluation",
@@ -32,8 +35,10 @@ __all__ = [
     "LossTrajectories",
     "PhaseChange",
     "Run",
+    "SixArguments",
     "Sources",
     "Trajectory",
+    "UnseenWordsStudy",
     "ablate",
     "ablate_each",
     "attribution",
@@ -50,6 +55,8 @@ __all__ = [
     "phase_change",
     "read_history",
     "run",
+    "six_arguments",
     "sources",
     "trajectory",
+    "unseen_words",
 ]
