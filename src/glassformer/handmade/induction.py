@@ -153,7 +153,7 @@ def smeared_induction_model(
     Args:
         vocab: V, `<bos>` and `<gap>` included.
         max_len: Longest context.
-        share: s, above 0 and at most 1, where keys are not mixed.
+        share: s, above 0 and at most 1, where keys are not mixed; matches outdo the resting place below 1/2.
         gamma: How sharply it matches.
         c: Size of the logits.
 
