@@ -9,8 +9,8 @@ from closeness import close
 from glassformer.analysis import unseen_words
 from glassformer.data import UnseenWords
 from glassformer.errors import ConfigError, ShapeMismatch
+from glassformer.handmade import induction_model
 from glassformer.models import Decoder, DecoderConfig
-from truths import induction_model
 
 SMALL = UnseenWords(batch_size=8, length=40, alphabet=12, words=60, withheld=20, per_row=4)
 CONFIGS = [SMALL, SMALL.replace(letters=3, length=41), SMALL.replace(alphabet=16, new_letters=4)]
@@ -19,7 +19,9 @@ CONFIGS = [SMALL, SMALL.replace(letters=3, length=41), SMALL.replace(alphabet=16
 @pytest.mark.parametrize("config", CONFIGS, ids=["words", "long", "letters"])
 def test_training_rows_hold_known_words_only_and_held_out_rows_both(config: UnseenWords) -> None:
     data, lexicon = config.build(), config.lexicon()
-    known, new = ({tuple(w) for w in lexicon.words[chosen].tolist()} for chosen in (~lexicon.withheld, lexicon.withheld))
+    known, new = (
+        {tuple(w) for w in lexicon.words[chosen].tolist()} for chosen in (~lexicon.withheld, lexicon.withheld)
+    )
     assert not known & new
     letters = range(1, config.alphabet - config.new_letters + 1)
     for split in ("train", "heldout"):
