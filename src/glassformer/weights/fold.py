@@ -54,7 +54,7 @@ def fold(w: HeadWeights) -> HeadWeights:
     final = _reading(stack_of(w.model, w.stack).final, norms)
     unembed = _times(final, w.U)
     out_bias = _sum(w.bU, _through(final, w.U))
-    if getattr(w.model.config, "logit_cap", None) is None:
+    if w.model.config.logit_cap is None:
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
     # folded into whatever reads through them

@@ -203,6 +203,12 @@ class AttentionWeights:
                 f'{analysis}: layer {self.layer} uses "{mixer.config.kind}", whose scores are not bilinear in what '
                 "query and key read (bilinear_scores=False).\n    Read patterns instead: analysis.head_scores(model)."
             )
+        if projection.smear is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} smears its keys, so a score is the sum of two bilinear forms, s QK on "
+                "the key and (1 - s) QK on the one before it.\n    The shares s are module.projection.smear.share; "
+                "read scores themselves: gf.run(…, read=['blocks.*.attn.scores'])."
+            )
         if getattr(projection, "norms", None) is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} normalises queries and keys (qk_norm), so its scores are bilinear "
