@@ -146,7 +146,7 @@ def test_token_position_and_bias_blocks_sum_to_the_scores_of_the_first_layer(kin
     edits = []
     if kind == "learned" and not isinstance(norm, NoNorm):
         # both addends are divided by one scale: freeze the norm at it
-        edits = [Set("blocks.0.attn.scale", w._mean_scale(w[0]).expand(1, 9))]
+        edits = [Set("blocks.0.attn.scale", w.mean_scale(w[0]).expand(1, 9))]
     tape = Tape(model, ["blocks.0.attn.scores"], edits)
     model(tokens, tape=tape)
     sources = w.sources(w[0])
@@ -190,6 +190,7 @@ def test_a_one_layer_model_is_its_direct_path_and_its_patterns_times_its_ov_circ
         ("llama", lambda w: w.full_qk(0, "position", offset=1), "no source"),
         ("attention_only", lambda w: w.full_ov(0, "position"), "no source"),
         ("translator_pre", lambda w: w.full_ov("L0X0"), "encoder's output"),
+        ("translator_pre", lambda w: w.full_ov("enc L0H0"), "no unembedding reads"),
     ],
 )
 def test_what_is_not_defined_says_so(name, what, match):
