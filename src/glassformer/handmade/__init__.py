@@ -14,10 +14,11 @@ from glassformer.handmade.assemble import Head, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
 from glassformer.handmade.induction import induction_model, pointer_model, repeated
 from glassformer.handmade.positional import rope_model, virtual_head_model
-from glassformer.handmade.tables import bigram_model, keep_in_mind, markov_model, skip_trigram_model
+from glassformer.handmade.tables import SkipTrigrams, bigram_model, keep_in_mind, markov_model, skip_trigram_model
 
 __all__ = [
     "Head",
+    "SkipTrigrams",
     "assemble",
     "bigram_model",
     "induction_model",

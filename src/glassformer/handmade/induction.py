@@ -33,8 +33,8 @@ def induction_model(
     Known in closed form, for a row of `<bos>` and different tokens, twice over:
       - L0H0's pattern is the shift, up to e^-beta; L1H0 at query q in the second copy puts
         e^gamma / (e^gamma + e^(gamma/2) + q - 1) on the token after the first copy of its own.
-      - Loss: ln V in the first copy, 0 in the second. With several earlier copies attention is shared equally, so the
-        logits are c times the frequencies of what followed so far.
+      - Loss: ln V in the first copy, 0 in the second, up to attention of e^-(gamma/2) that strays. With several earlier
+        copies attention is shared equally, so the logits are c times the frequencies of what followed so far.
       - The logit is L1H0's alone, and wholly of order one: but without L0H0 its pattern is lost.
       - K-composition of L0H0 with L1H0 is 1 / sqrt(1.25 V), Q- and V-composition are 0. The K-composed QK circuit,
         W_E QK OV' W_E', is gamma I. The eigenvalues of L1H0's OV circuit are c (V - 1 times) and 0.

@@ -45,7 +45,7 @@ def fold(w: HeadWeights) -> HeadWeights:
     gain, bias = norms.get(final.at_out, (None, None))
     unembed = w.U if gain is None else w.U * gain[:, None]
     out_bias = _sum(w.bU, None if bias is None else bias @ w.U)
-    if getattr(w.model.config, "logit_cap", None) is None:
+    if w.model.config.logit_cap is None:
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
     # folded into whatever reads through them
