@@ -146,7 +146,7 @@ def test_token_position_and_bias_blocks_sum_to_the_scores_of_the_first_layer(kin
     edits = []
     if kind == "learned" and not isinstance(norm, NoNorm):
         # both addends are divided by one scale: freeze the norm at it
-        edits = [Set("blocks.0.attn.scale", w.mean_scale(w[0]).expand(1, 9))]
+        edits = [Set("blocks.0.attn.scale", w.source_scale(w[0]).expand(1, 9))]
     tape = Tape(model, ["blocks.0.attn.scores"], edits)
     model(tokens, tape=tape)
     sources = w.sources(w[0])

@@ -1,6 +1,7 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
@@ -10,12 +11,16 @@ from glassformer.analysis.run import Run, run
 
 __all__ = [
     "Attribution",
+    "Copying",
+    "CopyingRates",
     "Explanation",
     "HeadScores",
     "Lens",
     "Run",
     "Sources",
     "attribution",
+    "copying",
+    "copying_rates",
     "explain",
     "head_roles",
     "head_scores",

@@ -27,6 +27,8 @@ from glassformer.models.parts import MlpLayer, Norm
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
 
+CHUNK = 4096  # tokens whose vectors are normed at a time
+
 Side = Literal["query", "key"]
 Source = Literal["token", "position", "bias"]
 
@@ -271,6 +273,7 @@ class HeadWeights:
         side: Literal["query", "key", "value"],
         source: Source,
         ids: Int[Tensor, " n"] | None = None,
+        scale: Tensor | None = None,
     ) -> Float[Tensor, "n d_model"]:
         """Return what a layer reads of tokens or positions by themselves, a row each; see `projected` for the scale.
 
@@ -279,6 +282,7 @@ class HeadWeights:
             side: What for.
             source: Of what.
             ids: Which tokens or positions; all of them by default.
+            scale: What `source_scale` returned, if it is known already.
 
         Raises:
             AnalysisUnavailable: The layer has no such source.
@@ -290,26 +294,42 @@ class HeadWeights:
             )
         norm, tokens = self.norm_before(layer), self.embeddings[layer.stack]
         tokens = self._without_constant(tokens if ids is None else tokens[ids])
-        table = self._positions(layer)
-        in_stream = table is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
+        table, in_stream = self._positions(layer), self.in_stream(layer)
         if source == "position":
             if table is None or (side == "value" and not in_stream):
                 raise self._no_source(layer, source)
             table = table if ids is None else table[ids]
-            return self.normed(table, norm, self.mean_scale(layer), bias=False) if in_stream else table
-        return self.normed(tokens, norm, self.mean_scale(layer) if in_stream else None, bias=False)
+            scale = self.source_scale(layer) if scale is None else scale
+            return self.normed(table, norm, scale, bias=False) if in_stream else table
+        scale = self.source_scale(layer) if scale is None else scale
+        return self.normed(tokens, norm, scale, bias=False)
 
     def _without_constant(self, rows: Tensor) -> Tensor:
         return torch.cat((rows[..., :-1], torch.zeros_like(rows[..., -1:])), -1) if self.augmented else rows
 
-    def mean_scale(self, layer: AttentionWeights) -> Tensor:
-        """Return the mean, over tokens at positions taken in turn, of what the layer's norm divides by."""
+    def in_stream(self, layer: AttentionWeights) -> bool:
+        """Return whether position vectors reach a layer through the stream, and so its values too."""
+        return self.tables[layer.stack] is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
+
+    def source_scale(self, layer: AttentionWeights) -> Tensor | None:
+        """Return what token and position vectors are divided by: None for each its own scale.
+
+        Where positions are in the stream it is the mean, over tokens at positions taken in turn, of what the layer's
+        norm divides by.
+        """
         norm, tokens, table = self.norm_before(layer), self.embeddings[layer.stack], self.tables[layer.stack]
-        assert table is not None, "asked only where positions are in the stream"
+        if table is None or not self.in_stream(layer):
+            return None
         if norm is None or norm.weight is None:
             return tokens.new_ones(())
-        rows = tokens + table[torch.arange(len(tokens), device=tokens.device) % len(table)]
-        return norm.scale(rows[..., :-1] if self.augmented else rows).mean()
+        # a few tokens at a time: a vocabulary's vectors twice over are most of what an analysis would need room for
+        width = tokens.shape[-1] - self.augmented
+        total = tokens.new_zeros(())
+        for start in range(0, len(tokens), CHUNK):
+            rows = tokens[start : start + CHUNK, :width]
+            places = torch.arange(start, start + len(rows), device=tokens.device) % len(table)
+            total = total + norm.scale(rows + table[places, :width]).sum()
+        return total / len(tokens)
 
     def _per_query_head(self, layer: AttentionWeights, rows: Tensor) -> Tensor:
         return rows if len(rows) == len(layer.Q) else rows[layer.group]
