@@ -44,6 +44,8 @@ def fold(w: HeadWeights) -> HeadWeights:
     final = stack_of(w.model, w.stack).final
     gain, bias = norms.get(final.at_out, (None, None))
     unembed = w.U if gain is None else w.U * gain[:, None]
+    # what has no mean reads the same through columns without one; what is written may still have a mean
+    unembed = unembed - unembed.mean(0) if final.config.kind == "layer_norm" else unembed
     out_bias = _sum(w.bU, None if bias is None else bias @ w.U)
     if w.model.config.logit_cap is None:
         unembed = _centred(unembed)

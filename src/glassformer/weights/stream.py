@@ -223,11 +223,12 @@ class HeadWeights:
         return Factored(self.normed(self._without_constant(self.E), self._final(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
-        """Return the unembedding with the final norm's gain, if it is not in there yet."""
+        """Return the unembedding with what is linear in the final norm, gain and centring, if it is not in there yet."""
         gain = self.norms.get(self._final().at_out, (None, None))[0]
         if gain is None:
             return self.U
         body = self.U[: len(gain)] * gain[:, None]
+        body = body - body.mean(0) if self._final().centred else body
         return torch.cat((body, self.U[len(gain) :])) if self.augmented else body
 
     def require_logits(self, layer: AttentionWeights, analysis: str) -> None:
