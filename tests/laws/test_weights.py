@@ -236,3 +236,11 @@ def test_every_head_is_found_by_its_label():
         for label in w.labels:
             assert w[label].labels == [label]
     assert isinstance(subject("translator_pre").model, EncoderDecoder)
+
+
+def test_what_reads_through_a_norm_that_subtracts_the_mean_has_none():
+    w = weights.of(subject("gpt2").model, fold=True)
+    for read in (w.U, *w.Q, *w.K, *w.V, *[m.W_in for m in w.mlps]):
+        close(read.mean(-2), torch.zeros_like(read.mean(-2)), 1e-12)
+    for read in weights.of(subject("llama").model, fold=True).Q:
+        assert read.mean(-2).abs().max() > 0.01

@@ -126,11 +126,11 @@ class _Counts:
 
     @property
     def predictive(self) -> Float[Tensor, "batch symbol"]:
-        # contexts that are not full yet are counted nowhere
-        known = self.table[self.each, self.context] * (self.seen >= self.order) + self.alpha
+        known = self.table[self.each, self.context] + self.alpha
         return known / known.sum(-1, keepdim=True)
 
     def see(self, symbol: Int[Tensor, " batch"]) -> None:
+        # a context that is not full yet would count as one that begins with zeros
         if self.seen >= self.order:
             self.table[self.each, self.context, symbol] += 1
         # the oldest symbol is forgotten, the new one joins on the right
