@@ -33,6 +33,14 @@ from glassformer.analysis.positional import (
 )
 from glassformer.analysis.run import Run, run
 from glassformer.analysis.tables import TokenCircuits, TokenPairs, frequent_tokens, token_circuits, token_pairs
+from glassformer.analysis.trigrams import (
+    CrossedCost,
+    CrossedTrigrams,
+    SkipTrigrams,
+    crossed_cost,
+    crossed_trigrams,
+    skip_trigrams,
+)
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
 
 __all__ = [
@@ -42,6 +50,8 @@ __all__ = [
     "Composition",
     "Copying",
     "CopyingRates",
+    "CrossedCost",
+    "CrossedTrigrams",
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
@@ -54,6 +64,7 @@ __all__ = [
     "PositionalHeads",
     "Run",
     "SixArguments",
+    "SkipTrigrams",
     "Sources",
     "TokenCircuits",
     "TokenPairs",
@@ -65,6 +76,8 @@ __all__ = [
     "composition",
     "copying",
     "copying_rates",
+    "crossed_cost",
+    "crossed_trigrams",
     "detect",
     "evaluate_heads",
     "explain",
@@ -86,6 +99,7 @@ __all__ = [
     "read_history",
     "run",
     "six_arguments",
+    "skip_trigrams",
     "sources",
     "token_circuits",
     "token_pairs",
