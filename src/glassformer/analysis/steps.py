@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.attribution import decoder_side
@@ -236,6 +236,14 @@ class Steps:
         """Labels of sub-layers that take part as they were recorded."""
         return [step.label for step in self.steps if step.attention is None]
 
+    def logits(self, x: Stream, *, live: bool = False) -> Float[Tensor, "*n batch pos vocab"]:
+        """Return the logits of a whole stream, capped if the model caps them."""
+        return self.unembed.logits(self.final(x, bias=True, live=live))
+
+    def loss(self, x: Stream, targets: Int[Tensor, "batch pos"], *, live: bool = False) -> Float[Tensor, "batch pos"]:
+        """Return the loss of each target under a whole stream, in nats."""
+        return -self.unembed.log_prob(self.final(x, bias=True, live=live), targets)
+
     def row(self, row: int) -> "Steps":
         """Return the steps of one row, which keeps its axis."""
         rows = slice(row, row + 1)
@@ -271,7 +279,8 @@ def step_sites(model: Any) -> list[str]:
             found.append(part.at.pattern)
             found += [] if part.merge.linear else [part.at.z_scale]
             found += [] if part.merge.gate is None else [_read_by(block, name)]
-    return found + ([stack.final.at_scale] if stack.final.weight is not None else [])
+    found += [stack.final.at_scale] if stack.final.weight is not None else []
+    return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
 
 def steps_of(run: Run, analysis: str) -> Steps:
