@@ -3,6 +3,8 @@
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.circuits import circuits
+from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
@@ -47,6 +49,7 @@ __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "Circuits",
     "Composition",
     "Copying",
     "CopyingRates",
@@ -69,10 +72,12 @@ __all__ = [
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
+    "Unavailable",
     "UnseenWordsStudy",
     "ablate",
     "ablate_each",
     "attribution",
+    "circuits",
     "composition",
     "copying",
     "copying_rates",

@@ -18,7 +18,7 @@ from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import Block
-from glassformer.models.parts import Embedding, Norm, Unembedding
+from glassformer.models.parts import Norm, Unembedding
 from glassformer.weights import head_label
 
 Stream = Float[Tensor, "*n batch pos d_model"]
@@ -112,7 +112,9 @@ class Step:
             live: Norms divide by the scale of what they are given. Gates stay as they were.
         """
         part, pattern = self._attention
-        values = torch.einsum("...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value"))
+        values = torch.einsum(
+            "...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value")
+        )
         own = _value_bias(part) if bias else None
         values = values if own is None else values + own[:, None]
         return self._scaled(pattern @ per_query_head(values, pattern), live)
