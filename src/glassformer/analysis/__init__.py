@@ -13,6 +13,7 @@ from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
 from glassformer.analysis.history import History, read_history
 from glassformer.analysis.icl import InContextLearning, in_context_learning
+from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.phase_change import (
@@ -55,13 +56,18 @@ __all__ = [
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "Composition",
+    "Copying",
+    "CopyingRates",
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
     "History",
     "InContextLearning",
+    "InductionCircuits",
     "Lens",
     "LossTrajectories",
+    "MatchingTrace",
     "Offsets",
     "PhaseChange",
     "PositionalHeads",
@@ -91,9 +97,11 @@ __all__ = [
     "head_scores",
     "icl_score",
     "in_context_learning",
+    "induction_circuits",
     "lens",
     "loss_by_position",
     "loss_trajectories",
+    "matching_trace",
     "offset_needs",
     "offset_profile",
     "offset_scores",
