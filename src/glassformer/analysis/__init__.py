@@ -3,6 +3,7 @@
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.bigrams import Bigrams, bigrams
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
@@ -47,6 +48,7 @@ __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "Bigrams",
     "Composition",
     "Copying",
     "CopyingRates",
@@ -73,6 +75,7 @@ __all__ = [
     "ablate",
     "ablate_each",
     "attribution",
+    "bigrams",
     "composition",
     "copying",
     "copying_rates",
