@@ -3,6 +3,7 @@
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
@@ -33,6 +34,21 @@ from glassformer.analysis.positional import (
     positional_heads,
 )
 from glassformer.analysis.run import Run, run
+from glassformer.analysis.subspaces import (
+    Bandwidth,
+    Erasers,
+    Erasure,
+    JointPca,
+    Overlaps,
+    StreamDimensions,
+    bandwidth,
+    erasers,
+    erasure,
+    erasure_needs,
+    joint_pca,
+    overlaps,
+    stream_dimensions,
+)
 from glassformer.analysis.tables import TokenCircuits, TokenPairs, frequent_tokens, token_circuits, token_pairs
 from glassformer.analysis.trigrams import (
     CrossedCost,
@@ -43,38 +59,49 @@ from glassformer.analysis.trigrams import (
     skip_trigrams,
 )
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
+from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 
 __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "Bandwidth",
     "Bigrams",
     "Composition",
     "Copying",
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "Erasers",
+    "Erasure",
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
     "History",
     "InContextLearning",
+    "JointPca",
+    "Kurtosis",
     "Lens",
     "LossTrajectories",
     "Offsets",
+    "Overlaps",
     "PhaseChange",
     "PositionalHeads",
+    "RotationTest",
     "Run",
     "SixArguments",
     "SkipTrigrams",
     "Sources",
+    "StreamDimensions",
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
     "UnseenWordsStudy",
+    "VirtualWeights",
     "ablate",
     "ablate_each",
     "attribution",
+    "bandwidth",
     "bigrams",
     "composition",
     "copying",
@@ -82,6 +109,9 @@ __all__ = [
     "crossed_cost",
     "crossed_trigrams",
     "detect",
+    "erasers",
+    "erasure",
+    "erasure_needs",
     "evaluate_heads",
     "explain",
     "frequent_tokens",
@@ -89,23 +119,33 @@ __all__ = [
     "head_scores",
     "icl_score",
     "in_context_learning",
+    "joint_pca",
+    "kurtosis",
+    "kurtosis_needs",
     "lens",
     "loss_by_position",
     "loss_trajectories",
     "offset_needs",
     "offset_profile",
     "offset_scores",
+    "overlaps",
     "phase_change",
     "position_bias",
     "position_scores",
     "positional_heads",
     "read_history",
+    "rotate",
+    "rotation",
+    "rotation_test",
     "run",
     "six_arguments",
     "skip_trigrams",
     "sources",
+    "stream_dimensions",
     "token_circuits",
     "token_pairs",
     "trajectory",
     "unseen_words",
+    "virtual",
+    "virtual_weights",
 ]

@@ -118,9 +118,7 @@ def bigrams(
     )  # fmt: skip
 
 
-def direct_log_probs(
-    w: HeadWeights, ids: Int[Tensor, " n"], position: int | None = None
-) -> Float[Tensor, "n vocab"]:
+def direct_log_probs(w: HeadWeights, ids: Int[Tensor, " n"], position: int | None = None) -> Float[Tensor, "n vocab"]:
     """Return log-probabilities of the direct path after some tokens, through the cap if logits have one."""
     rows, table = w.E[ids], w.P
     if position is not None:
