@@ -5,6 +5,8 @@ from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
+from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
+from glassformer.analysis.bigrams import Bigrams, bigrams
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
@@ -35,6 +37,21 @@ from glassformer.analysis.positional import (
     positional_heads,
 )
 from glassformer.analysis.run import Run, run
+from glassformer.analysis.subspaces import (
+    Bandwidth,
+    Erasers,
+    Erasure,
+    JointPca,
+    Overlaps,
+    StreamDimensions,
+    bandwidth,
+    erasers,
+    erasure,
+    erasure_needs,
+    joint_pca,
+    overlaps,
+    stream_dimensions,
+)
 from glassformer.analysis.tables import TokenCircuits, TokenPairs, frequent_tokens, token_circuits, token_pairs
 from glassformer.analysis.trigrams import (
     CrossedCost,
@@ -45,12 +62,15 @@ from glassformer.analysis.trigrams import (
     skip_trigrams,
 )
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
+from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 
 __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
     "Circuits",
+    "Bandwidth",
+    "Bigrams",
     "Composition",
     "Copying",
     "CopyingRates",
@@ -59,37 +79,50 @@ __all__ = [
     "Composition",
     "Copying",
     "CopyingRates",
+    "Erasers",
+    "Erasure",
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
     "History",
     "InContextLearning",
     "InductionCircuits",
+    "JointPca",
+    "Kurtosis",
     "Lens",
     "LossTrajectories",
     "MatchingTrace",
     "Offsets",
+    "Overlaps",
     "PhaseChange",
     "PositionalHeads",
+    "RotationTest",
     "Run",
     "SixArguments",
     "SkipTrigrams",
     "Sources",
+    "StreamDimensions",
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
     "Unavailable",
     "UnseenWordsStudy",
+    "VirtualWeights",
     "ablate",
     "ablate_each",
     "attribution",
     "circuits",
+    "bandwidth",
+    "bigrams",
     "composition",
     "copying",
     "copying_rates",
     "crossed_cost",
     "crossed_trigrams",
     "detect",
+    "erasers",
+    "erasure",
+    "erasure_needs",
     "evaluate_heads",
     "explain",
     "frequent_tokens",
@@ -98,6 +131,9 @@ __all__ = [
     "icl_score",
     "in_context_learning",
     "induction_circuits",
+    "joint_pca",
+    "kurtosis",
+    "kurtosis_needs",
     "lens",
     "loss_by_position",
     "loss_trajectories",
@@ -105,17 +141,24 @@ __all__ = [
     "offset_needs",
     "offset_profile",
     "offset_scores",
+    "overlaps",
     "phase_change",
     "position_bias",
     "position_scores",
     "positional_heads",
     "read_history",
+    "rotate",
+    "rotation",
+    "rotation_test",
     "run",
     "six_arguments",
     "skip_trigrams",
     "sources",
+    "stream_dimensions",
     "token_circuits",
     "token_pairs",
     "trajectory",
     "unseen_words",
+    "virtual",
+    "virtual_weights",
 ]
