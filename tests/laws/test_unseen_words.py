@@ -19,7 +19,9 @@ CONFIGS = [SMALL, SMALL.replace(letters=3, length=41), SMALL.replace(alphabet=16
 @pytest.mark.parametrize("config", CONFIGS, ids=["words", "long", "letters"])
 def test_training_rows_hold_known_words_only_and_held_out_rows_both(config: UnseenWords) -> None:
     data, lexicon = config.build(), config.lexicon()
-    known, new = ({tuple(w) for w in lexicon.words[chosen].tolist()} for chosen in (~lexicon.withheld, lexicon.withheld))
+    known, new = (
+        {tuple(w) for w in lexicon.words[chosen].tolist()} for chosen in (~lexicon.withheld, lexicon.withheld)
+    )
     assert not known & new
     letters = range(1, config.alphabet - config.new_letters + 1)
     for split in ("train", "heldout"):

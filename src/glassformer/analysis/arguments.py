@@ -30,6 +30,7 @@ from glassformer.analysis.losses import loss_by_position
 from glassformer.analysis.phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.run import run
 from glassformer.attention import AttentionLayer
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
 from glassformer.trace import At, Scale
@@ -89,7 +90,7 @@ class SixArguments(Result):
 def six_arguments(
     folder: str | Path,
     others: Sequence[str | Path] = (),
-    *,
+    *batches: Batch,
     threshold: float = 0.4,
     n_batches: int = 16,
     steps: Sequence[int] | None = None,
@@ -99,8 +100,9 @@ def six_arguments(
     Args:
         folder: The run; with `keep=[…]` it has the checkpoints that argument 1 needs.
         others: Runs to compare with: the same recipe with smeared keys (argument 2), other sizes (argument 6).
+        batches: Rows to measure on; the run's own held-out text by default.
         threshold: Prefix matching from which a head counts as an induction head; a habit of the field, no more.
-        n_batches: Held-out batches to measure on.
+        n_batches: How many held-out batches, where no rows are given.
         steps: Checkpoints to measure for argument 1; all by default.
 
     Raises:
@@ -109,7 +111,7 @@ def six_arguments(
     """
     history = read_history(folder)
     compared = [read_history(other) for other in others]
-    rows = history.batches(n_batches)
+    rows = list(batches) or history.batches(n_batches)
     model = history.model(history.steps[-1])
     evaluation = evaluate_heads(model, torch.cat([batch.tokens for batch in rows]))
     each = ablate_each(model, *rows)
@@ -130,7 +132,7 @@ def six_arguments(
         _ablation(induction, threshold, together, each, share),
         _generality(evaluation, induction),
         _mechanism(model, evaluation, induction),
-        _scale([history, *compared], n_batches),
+        _scale([history, *compared], rows),
     )
     return SixArguments(arguments, induction, threshold, share, path, phase, each, evaluation)
 
@@ -262,13 +264,13 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
 
 
-def _scale(histories: Sequence[History], n_batches: int) -> Argument:
+def _scale(histories: Sequence[History], rows: Sequence[Batch]) -> Argument:
     if len(histories) < 2:
         return _missing("scale", "correlational", "It takes runs of several sizes: give the others.")
     numbers: dict[str, Any] = {}
     for history in histories:
         model = history.model(history.steps[-1])
-        losses = loss_by_position(model, *histories[0].batches(n_batches))
+        losses = loss_by_position(model, *rows)
         prefix = head_scores(model).best("induction")[1]
         size = sum(p.numel() for p in model.parameters())
         numbers[history.name] = {"parameters": size, "icl_score": icl_or_nan(losses), "prefix_matching": prefix}

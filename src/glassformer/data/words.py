@@ -47,15 +47,15 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
         per_row: Different words in a row.
     """
 
-    batch_size: int = 32
-    length: int = 48
+    batch_size: int = 16
+    length: int = 96
     seed: int = 0
     letters: int = 2
     alphabet: int = 32
-    words: int = 512
-    withheld: int = 128
+    words: int = 1024
+    withheld: int = 256
     new_letters: int = 0
-    per_row: int = 8
+    per_row: int = 16
 
     def __post_init__(self) -> None:
         check_shape(self, least=2 * self.letters)
