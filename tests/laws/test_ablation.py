@@ -1,4 +1,4 @@
-"""Ablation: exact on constructions and on paths written out, the same one by one and batched, refused where undefined."""
+"""Ablation: exact on constructions and on paths written out, one by one as batched, refused where undefined."""
 
 import dataclasses
 import math

@@ -125,7 +125,7 @@ def test_any_mask_can_be_looked_for() -> None:
     for measure in ("mass", "closeness"):
         assert float(detect(done, previous, measure=measure).select(head="L0H0").values) == pytest.approx(1)
     assert float(detect(done, previous, measure="closeness").select(head="L1H1").values) < -0.5
-    with pytest.raises(ShapeMismatch, match="the mask has query=3 key=3, the pattern of blocks.0.attn query=41"):
+    with pytest.raises(ShapeMismatch, match=r"mask has query=3 key=3, the pattern of blocks\.0\.attn query=41"):
         detect(done, torch.ones(3, 3, dtype=torch.bool))
 
 

@@ -16,6 +16,7 @@ Source: Olsson et al. 2022. The thresholds behind the grades are ours and are st
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,7 +183,8 @@ def _co_perturbation(history: History, others: Sequence[History], phase: PhaseCh
         grade = "medium"
     said = "; ".join(f"{name} at step {n['prefix_matching_above_half']}" for name, n in numbers.items())
     finding = (
-        f"The best head's prefix matching first exceeds a half: {said} (None: never). Final in-context-learning scores: "
+        f"The best head's prefix matching first exceeds a half: {said} (None: never). In-context-learning scores at "
+        "the end: "
         + ", ".join(f"{name} {n['icl_score']:.3f}" for name, n in numbers.items())
         + ". Medium if smeared keys make it earlier; one seed each."
     )
@@ -223,7 +225,7 @@ def _generality(evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argum
     }  # fmt: skip
     grade: Grade = "medium" if min(found.values()) >= 0.4 else "weak"
     finding = (
-        "Prefix matching of the best of them: "
+        "Prefix matching of the best: "
         + ", ".join(f"{setting} {value:.2f}" for setting, value in found.items())
         + ". Medium if 0.4 or more everywhere. Whether they also match by meaning (translations, patterns) takes "
         "prompts that a run folder does not hold."
@@ -256,8 +258,8 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     lost = numbers["prefix_matching"] - numbers["prefix_matching_without_source"]
     grade: Grade = "strong" if lost > 0.5 * numbers["prefix_matching"] else "weak"
     finding = (
-        f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, the earlier head that attends "
-        f"most to the previous token ({numbers['previous_token']:.2f}), it does so at "
+        f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, which of all earlier "
+        f"heads attends most to the previous token ({numbers['previous_token']:.2f}), it does so at "
         f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than half "
         "of the matching goes; composition of weights says by which input."
     )
@@ -276,7 +278,7 @@ def _scale(histories: Sequence[History], rows: Sequence[Batch]) -> Argument:
         numbers[history.name] = {"parameters": size, "icl_score": icl_or_nan(losses), "prefix_matching": prefix}
     sizes = {found["parameters"] for found in numbers.values()}
     ordered = sorted(numbers.values(), key=lambda n: -n["prefix_matching"])
-    agree = all(a["icl_score"] <= b["icl_score"] for a, b in zip(ordered, ordered[1:]))
+    agree = all(a["icl_score"] <= b["icl_score"] for a, b in pairwise(ordered))
     grade: Grade = "weak" if agree and len(sizes) > 1 else "none"
     finding = (
         "; ".join(

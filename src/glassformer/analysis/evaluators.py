@@ -198,9 +198,8 @@ class _Meter:
     def __init__(self, model: Decoder, ids: Tensor) -> None:
         self.model, self.ids = model, ids
         self.masks = role_masks(ids)
-        self.blocks: dict[str, tuple[Block, str]] = {
-            f"{block.path}.{name}": (block, name) for block in model.stack.blocks for name in block.names
-        }  # type: ignore[union-attr]
+        blocks: list[Block] = list(model.stack.blocks)  # type: ignore[arg-type]
+        self.blocks = {f"{block.path}.{name}": (block, name) for block in blocks for name in block.names}
         self.pattern: Tensor = ids
         self.masses: dict[str, Float[Tensor, "role batch head query"]] = {}
         self.copied: dict[str, Float[Tensor, "batch head query"]] = {}
