@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.attention import linear
+from glassformer.attention import LinearMap, linear
 from glassformer.models import Decoder
 from glassformer.models.presets import gpt2_small
 from glassformer.training.recipes import recipe
@@ -97,16 +97,20 @@ class _TakeSitesOut(ast.NodeTransformer):
 class BareDecoder(nn.Module):
     """The forward pass of one of our decoders (pre-norm, softmax) as one would write it with nothing to see through.
 
-    It shares the matrices with the model it copies, so only what lies around them differs. Pass a deep copy to get
-    parameters of its own.
+    It shares the matrices, and the way they are multiplied, with the model it copies, so only what lies around them
+    differs. Pass a deep copy to get parameters of its own; those it can multiply by torch's own route (`plain`).
     """
 
-    def __init__(self, model: Decoder, attend: Attend = "fused") -> None:
+    def __init__(self, model: Decoder, attend: Attend = "fused", *, plain: bool = False) -> None:
         super().__init__()
+        self.product = F.linear if plain else linear
         self.embed, self.unembed = model.embed.weight, model.unembed.weight
         self.positions = None if model.embed.positions is None else model.embed.positions.weight
         self.blocks = nn.ModuleList(BareBlock(part, model.config.max_len, attend) for part in model.stack.blocks)
         self.norm = BareNorm(model.stack.final)
+        for module in self.modules():
+            if plain and isinstance(module, LinearMap):
+                module.__class__ = nn.Linear
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.embed)
@@ -114,7 +118,7 @@ class BareDecoder(nn.Module):
             x = x + self.positions[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return linear(self.norm(x), self.unembed)
+        return self.product(self.norm(x), self.unembed)
 
 
 class BareBlock(nn.Module):

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from glassformer import weights
 from glassformer.analysis import (
     PhaseChange,
     Trajectory,
     ablate,
+    composition,
     evaluate_heads,
     head_scores,
     in_context_learning,
@@ -46,19 +46,10 @@ def circuit(history: History) -> tuple[str, str]:
     return scores.best("previous_token")[0], scores.best("induction")[0]
 
 
-def composition(model: Any, first: str, second: str) -> tuple[float, float, float]:
-    """Return K-composition of two heads, and mean and standard deviation over all other pairs of the two layers."""
-    w = weights.of(model, fold=True)
-    labels = w.attention[0].labels, w.attention[1].labels
-    scores = torch.zeros(len(labels[0]), len(labels[1]))
-    for i, one in enumerate(labels[0]):
-        for j, other in enumerate(labels[1]):
-            ov, qk = w[one].ov(), w[other].qk()
-            scores[i, j] = float((ov @ qk.mT).norm()) / float(ov.norm()) / float(qk.norm())
-    place = labels[0].index(first), labels[1].index(second)
-    rest = torch.ones_like(scores, dtype=torch.bool)
-    rest[place] = False
-    return float(scores[place]), float(scores[rest].mean()), float(scores[rest].std())
+def k_composition(model: Any, first: str, second: str) -> tuple[float, float, float]:
+    """Return K-composition of two heads, and mean and standard deviation of random matrices of their shapes."""
+    found, place = composition(model), {"kind": "K", "earlier": first, "later": second}
+    return tuple(float(x.select(**place).values) for x in (found.scores, found.null_mean, found.null_sd))  # type: ignore
 
 
 def table(history: History, found: Trajectory, phase: PhaseChange, heads: tuple[str, str]) -> list[str]:
@@ -84,9 +75,9 @@ def table(history: History, found: Trajectory, phase: PhaseChange, heads: tuple[
         )
         for evaluator, name in (("prefix_matching", "prefix matching"), ("copying", "copying")):
             put(f"{name}, {induction}", f"{float(roles.select(head=induction, evaluator=evaluator).values):.3f}")
-        score, mean, spread = composition(model, previous, induction)
+        score, mean, spread = k_composition(model, previous, induction)
         put(f"K-composition, {previous} to {induction}", f"{score:.3f}")
-        put("K-composition, all other pairs", f"{mean:.3f} ± {spread:.3f}")
+        put("the same of random matrices", f"{mean:.3f} ± {spread:.3f}")
         for head in heads:
             for kind, said in (("full", "everything reacts"), ("pattern_preserving", "patterns held")):
                 lost = ablate(model, head, *batches, kind=kind)  # type: ignore[arg-type]
@@ -158,7 +149,7 @@ def history_of_circuit(history: History, heads: tuple[str, str], roles: Any, eff
         for name, value in (
             (f"previous token, {previous}", float(scores.select(head=previous, role="previous_token").values)),
             (f"prefix matching, {induction}", float(scores.select(head=induction, role="induction").values)),
-            ("K-composition of the two", composition(model, previous, induction)[0]),
+            ("K-composition of the two", k_composition(model, previous, induction)[0]),
         ):
             curves.setdefault(name, []).append(value)
         for head in heads:

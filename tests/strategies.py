@@ -233,9 +233,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "differential": _decoder(
         *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
     ),
+    # a cap as small as the logits themselves, so that it bends them
+    "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
-    "translator_linear": _translator("pre", Linear(), positions=Learned()),
+    "translator_linear": _translator("pre", Linear(), positions=Learned(), logit_cap=1.0),
 }
 
 

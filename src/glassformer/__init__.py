@@ -28,7 +28,18 @@ _HOMES = {
     "trace": ("Add", "Apply", "At", "Project", "Read", "Scale", "Set", "Take", "Tape"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_PACKAGES = ("analysis", "attention", "checkpoints", "data", "errors", "models", "render", "trace", "training")
+_PACKAGES = (
+    "analysis",
+    "attention",
+    "checkpoints",
+    "data",
+    "errors",
+    "handmade",
+    "models",
+    "render",
+    "trace",
+    "training",
+)
 
 __all__ = [
     "Add",

@@ -19,9 +19,9 @@ from glassformer.analysis.explain import needs
 from glassformer.analysis.heads import ROLES
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
+from glassformer.handmade import induction_model
 from glassformer.render.terminal import lines, visible
 from strategies import ARCHITECTURES, subject
-from truths import induction_model
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 

@@ -15,7 +15,7 @@ import torch
 
 from explanations import SAMPLES, sample
 from glassformer.analysis import explain
-from truths import induction_model
+from glassformer.handmade import induction_model
 
 STORED = Path(__file__).with_name("explanation.json")
 PAGE = Path(__file__).parents[2] / "docs" / "explain-json.md"

@@ -16,10 +16,10 @@ from glassformer.attention import QueryKeyOnly
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, EncoderDecoder, NoNorm, block
 from glassformer.trace import At, Scale, Tape
 from strategies import ARCHITECTURES, randomise, subject
-from truths import induction_model, repeated
 
 
 def batch_for(name: str, length: int = 9, rows: int = 3) -> tuple[Any, Batch]:

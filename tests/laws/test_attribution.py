@@ -1,5 +1,6 @@
 """Direct logit attribution: nothing is left over, whatever the architecture."""
 
+import math
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from glassformer.analysis import Run, attribution, run, sources
 from glassformer.analysis.attribution import needs, source_needs
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
+from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
 from glassformer.trace import Add, At, Scale, Set
 from strategies import ARCHITECTURES, Subject, randomise, subject
-from truths import induction_model, repeated
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -27,22 +28,26 @@ def passed(found: Subject, *more: str) -> Run:
     return run(found.model, inputs[0], *inputs[1:], read=[*needs(found.model), *more])
 
 
+def raw_logits(done: Run) -> torch.Tensor:
+    """Return the logits before the cap, if the model has one."""
+    assert done.logits is not None
+    return done["logits_raw"].values if "logits_raw" in done else done.logits
+
+
 @every
 def test_components_sum_to_the_logit(name: str) -> None:
     done = passed(subject(name))
     for answer, position in ((0, -1), (7, 2)):
         found = attribution(done, answer, position=position)
-        assert done.logits is not None
-        close(found.contributions.values.sum(), done.logits[0, position, answer])
+        close(found.contributions.values.sum(), raw_logits(done)[0, position, answer])
         assert found.total == pytest.approx(found.sum)
 
 
 @every
 def test_components_sum_to_the_difference_of_two_logits(name: str) -> None:
     done = passed(subject(name))
-    assert done.logits is not None
     found = attribution(done, 3, 5)
-    close(found.contributions.values.sum(), done.logits[0, -1, 3] - done.logits[0, -1, 5])
+    close(found.contributions.values.sum(), raw_logits(done)[0, -1, 3] - raw_logits(done)[0, -1, 5])
 
 
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
@@ -83,8 +88,8 @@ def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) ->
     found = subject(name)
     inputs = [ids[:1] for ids in found.inputs]
     clean = passed(found, "*.out")
-    assert clean.logits is not None
     split = attribution(clean, 3)
+    raw = [n for n in clean if n == "logits_raw"]
     stack = list(found.model.stacks.values())[-1]
     frozen = [n for n in clean if n.endswith(("write_scale", "sum_scale", "final.scale"))]
     for component in [c for c in split.components if c.kind in ("head", "cross_head", "mlp")]:
@@ -95,10 +100,19 @@ def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) ->
         site = f"{path}.out" if component.head is None else f"{path}.head_out"
         removed = Scale(site, 0.0, at=At() if component.head is None else At(head=component.head))
         edits = [removed, *[Set(n, clean) for n in (*others, *frozen)]]
-        without = run(found.model, inputs[0], *inputs[1:], edit=edits)
-        assert without.logits is not None
-        change = clean.logits[0, -1, 3] - without.logits[0, -1, 3]
+        without = run(found.model, inputs[0], *inputs[1:], read=raw, edit=edits)
+        change = raw_logits(clean)[0, -1, 3] - raw_logits(without)[0, -1, 3]
         assert float(change) == pytest.approx(split[component.label], abs=1e-10)
+
+
+def test_a_capped_model_has_its_raw_logit_split_and_says_so() -> None:
+    done = passed(subject("capped"))
+    assert done.logits is not None
+    split = attribution(done, 3)
+    assert split.cap == 0.3 == done.model.config.logit_cap
+    assert float(done.logits[0, -1, 3]) == pytest.approx(0.3 * math.tanh(split.total / 0.3))
+    assert abs(split.total - float(done.logits[0, -1, 3])) > 0.01
+    assert attribution(passed(subject("llama")), 3).cap is None
 
 
 def test_in_the_induction_model_the_induction_head_adds_the_whole_logit() -> None:

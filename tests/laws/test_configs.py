@@ -206,4 +206,4 @@ def test_cut_and_flipped_texts_give_config_errors(name: str, data: st.DataObject
         flipped = text[:i] + data.draw(st.characters()) + text[i + 1 :]
         for broken in (text[:i], flipped):
             with contextlib.suppress(ConfigError):
-                ModelConfig.from_json(broken)
+                assert isinstance(ModelConfig.from_json(broken), ModelConfig)

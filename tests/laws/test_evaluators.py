@@ -10,11 +10,11 @@ from glassformer.analysis import detect, evaluate_heads, head_scores, run
 from glassformer.analysis.evaluators import prefix_mask, settings_of
 from glassformer.analysis.heads import ROLES, needs, role_masks
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
 from glassformer.trace import Tape
 from strategies import ARCHITECTURES, subject
-from truths import induction_model, repeated
 
 DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
 

@@ -66,6 +66,7 @@ ARCHITECTURES = {
     "lightning": decoder(mixer=Lightning(chunk=4), merge=lightning_merge()),
     "differential": decoder(n_kv_heads=2, positions=Rope(), **differential(1)),
     "parallel": decoder(wiring="parallel", positions=Rope()),
+    "capped": decoder(positions=Rope()).replace(logit_cap=0.3),
     "encoder-decoder post": encoder_decoder("post"),
     "encoder-decoder pre": encoder_decoder("pre"),
 }

@@ -12,11 +12,11 @@ from glassformer.analysis import head_roles, head_scores, icl_score, loss_by_pos
 from glassformer.analysis.heads import ROLES, heads, needs, repeated_tokens, role_masks
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
 from strategies import ARCHITECTURES, subject
-from truths import induction_model, repeated
 
 DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
 

@@ -11,8 +11,8 @@ from closeness import close
 from glassformer.analysis import lens, run
 from glassformer.analysis.lens import entropy_bits, kl_bits, needs, rank
 from glassformer.errors import SiteNotRead
+from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
-from truths import induction_model, repeated
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

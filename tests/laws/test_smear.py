@@ -9,45 +9,12 @@ from hypothesis import strategies as st
 
 from closeness import close
 from glassformer import weights
-from glassformer.attention import Alibi, Attention, Rope, Smeared, Softmax
+from glassformer.attention import Alibi, Attention, Rope, Smeared
 from glassformer.errors import AnalysisUnavailable, ConfigError
-from glassformer.models import Decoder, DecoderConfig, NoNorm, block, generate
+from glassformer.handmade import repeated, smeared_induction_model
+from glassformer.models import Decoder, DecoderConfig, block, generate
 from glassformer.models.sampling import GREEDY
 from strategies import Layer, causal_context, layouts, randomise, seeds, stream, subject
-from truths import repeated
-
-
-def smeared_induction_model(vocab: int = 21, share: float = 0.01, gamma: float = 40.0, c: float = 50.0) -> Decoder:
-    """Build one layer whose smeared keys say which token stands before them.
-
-    Token 0 is where to rest; its key smears into the next one, so token 1, which always follows, has no value either.
-    """
-    eye = torch.eye(vocab, dtype=torch.float64)
-    without_first = eye.clone()
-    without_first[:2] = 0
-    layer = block(Softmax(scale=1.0), n_heads=1, d_head=vocab, norm=NoNorm(), smeared=True)
-    config = DecoderConfig(vocab, 2 * vocab, (layer,), max_len=4 * vocab, final_norm=NoNorm(), tied=False)
-    model = config.build().double().eval()
-    attn = model.stack.blocks[0].attn
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        attn.projection.smear.alpha.fill_(math.log(share / (1 - share)) if share < 1 else 60.0)
-        model.embed.weight[:, :vocab] = eye
-        query, key, value = (attn.projection.matrix(which)[0] for which in ("query", "key", "value"))
-        query[:vocab] = gamma * eye
-        key[:vocab] = eye
-        key[0] = 0.5
-        value[:vocab] = without_first
-        attn.merge.matrix()[0, :, vocab:] = eye
-        model.unembed.weight[:, vocab:] = c * eye
-    return model
-
-
-def begun(batch: int = 3, vocab: int = 21) -> torch.Tensor:
-    """Return token 0, token 1, then all others in random order, twice."""
-    ids = repeated(vocab - 1, batch=batch)
-    return torch.cat((ids[:, :1], torch.ones_like(ids[:, :1]), ids[:, 1:] + 1), 1)
 
 
 def losses(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
@@ -111,14 +78,14 @@ def test_the_shares_receive_gradients() -> None:
 
 
 def test_one_smeared_layer_completes_repetitions() -> None:
-    found = losses(smeared_induction_model(), begun())
-    close(found[:, :20], torch.full_like(found[:, :20], math.log(21)), 1e-3)
-    assert found[:, 21:].max() < 1e-6
+    found = losses(smeared_induction_model(), repeated(22, batch=3, gap=True))
+    close(found[:, :21], torch.full_like(found[:, :21], math.log(22)), 1e-3)
+    assert found[:, 22:].max() < 1e-6
 
 
 def test_the_same_layer_without_smearing_repeats_the_current_token() -> None:
-    found = losses(smeared_induction_model(share=1.0), begun())
-    close(found[:, 21:], torch.full_like(found[:, 21:], 50.0), 1e-3)
+    found = losses(smeared_induction_model(share=1.0), repeated(22, batch=3, gap=True))
+    close(found[:, 22:], torch.full_like(found[:, 22:], 50.0), 1e-3)
 
 
 def test_weights_refuse_qk_of_smeared_keys_and_keep_everything_else() -> None:

@@ -10,6 +10,7 @@ from glassformer.data import (
     Brackets,
     Copy,
     DataConfig,
+    DirichletMarkov,
     Induction,
     Markov,
     MixtureConfig,
@@ -37,7 +38,7 @@ TASKS = [
     SkipTrigram(batch_size=32, length=16),
 ]
 NAMES = [f"{config.kind}-{i}" for i, config in enumerate(TASKS)]
-IDS = [*NAMES, "markov", "zh-en"]
+IDS = [*NAMES, "markov", "dirichlet-markov", "zh-en"]
 
 
 def answers(config, split="train", steps=4):
@@ -92,7 +93,7 @@ def test_the_answer_key_is_what_the_row_determines(config, split):
         assert solve(config, before) == answer
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), ZhEnConfig(batch_size=8)], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), ZhEnConfig(batch_size=8)], ids=IDS)
 def test_batches_are_a_pure_function_of_the_step(config):
     one, two = config.build(), config.build()
     first = [one.batch(step).tensors() for step in range(4)]
@@ -105,7 +106,7 @@ def test_batches_are_a_pure_function_of_the_step(config):
     assert not torch.equal(one.batch(0).targets, config.replace(seed=5).build().batch(0).targets)
 
 
-@pytest.mark.parametrize("config", [*TASKS, Markov(), ZhEnConfig()], ids=IDS)
+@pytest.mark.parametrize("config", [*TASKS, Markov(), DirichletMarkov(), ZhEnConfig()], ids=IDS)
 def test_batches_fit_their_config(config):
     data = config.build()
     batch = data.batch(0)
@@ -122,6 +123,7 @@ def test_batches_fit_their_config(config):
 CONFIGS = [
     *TASKS,
     Markov(),
+    DirichletMarkov(),
     ZhEnConfig(),
     TextConfig(),
     MixtureConfig(parts=(TextConfig(), Repeat()), shares=(0.5, 0.5)),

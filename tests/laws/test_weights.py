@@ -21,7 +21,7 @@ def test_matrices_give_the_log_probabilities_of_the_model(name, fold, augment):
     model = subject(name)
     tokens = model.inputs[::-1]
     w = weights.of(model.model, fold=fold, augment=augment)
-    found = weights.logits(w, *tokens)
+    found = model.model.unembed.capped(weights.logits(w, *tokens))
     expected = model()
     # linear attention divides by a sum that may be small, which makes rounding errors larger
     close(found.log_softmax(-1), expected.log_softmax(-1), 1e-8 if "linear" in name else None)
@@ -204,3 +204,11 @@ def test_every_head_is_found_by_its_label():
         for label in w.labels:
             assert w[label].labels == [label]
     assert isinstance(subject("translator_pre").model, EncoderDecoder)
+
+
+def test_what_reads_through_a_norm_that_subtracts_the_mean_has_none():
+    w = weights.of(subject("gpt2").model, fold=True)
+    for read in (w.U, *w.Q, *w.K, *w.V, *[m.W_in for m in w.mlps]):
+        close(read.mean(-2), torch.zeros_like(read.mean(-2)), 1e-12)
+    for read in weights.of(subject("llama").model, fold=True).Q:
+        assert read.mean(-2).abs().max() > 0.01

@@ -3,6 +3,7 @@
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
@@ -26,6 +27,7 @@ __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "Composition",
     "Explanation",
     "HeadEvaluation",
     "HeadScores",
@@ -42,6 +44,7 @@ __all__ = [
     "ablate",
     "ablate_each",
     "attribution",
+    "composition",
     "detect",
     "evaluate_heads",
     "explain",

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.composition import composition
 from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads
 from glassformer.analysis.heads import head_roles, head_scores, heads, needs, repeated_tokens
 from glassformer.analysis.history import History, read_history
@@ -255,15 +256,30 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     numbers["source"] = source
     numbers["previous_token"] = float(plain.select(head=source, evaluator="previous_token").values)
     numbers["prefix_matching_without_source"] = _prefix_without(model, source, best)
+    numbers |= _composition(model, source, best)
     lost = numbers["prefix_matching"] - numbers["prefix_matching_without_source"]
     grade: Grade = "strong" if lost > 0.5 * numbers["prefix_matching"] else "weak"
     finding = (
         f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, which of all earlier "
         f"heads attends most to the previous token ({numbers['previous_token']:.2f}), it does so at "
         f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than half "
-        "of the matching goes; composition of weights says by which input."
+        f"of the matching goes. {numbers['composition']}"
     )
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
+
+
+def _composition(model: Any, source: str, head: str) -> dict[str, Any]:
+    """Return K-composition of two heads in standard deviations above random matrices, in words too."""
+    try:
+        found = composition(model)
+    except AnalysisUnavailable as error:
+        return {"composition": f"No composition from weights: {str(error).splitlines()[0]}"}
+    place = {"kind": "K", "earlier": source, "later": head}
+    score, above = (float(x.select(**place).values) for x in (found.scores, found.excess()))
+    if math.isnan(score):
+        return {"composition": "K-composition is not defined for this pair."}
+    said = f"Their K-composition is {score:.3f}, {above:.1f} standard deviations above random matrices."
+    return {"k_composition": score, "k_composition_deviations": above, "composition": said}
 
 
 def _scale(histories: Sequence[History], rows: Sequence[Batch]) -> Argument:

@@ -59,6 +59,8 @@ class Attribution(Result):
         position: Index of the position whose next token is in question.
         total: The logit, or the difference, as the model computed it.
         sum: Of the contributions; equal to `total` up to rounding unless the stream itself was edited.
+        cap: The model's soft cap on logits, or None. With a cap, `total` and the contributions are of the raw logit,
+            before the cap: what comes after it is no sum.
     """
 
     contributions: Labelled
@@ -68,6 +70,7 @@ class Attribution(Result):
     position: int
     total: float
     sum: float
+    cap: float | None = None
 
     def __getitem__(self, label: str) -> float:
         """Return one contribution by its label."""
@@ -95,7 +98,8 @@ def needs(model: Any) -> list[str]:
         names.append(f"{block.path}.{name}.{'head_out' if _attention(block, name) else 'out'}")
         after = block.norm_after(name)
         names += [after.at_scale] if after is not None and after.weight is not None else []
-    return [*names, stack.final.at_scale] if stack.final.weight is not None else names
+    names += [stack.final.at_scale] if stack.final.weight is not None else []
+    return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
 def attribution(
@@ -105,6 +109,7 @@ def attribution(
 
     Norm scales are frozen at the values they took in this pass; then the parts sum to the logit exactly (tested to
     1e-9 in float64). What is measured is the direct effect: what later components made of a write is credited to them.
+    Of a model that caps its logits, the raw logit is split.
 
     Args:
         run: A forward pass that read `needs(model)`.
@@ -127,8 +132,8 @@ def attribution(
     stack, embed = decoder_side(model)
     run.require(needs(model), "attribution")
     assert run.logits is not None, "a run of one of our models has logits"
-    at = run.place(position, row)
-    logits = run.logits[row, at].detach()
+    at, cap = run.place(position, row), model.unembed.cap
+    logits = (run.logits if cap is None else run[model.unembed.at_raw].values)[row, at].detach()
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
     other = None if against is None else token_id(model, against)
     total = logits[chosen] if other is None else logits[chosen] - logits[other]
@@ -148,7 +153,7 @@ def attribution(
     components = tuple(component for component, _ in parts)
     values = torch.stack([value.detach().double() for _, value in parts])
     labelled = Labelled(values, ("component",), {"component": [c.label for c in components]})
-    return Attribution(labelled, components, chosen, other, at, float(total), float(values.sum()))
+    return Attribution(labelled, components, chosen, other, at, float(total), float(values.sum()), cap)
 
 
 def source_needs(model: Any) -> list[str]:

@@ -90,6 +90,8 @@ def explain(
     log_probs = logits.double().log_softmax(-1)
     split = attribution(passed, chosen, other, position=at)
     facts, notes = _heads(passed, split)
+    if split.cap is not None:
+        notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
     return Explanation(
         model=_model_facts(model),
         text=passed.text,
@@ -203,7 +205,9 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
 def _contributions(split: Attribution) -> Contributions:
     values = split.contributions.values.tolist()
     parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
-    return Contributions("logit" if split.against is None else "difference", split.total, split.sum, tuple(parts))
+    raw, difference = split.cap is not None, split.against is not None
+    target = ("raw difference" if difference else "raw logit") if raw else "difference" if difference else "logit"
+    return Contributions(target, split.total, split.sum, tuple(parts))
 
 
 def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:

@@ -110,7 +110,7 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True)
 class Contributions:
-    target: Literal["logit", "difference"]
+    target: Literal["logit", "difference", "raw logit", "raw difference"]
     total: float
     sum: float
     components: tuple[Contribution, ...]

@@ -118,4 +118,6 @@ def _described(part: Any) -> str:
 
 
 def _unembedding(model: Any) -> str:
-    return "The unembedding is the embedding matrix." if model.config.tied else "The unembedding has its own matrix."
+    matrix = "The unembedding is the embedding matrix." if model.config.tied else "The unembedding has its own matrix."
+    cap = model.unembed.cap
+    return matrix if cap is None else f"{matrix} Capped: {cap:g} * tanh(raw / {cap:g})."

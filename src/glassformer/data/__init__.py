@@ -3,6 +3,7 @@
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.chains import Markov, SkipTrigram
 from glassformer.data.counts import BigramModel, NGramModel
+from glassformer.data.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
 from glassformer.data.sources import Document, python_stdlib, read_source
@@ -19,6 +20,7 @@ __all__ = [
     "Copy",
     "Data",
     "DataConfig",
+    "DirichletMarkov",
     "Document",
     "Induction",
     "Markov",
@@ -37,6 +39,7 @@ __all__ = [
     "UnseenWords",
     "ZhEnConfig",
     "bytes_tokenizer",
+    "dirichlet_predictive",
     "python_stdlib",
     "read_source",
     "train_bpe",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
+from glassformer.data.one_head import ranked_loss
 from glassformer.data.tasks import Alphabet, Rows, TaskConfig, check_shape
 
 _LARGEST_TABLE = 2**22
@@ -97,6 +98,10 @@ class SkipTrigram(TaskConfig, kind="skip-trigram"):
         """Return the number of the answer, `source destination`."""
         random = generator(self.seed, "skip-trigram")
         return torch.randint(self.n_answers, (self.n_sources, self.n_destinations), generator=random)
+
+    def one_head_loss(self) -> float:
+        """Return the least loss, in nats, of what one head can move from the source; 0 would be right every time."""
+        return ranked_loss(self.table(), self.n_answers)
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
         size, half = self.batch_size, self.length // 2

@@ -1,5 +1,6 @@
 """Decoder: tokens in, next-token logits out. Attention-only models are decoders whose blocks have no MLP."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from glassformer.config import Config, require
 from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
 from glassformer.models.stack import Stack, State, make_context, site_table
-from glassformer.trace import Site, SiteTable, Tape, site
+from glassformer.trace import SiteTable, Tape
 
 
 class ModelConfig(Config, family=True):
@@ -39,6 +40,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         tied: Use the embedding matrix as unembedding.
         embed_scale: Multiply token vectors by sqrt(d_model).
         unembed_bias: A bias per token on the logits.
+        logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         init: How weights are drawn, see `parts.initialise`.
     """
 
@@ -52,10 +54,15 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     embed_scale: bool = False
     unembed_bias: bool = False
     init: Literal["gpt", "xavier"] = "gpt"
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
             require(getattr(self, name) >= 1, f"decoder: {name} must be at least 1, found {getattr(self, name)}.")
+        require(
+            self.logit_cap is None or 0 < self.logit_cap < math.inf,
+            f"decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
+        )
         crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"decoder: layer {crossed[:1]} has cross-attention, but there is no encoder.")
 
@@ -80,7 +87,7 @@ class Decoder(nn.Module):
         )
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
         tied = self.embed if config.tied else None
-        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, config.unembed_bias)
+        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property
@@ -95,7 +102,7 @@ class Decoder(nn.Module):
     def _sites(self):
         yield from self.embed.sites()
         yield from self.stack.sites()
-        yield Site("logits", ("batch", "pos", "vocab"), {"vocab": self.config.vocab_size})
+        yield from self.unembed.sites()
 
     def forward(
         self,
@@ -187,4 +194,4 @@ class Decoder(nn.Module):
     def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
         if tape is not None and not tape.logits:
             return x
-        return site(tape, "logits", self.unembed.logits(x))
+        return self.unembed(x, tape)

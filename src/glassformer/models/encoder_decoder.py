@@ -1,5 +1,6 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from glassformer.models.parts import (
     initialise,
 )
 from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
-from glassformer.trace import Site, SiteTable, Tape, site
+from glassformer.trace import SiteTable, Tape
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         tied: One matrix for both embeddings and the unembedding (Vaswani et al. 2017, section 3.4).
         embed_scale: Multiply token vectors by sqrt(d_model).
         init: How weights are drawn, see `parts.initialise`.
+        logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
     """
 
     vocab_size: int
@@ -50,12 +52,17 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     tied: bool = True
     embed_scale: bool = True
     init: Literal["gpt", "xavier"] = "xavier"
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
             require(
                 getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}."
             )
+        require(
+            self.logit_cap is None or 0 < self.logit_cap < math.inf,
+            f"encoder_decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
+        )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -83,7 +90,7 @@ class EncoderDecoder(nn.Module):
         self.encoder_embed = Embedding(*sizes, "encoder.embed", tied)
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
-        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, bias=False)
+        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, bias=False, cap=config.logit_cap)
         writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
         initialise(self, config.init, writes)
 
@@ -99,7 +106,7 @@ class EncoderDecoder(nn.Module):
         for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):
             yield from embed.sites()
             yield from stack.sites()
-        yield Site("logits", ("batch", "pos", "vocab"), {"vocab": self.config.vocab_size})
+        yield from self.unembed.sites()
 
     def forward(
         self,
@@ -204,7 +211,7 @@ class EncoderDecoder(nn.Module):
     def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
         if tape is not None and not tape.logits:
             return x
-        return site(tape, "logits", self.unembed.logits(x))
+        return self.unembed(x, tape)
 
     def _stops_early(self, tape: Tape | None) -> bool:
         return tape is not None and not tape.logits and (tape.last or "").startswith("encoder.")

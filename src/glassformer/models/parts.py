@@ -253,22 +253,52 @@ class Embedding(VocabularyMatrix):
 
 
 class Unembedding(VocabularyMatrix):
-    """From the stream to logits."""
+    """From the stream to logits, with a soft cap on them if asked.
 
-    def __init__(self, vocab_size: int, d_model: int, tied: VocabularyMatrix | None, bias: bool) -> None:
+    logits = cap * tanh(raw / cap),  raw = x W_U + b_U
+
+    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream.
+    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
+    """
+
+    at_raw = "logits_raw"
+
+    def __init__(
+        self, vocab_size: int, d_model: int, tied: VocabularyMatrix | None, bias: bool, cap: float | None = None
+    ) -> None:
         super().__init__(vocab_size, d_model, tied)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.cap = cap
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
+        logits = self.raw(x)
+        if self.cap is not None:
+            logits = self.capped(site(tape, self.at_raw, logits))
+        return site(tape, "logits", logits)
 
     def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
+        """Return the logits as the model uses them: capped if it caps them."""
+        return self.capped(self.raw(x))
+
+    def raw(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
+        """Return the logits before the cap."""
         return linear(x, self.weight, self.bias)
+
+    def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
+        """Return what the cap leaves of raw logits; the same if there is none."""
+        return raw if self.cap is None else self.cap * (raw / self.cap).tanh()
 
     def log_prob(self, x: Float[Tensor, "... d_model"], ids: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the log-probability of each id, in nats."""
         return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
-        """Return the direction of the stream whose dot product is the token's logit, bias aside."""
+        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside."""
         return self.weight[ids]
+
+    def sites(self) -> Iterator[Site]:
+        names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
+        yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.weight.shape[0]})
 
     def loss(
         self,

@@ -2,7 +2,7 @@
 
 const data = JSON.parse(document.getElementById("explanation").textContent);
 const textsIn = (list) => (data[list] ?? []).map((t) => t.text);
-const target = data.attribution.target === "logit" ? "logit" : "logit difference";
+const target = data.attribution.target.replace("difference", "logit difference");
 const patterns = data.patterns.map((entry) => new Pattern(entry));
 const headByLabel = new Map(data.heads.map((head) => [head.label, head]));
 const textsOf = (pattern) => ({ query: textsIn(pattern.query), key: textsIn(pattern.key) });

@@ -1,6 +1,6 @@
-"""An explanation as one HTML file that opens from disk and asks nobody for anything.
+"""A result as one HTML file that opens from disk and asks nobody for anything.
 
-The file carries its style, its script and the JSON document of the explanation; the script draws the document in the
+The file carries its style, its script and the JSON document of the result; the script draws the document in the
 reader's browser. A content security policy forbids every request and every script but this one, so that neither a
 token nor a later edit of the file can load or run anything else.
 """
@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-# in the order they run: drawing, patterns, sections
-SCRIPTS = ("page_draw.js", "page_patterns.js", "page.js")
+# in the order they run: drawing, pictures, sections
+EXPLANATION = ("page_draw.js", "page_patterns.js", "page.js")
+CIRCUITS = ("page_draw.js", "page_charts.js", "circuits.js")
 
 _DOCUMENT = """<!doctype html>
 <html lang="en">
@@ -30,7 +31,7 @@ _DOCUMENT = """<!doctype html>
 <body>
 <noscript><p>The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it
 loads nothing.</p></noscript>
-<script type="application/json" id="explanation">{data}</script>
+<script type="application/json" id="{name}">{data}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -49,12 +50,29 @@ def page(payload: Mapping[str, Any]) -> str:
     Raises:
         ValueError: The payload holds a number that is not finite.
     """
-    script = '"use strict";\n{\n' + "\n".join(_read(name) for name in SCRIPTS) + "}\n"
+    return _page(payload, "explanation", f"{payload['model']['name']} explained", EXPLANATION)
+
+
+def circuits_page(payload: Mapping[str, Any]) -> str:
+    """Return a circuits report as one self-contained HTML document.
+
+    Args:
+        payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
+
+    Raises:
+        ValueError: The payload holds a number that is not finite.
+    """
+    return _page(payload, "report", f"The circuits of {payload['model']['name']}", CIRCUITS)
+
+
+def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:
+    script = '"use strict";\n{\n' + "\n".join(_read(part) for part in scripts) + "}\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         digest=f"sha256-{digest}",
-        title=html.escape(f"{payload['model']['name']} explained"),
+        title=html.escape(title),
         style=_read("page.css"),
+        name=name,
         data=_embedded(payload),
         script=script,
     )

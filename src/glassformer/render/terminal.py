@@ -55,7 +55,8 @@ def _(result: Attribution) -> RenderableType:
         Contribution(c.label, c.kind, c.layer, c.part, c.head, value)
         for c, value in zip(result.components, result.contributions.values.tolist())
     ]
-    return _components(parts, "Direct contributions to the logit", result.total)
+    raw = "" if result.cap is None else "raw "
+    return _components(parts, f"Direct contributions to the {raw}logit", result.total)
 
 
 @tables.register
@@ -176,7 +177,8 @@ def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
 
 
 def _attribution(found: Explanation) -> RenderableType:
-    what = f"the logit of {visible(found.answer.text)}"
+    raw = "raw " if found.attribution.target.startswith("raw") else ""
+    what = f"the {raw}logit of {visible(found.answer.text)}"
     if found.against is not None:
         what += f" minus that of {visible(found.against.text)}"
     return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total)

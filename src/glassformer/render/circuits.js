@@ -1,0 +1,192 @@
+// The sections of the circuits page, in reading order, each from one part of the report's document.
+
+const data = JSON.parse(document.getElementById("report").textContent);
+const headByLabel = new Map(data.heads.map((head) => [head.label, head]));
+const score = (x, digits = 2) => (x === null || x === undefined ? "–" : plain(x, digits));
+
+const ROLES = {
+  previous_token: ["previous token", "looks at the token just before"],
+  induction: ["induction", "looks at what followed an earlier copy of the present token"],
+  duplicate_token: ["duplicate token", "looks at earlier copies of the present token"],
+  first_token: ["first token", "rests on the first token"],
+  current_token: ["current token", "looks at the present token itself"],
+};
+
+function section(id, title, gloss, ...content) {
+  return el("section", { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title), el("p", { class: "gloss" }, gloss), content);
+}
+
+const cell = (text, attributes = {}) => el("td", { class: "number", ...attributes }, text);
+const heading = (names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "number" : "" }, name))));
+
+function shadedCell(value, limit, isSigned) {
+  if (value === null || value === undefined) return el("td", { class: "none" }, "–");
+  return shaded(el("td", {}, plain(value)), value, limit, isSigned);
+}
+
+// ---- the top
+
+function header() {
+  const m = data.model;
+  const rows = [
+    ["parameters", count(m.parameters)], ["layers", m.n_layers], ["heads", m.n_heads], ["width", m.d_model],
+    ["vocabulary", count(m.vocab_size)], ["attention", m.mechanisms.join(", ")],
+  ];
+  return el("header", { class: "top" },
+    el("p", { class: "brand" }, el("strong", {}, "glassformer"), " · circuits, from weights and from activations"),
+    el("h1", {}, `The circuits of ${m.name}`),
+    el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))),
+    data.findings.length ? el("ul", { class: "findings card" }, data.findings.map((line) => el("li", {}, line))) : null);
+}
+
+// ---- heads
+
+function headTable() {
+  const roles = Object.keys(ROLES).filter((role) => data.heads.some((h) => h.roles[role] !== undefined));
+  const columns = ["head", ...roles.map((r) => ROLES[r][0]), "copies (measured)", "copies (weights)", "through layer 0", "offset", "on it", "loss without", "ICL without", "reads", "writes"];
+  const rows = data.heads.map((h) => el("tr", { class: h.verdict.length ? "current" : "" },
+    el("th", { scope: "row", class: "mono" }, h.label),
+    roles.map((r) => shadedCell(h.roles[r], 1, data.heads.some((other) => other.reading === "signed"))),
+    shadedCell(h.copying_measured, 1, true), shadedCell(h.copying, 1, true), shadedCell(h.copying_effective, 1, true),
+    cell(h.offset === null ? "–" : String(h.offset)), cell(score(h.offset_score)),
+    cell(h.ablation_loss === null ? "–" : signed(h.ablation_loss, 3)), cell(h.ablation_icl === null ? "–" : signed(h.ablation_icl, 3)),
+    cell(score(h.read_dimensions, 1)), cell(score(h.write_dimensions, 1))));
+  return section("heads", "Heads by role",
+    "Left, what each head attends to on repeated random tokens (share of attention). Then whether it copies: its measured effect on the token it looks at; the eigenvalues of its token-to-logit circuit, Σλ / Σ|λ| from −1 to 1; and the same for what layer 0 hands on of a token. Offset: where weights alone make it look by position. Without: loss and in-context-learning score in nats when the head is ablated, less those of the whole model. Reads and writes: effective dimensions.",
+    scroller("heads by role", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
+    el("ul", { class: "findings" }, data.heads.filter((h) => h.verdict.length).map((h) =>
+      el("li", {}, el("span", { class: "mono" }, h.label), ": ", h.verdict.join("; ")))));
+}
+
+// ---- composition
+
+function composition() {
+  const layers = [];
+  for (const h of data.heads) {
+    if (h.part !== "attn" || h.stack === "encoder") continue;
+    (layers[h.layer] ??= { heads: [] }).heads.push({ label: h.label, role: h.verdict.length ? "named" : "" });
+  }
+  const rows = data.edges.map((e) => ({
+    name: el("span", { class: "mono" }, `${e.earlier} → ${e.later} `, el("span", { class: `kind-${e.kind}` }, e.kind)),
+    value: e.excess, cells: [plain(e.score, 3), plain(e.baseline, 3), plain(e.excess / e.spread, 1)],
+  }));
+  return section("composition", "What heads read of earlier heads",
+    "How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is.",
+    headGraph(layers.filter(Boolean), data.edges, "Heads by layer, joined where a later one reads what an earlier one writes"),
+    el("details", { open: true }, el("summary", {}, "Strongest edges"),
+      scroller("strongest edges", bars({ heads: ["edge", "score", "baseline", "spreads above"], rows }))));
+}
+
+function induction() {
+  const rows = data.induction.map((c) => el("tr", {},
+    el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction}`),
+    cell(score(c.match)), cell(score(c.copy)), cell(score(c.offset_score)), cell(score(c.composition, 3)), cell(score(c.prefix_matching))));
+  return section("induction", "Induction circuits from weights alone",
+    "Pairs of an earlier head that looks one token back and a later head whose key circuit matches what the earlier one brings. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. Prefix matching, measured, stands beside it.",
+    scroller("induction circuits", el("table", { class: "data" },
+      heading(["circuit", "match", "copy", "one back", "K-composition", "prefix matching (measured)"]), el("tbody", {}, rows))));
+}
+
+// ---- spectra and tables
+
+function spectra() {
+  const largest = Math.max(...data.eigenvalues.flatMap((e) => e.values.map(([re, im]) => Math.hypot(re, im))));
+  return section("eigenvalues", "Copying, as eigenvalues",
+    "Each head’s token-to-logit circuit (OV) as eigenvalues in the complex plane; the radius is logarithmic over three decades. Points on the right raise the token itself, points on the left lower it. Non-normal matrices can mislead: the measured columns above decide.",
+    el("div", { class: "planes" }, data.eigenvalues.map((e) => planeChart(e.label, e.values, largest, plain(e.ratio)))));
+}
+
+function pairTable(caption, names, rows) {
+  return scroller(caption, el("table", { class: "data" }, el("caption", {}, caption), heading(names),
+    el("tbody", {}, rows.map((r) => el("tr", {}, el("th", { scope: "row" }, chip(r.first)), el("td", { class: "number" }, chip(r.second)), cell(signed(r.value)))))));
+}
+
+function pairs() {
+  return section("pairs", "What heads look for, and what they then raise",
+    "Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score.",
+    data.pairs.map((p) => el("details", { open: p.open }, el("summary", {}, el("span", { class: "mono" }, p.label)),
+      el("div", { class: "columns" },
+        pairTable("OV: attending to … raises …", ["source", "raises", "logits"], p.ov),
+        p.qk.length ? pairTable(p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
+}
+
+function trigrams() {
+  const rows = data.trigrams.map((t) => el("tr", {},
+    el("th", { scope: "row", class: "mono" }, t.head), el("td", {}, chip(t.source)), el("td", {}, "… ", chip(t.destination)), el("td", {}, "→ ", chip(t.out)),
+    cell(percent(t.attention)), cell(signed(t.effect)), cell(signed(t.score, 3))));
+  return section("trigrams", "Skip-trigrams",
+    "Rules “source … destination → out” that single heads of the first layer implement: attention on the source against a reference context, times the logit it raises. One head cannot choose: every out of a source goes with every destination that looks for it.",
+    scroller("skip-trigrams", el("table", { class: "data" }, heading(["head", "source", "destination", "out", "attention", "logit", "score"]), el("tbody", {}, rows))));
+}
+
+// ---- terms, losses, training
+
+function importance() {
+  const rows = data.importance.map((o) => ({
+    name: o.name, value: Math.max(0, o.marginal), cells: [plain(o.loss, 3), signed(o.marginal, 3), count(o.terms)],
+  }));
+  return section("importance", "How much each order of paths matters",
+    "Loss in nats with only paths through at most so many heads, patterns frozen as in the real run; each row’s gain over the row before.",
+    scroller("term importance", bars({ heads: ["paths", "loss", "gain", "terms"], rows })));
+}
+
+function losses() {
+  return section("losses", "Loss by position",
+    "Mean loss at each place of the text, in nats: how much a longer context helps. The in-context-learning score is the late mean less the early one; negative is good.",
+    el("div", { class: "charts" }, data.losses.map((l) => curveChart({
+      series: [{ name: "", x: l.positions, y: l.loss }], x: "position", y: `${l.name}: in-context-learning score ${signed(l.icl, 3)} nats`, words: `loss by position on ${l.name}` }))));
+}
+
+function phase() {
+  const p = data.phase;
+  const marks = p.change ? [p.change] : [];
+  return section("phase", "While it was trained",
+    p.change ? `The steepest fall of the in-context-learning score lies at ${count(p.change)} tokens (dashed).` : "No phase change was located.",
+    el("div", { class: "charts" }, p.charts.map((c) => curveChart({ ...c, x: "tokens seen", marks, words: c.y }))));
+}
+
+function unavailable() {
+  return section("unavailable", "What could not be said",
+    "Analyses that are not defined for this model, or that weights and one run cannot answer.",
+    el("ul", { class: "findings" }, data.unavailable.map((u) => el("li", {}, el("strong", {}, u.analysis), ": ", u.why))));
+}
+
+const WORDS = [
+  ["head, L1H6", "One attention head: layer 1, head 6, both counted from 0. L1X6 is a head of cross-attention."],
+  ["QK circuit", "Where a head looks: the score it gives each key token for each query token."],
+  ["OV circuit", "What a head moves: the logits it raises when it attends to a token."],
+  ["composition", "A later head reading, in its query, key or value, what an earlier head wrote."],
+  ["ablation", "The head’s output is set to zero; everything after it reacts."],
+  ["in-context-learning score", "Loss late in a text less loss early in it."],
+  ["effective dimensions", "Participation ratio of the singular values: how many directions share the work."],
+  ["nat", "Unit of loss: the natural logarithm of how many equally likely tokens there might have been."],
+];
+
+const words = () => section("words", "Words on this page", "One line for each term.",
+  el("dl", { class: "words" }, WORDS.map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
+
+function build() {
+  const sections = [
+    ["Heads", headTable()],
+    data.edges.length ? ["Composition", composition()] : null,
+    data.induction.length ? ["Induction", induction()] : null,
+    data.eigenvalues.length ? ["Eigenvalues", spectra()] : null,
+    data.pairs.length ? ["Token pairs", pairs()] : null,
+    data.trigrams.length ? ["Skip-trigrams", trigrams()] : null,
+    data.importance.length ? ["Term importance", importance()] : null,
+    data.losses.length ? ["Loss by position", losses()] : null,
+    data.phase ? ["Training", phase()] : null,
+    data.unavailable.length ? ["Not available", unavailable()] : null,
+    ["Words", words()],
+  ].filter(Boolean);
+  const links = sections.map(([name, node]) => el("li", {}, el("a", { href: `#${node.id}` }, name)));
+  document.body.append(
+    el("a", { class: "skip", href: "#main" }, "Skip to the sections"),
+    el("div", { class: "frame" }, header(),
+      el("nav", { "aria-label": "Sections" }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
+      el("main", { id: "main" }, sections.map(([, node]) => node)),
+      el("footer", {}, `Drawn from the weights and runs of ${data.model.name}. Everything shown is in this file, as the JSON document “${data.format}”, version ${data.version}.`)));
+}
+
+build();
