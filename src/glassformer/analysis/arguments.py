@@ -262,8 +262,8 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     finding = (
         f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, which of all earlier "
         f"heads attends most to the previous token ({numbers['previous_token']:.2f}), it does so at "
-        f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than half "
-        f"of the matching goes. {numbers['composition']}"
+        f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than "
+        f"half of the matching goes. {numbers['composition']}"
     )
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
 
