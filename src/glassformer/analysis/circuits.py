@@ -39,7 +39,7 @@ from glassformer.analysis.explain import model_facts
 from glassformer.analysis.heads import heads as heads_of
 from glassformer.analysis.icl import in_context_learning
 from glassformer.analysis.importance import Importance, importance
-from glassformer.analysis.induction import induction_circuits
+from glassformer.analysis.induction import InductionCircuits, induction_circuits
 from glassformer.analysis.positional import PositionalHeads, positional_heads
 from glassformer.analysis.subspaces import Bandwidth, bandwidth
 from glassformer.analysis.tables import token_pairs
@@ -87,20 +87,19 @@ def circuits(
     read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
     scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed))
-    behind = asked("tokens behind the first layer", lambda: _behind_first_layer(w, scored))
-    through = behind and asked("copying behind the first layer", lambda: copying(behind, _later(w)))
+    wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
     removed = asked("ablation", lambda: ablate_each(model, *_given(rows, "ablation")))
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
-    facts = _heads(model, seed, copied, placed, read, scored, through, removed)
+    facts = _heads(model, seed, copied, placed, read, scored, wired, removed)
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
         model=model_facts(model),
         findings=(),
         heads=facts,
         edges=() if composed is None else _edges(composed, 3 * k),
-        induction=asked("induction from weights", lambda: _induction(w, behind, facts, k)) or (),
+        induction=() if wired is None else _induction(wired, facts, k),
         trigrams=asked("skip-trigrams", lambda: _trigrams(w, tokens, k)) or (),
         eigenvalues=() if copied is None else _spectra(copied),
         pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
@@ -135,32 +134,6 @@ def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
     return rows
 
 
-def _later(w: HeadWeights) -> list[str]:
-    return [label for layer in w.of_stack() if layer.layer > 0 for label in layer.labels]
-
-
-def _behind_first_layer(w: HeadWeights, scored: HeadEvaluation | None) -> HeadWeights:
-    """Return the weights with each token's vector as the first layer leaves it, when nothing else is attended to.
-
-    Heads of the first layer that attend to their own token rewrite it before later heads read it. Each adds its write,
-    weighted with the attention it was measured to pay to its own token.
-    """
-    if scored is None or not _later(w):
-        raise AnalysisUnavailable(
-            "what the first layer hands on of a token needs patterns, and a second layer to read it."
-        )
-    rows, added = w.E, torch.zeros_like(w.E)
-    for layer in w.of_stack():
-        if layer.layer == 0:
-            own = scored.scores.select(setting="repeated", evaluator="current_token")
-            share = torch.stack([own.select(head=label).values for label in layer.labels]).to(rows.dtype)
-            moved = w.read(rows, layer) @ layer.ov() * share
-            # head by head, so that no more than one vocabulary of vectors is held beside the sum
-            for head in moved:
-                added += head.dense()
-    return dataclasses.replace(w, embeddings=w.embeddings | {w.stack: rows + added})
-
-
 def _heads(
     model: Any,
     seed: int,
@@ -168,7 +141,7 @@ def _heads(
     placed: PositionalHeads | None,
     read: Bandwidth | None,
     scored: HeadEvaluation | None,
-    through: Copying | None,
+    wired: InductionCircuits | None,
     removed: Ablation | None,
 ) -> tuple[HeadCircuits, ...]:
     measured = None if scored is None else scored.scores.select(setting="repeated")
@@ -183,11 +156,11 @@ def _heads(
             {name: x for name, x in roles.items() if name != "copying"},
             copying_measured=None if "copying" not in roles else _times(roles["copying"], n_tokens),
             copying=_at(copied and copied.ratio, head.label),
-            copying_through=_at(through and through.ratio, head.label),
+            copying_through=_at(wired and wired.copy, head.label),
             offset=None if best is None else int(best),
             offset_score=None if best is None else offsets[best],
-            read_dimensions=_at(read and read.value_dimensions, head.label),
-            write_dimensions=_at(read and read.write_dimensions, head.label),
+            read_dimensions=_dimensions(read, f"{head.label} V"),
+            write_dimensions=_dimensions(read, head.label),
             ablation_loss=_at(removed and removed.loss_change, head.label, "heads"),
             ablation_loss_spread=_at(removed and removed.loss_change_spread, head.label, "heads"),
             ablation_icl=_at(removed and removed.icl_change, head.label, "heads"),
@@ -206,24 +179,16 @@ def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
     return tuple(edges)
 
 
-def _induction(
-    w: HeadWeights, behind: HeadWeights | None, heads: Sequence[HeadCircuits], k: int
-) -> tuple[InductionFacts, ...]:
-    """Return the pairs that match and copy best, the earlier head weighted with what it was seen to do."""
-    found = induction_circuits(w, behind=behind)
-    known = {head.label: head for head in heads}
-    facts: list[tuple[float, InductionFacts]] = []
-    for earlier in map(str, found.match.labels("earlier")):
-        # by position alone, where there was nothing to be seen
-        looks = known[earlier].roles.get("previous_token", _at(found.previous, earlier))
-        for later, match in _row(found.match, earlier, "later", "earlier").items():
-            copy = _at(found.copy, later) or 0.0
-            composed = found.composition.scores.select(kind="K", earlier=earlier, later=later)
-            strength = max(looks or 0.0, 0.0) * max(match, 0.0) * max(copy, 0.0)
-            seen = looks, known[later].roles.get("prefix_matching")
-            facts.append((strength, InductionFacts(earlier, later, match, copy, _known(float(composed.values)), *seen)))
-    facts.sort(key=lambda pair: -pair[0])
-    return tuple(fact for strength, fact in facts[:k] if strength > 0)
+def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) -> tuple[InductionFacts, ...]:
+    seen = {head.label: head.roles for head in heads}
+    return tuple(
+        InductionFacts(
+            c.kind, c.earlier, c.later, c.role, c.match, c.copy, c.composition,
+            seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
+            seen[c.later].get("prefix_matching"),
+        )
+        for c in wired.circuits(k)
+    )  # fmt: skip
 
 
 def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
@@ -266,6 +231,10 @@ def _orders(found: Importance) -> tuple[OrderFacts, ...]:
     losses, gains = (x.select(scale="frozen") for x in (found.losses, found.gains))
     rows = zip(losses.labels("order"), losses.values.tolist(), gains.values.tolist(), found.terms.values.tolist())
     return tuple(OrderFacts(names.get(str(n), f"{n} heads"), loss, gain, int(terms)) for n, loss, gain, terms in rows)
+
+
+def _dimensions(read: Bandwidth | None, port: str) -> float | None:
+    return None if read is None else _at(read.dimensions.select(measure="participation_ratio"), port, "component")
 
 
 def _times(score: float, n_tokens: int) -> float:

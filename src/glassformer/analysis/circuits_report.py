@@ -27,7 +27,8 @@ class HeadCircuits:
         copying_measured: On the same tokens: how many times as much its write raises the attended token's logit as
             the average token's of the row; 1 by chance.
         copying: Eigenvalue ratio of the full OV circuit, in [-1, 1], from weights.
-        copying_through: The same for what heads of the first layer that attend to their own token hand on of it.
+        copying_through: The same for tokens as they reach the head: with what MLPs, and heads that by position attend
+            to their own token, wrote there.
         offset: Offset with the most attention if only position counted, from weights.
         offset_score: That attention, in [0, 1].
         read_dimensions: Effective dimensions (participation ratio) of what values read.
@@ -76,19 +77,28 @@ class EdgeFacts:
 
 @dataclasses.dataclass(frozen=True)
 class InductionFacts:
-    """An earlier head, and a later one whose keys match what it brings.
+    """An earlier head and a later one that are wired for induction by their weights, and what they were seen to do.
 
-    `match` and `copy` are eigenvalue ratios in [-1, 1] for tokens as the first layer hands them on, `composition` the
-    K-composition score, all from weights. `previous_token` and `prefix_matching` are what the two were seen to do on
-    repeated random tokens.
+    Args:
+        kind: `K`: the later head's keys read a previous-token head; `Q`: its queries read a duplicate-token head.
+        previous: The earlier head.
+        induction: The later head.
+        role: How much the earlier head attends one back by position alone (`Q`: to copies, an eigenvalue ratio).
+        match: Eigenvalue ratio of the composed QK circuit, in [-1, 1].
+        copy: Eigenvalue ratio of the later head's OV circuit, in [-1, 1], for tokens as they reach it.
+        composition: The composition score of that kind.
+        role_seen: The earlier head's attention to the previous token (`Q`: to copies) on repeated random tokens.
+        prefix_matching: The later head's attention there to what followed earlier copies.
     """
 
+    kind: str
     previous: str
     induction: str
+    role: float
     match: float
     copy: float
-    composition: float | None
-    previous_token: float | None
+    composition: float
+    role_seen: float | None
     prefix_matching: float | None
 
 

@@ -27,10 +27,10 @@ def verdict(head: HeadCircuits) -> tuple[str, ...]:
     if head.copying_measured is not None and head.copying_measured >= RAISES:
         ratio, where = _ratio(head)
         said.append(
-            f"copies: it raises the token it attends to {head.copying_measured:.1f} times as much as the average token, "
-            + (f"measured; by weights, eigenvalue ratio {ratio:+.2f}{where}" if ratio >= COPIES else "measured; its "
-               "eigenvalues do not show it")
-        )  # fmt: skip
+            f"copies: it raises the token it attends to {head.copying_measured:.1f} times as much as the average "
+            "token, measured; "
+            + (f"by weights, eigenvalue ratio {ratio:+.2f}{where}" if ratio >= COPIES else "eigenvalues do not show it")
+        )
     return tuple(said)
 
 
@@ -41,8 +41,8 @@ def doubts(head: HeadCircuits) -> tuple[str, ...]:
         return ()
     rests = head.roles.get("first_token", 0.0) >= NAMED
     return (
-        f"could copy by its weights (eigenvalue ratio {ratio:+.2f}{where}), but on repeated random tokens it raised what "
-        f"it attended to {head.copying_measured:.1f} times as much as the average token"
+        f"could copy by its weights (eigenvalue ratio {ratio:+.2f}{where}), but on repeated random tokens it raised "
+        f"what it attended to {head.copying_measured:.1f} times as much as the average token"
         + (" and rested on the first" if rests else ""),
     )
 
@@ -50,7 +50,7 @@ def doubts(head: HeadCircuits) -> tuple[str, ...]:
 def _ratio(head: HeadCircuits) -> tuple[float, str]:
     """Return the higher of the two eigenvalue ratios, and which it is."""
     own, behind = (-1.0 if x is None else x for x in (head.copying, head.copying_through))
-    return (own, "") if own >= behind else (behind, " once tokens have passed the first layer")
+    return (own, "") if own >= behind else (behind, " as tokens reach it")
 
 
 def _from_weights(head: HeadCircuits, role: str) -> str:
@@ -122,13 +122,14 @@ def _copying(report: Circuits) -> Iterator[str]:
     text = f"{len(direct)} of {len(known)} heads copy tokens by the eigenvalues of their own circuit"
     text += f" ({', '.join(h.label for h in direct)})" if 0 < len(direct) <= 8 else ""
     if behind:
-        text += f"; {', '.join(h.label for h in behind)} once tokens have passed the first layer"
+        names = ", ".join(h.label for h in behind)
+        text += f"; {names} by those of tokens as earlier layers hand them on"
     yield text + "."
     idle = [h for h in [*direct, *behind] if h.copying_measured is not None and h.copying_measured < RAISES]
     if idle:
         yield (
-            f"Of these, {', '.join(h.label for h in idle)} did not copy on repeated random tokens: what a head is given "
-            "to copy, weights alone do not tell."
+            f"Of these, {', '.join(h.label for h in idle)} did not copy on repeated random tokens: what a head is "
+            "given to copy, weights alone do not tell."
         )
 
 

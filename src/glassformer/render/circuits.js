@@ -56,7 +56,7 @@ function headTable() {
     cell(score(h.read_dimensions, 1)), cell(score(h.write_dimensions, 1))));
   return section("heads", "Heads by role",
     [el("strong", {}, "Seen on repeated random tokens: "), "the share of attention (signed over absolute where rows do not sum to one) on the previous token, on what followed earlier copies (prefix matching), on earlier copies, on the first token, on the token itself; and how many times as much the head raises the token it attends to as the average one (copies). ",
-      el("strong", {}, "By weights: "), "copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for what the first layer hands on of a token (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. ",
+      el("strong", {}, "By weights: "), "copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for tokens as they reach the head (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. ",
       el("strong", {}, "By ablation: "), "loss and in-context-learning score without the head, less those of the whole model, in nats."],
     scroller("heads by role", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
     el("ul", { class: "findings later" }, data.heads.filter((h) => h.verdict.length || h.doubts.length).map((h) =>
@@ -86,12 +86,12 @@ function composition() {
 
 function induction() {
   const rows = data.induction.map((c) => el("tr", {},
-    el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction}`),
-    cell(score(c.match)), cell(score(c.copy)), cell(score(c.composition, 3)), cell(score(c.previous_token)), cell(score(c.prefix_matching))));
-  return section("induction", "Induction circuits from weights alone",
-    "Pairs of an earlier head and a later one whose key circuit matches what the earlier one brings. Match and copy are eigenvalue ratios from −1 to 1, for tokens as the first layer hands them on; an induction circuit has both near 1. What the two heads were seen to do stands beside them.",
+    el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction} `, el("span", { class: `kind-${c.kind}` }, c.kind)),
+    cell(score(c.role)), cell(score(c.match)), cell(score(c.copy)), cell(score(c.composition, 3)), cell(score(c.role_seen)), cell(score(c.prefix_matching))));
+  return section("induction", "Wired for induction",
+    "From weights alone: an earlier head that looks one token back by position (K; or Q, one that looks at copies), and a later head whose query-key circuit matches what the earlier one brings and which copies what it finds. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. What the two were seen to do stands beside.",
     scroller("induction circuits", el("table", { class: "data" },
-      heading(["circuit", "match", "copy", "K-composition", "previous token (seen)", "prefix matching (seen)"]), el("tbody", {}, rows))));
+      heading(["circuit", "role", "match", "copy", "composition", "role (seen)", "prefix matching (seen)"]), el("tbody", {}, rows))));
 }
 
 // ---- spectra and tables

@@ -35,7 +35,7 @@ def _(report: Circuits) -> RenderableType:
 
 
 def _heads(report: Circuits) -> RenderableType:
-    found = table(*"head prev pref dup first own copies OV behind at loss ICL".split())
+    found = table(*["head", "prev", "pref", "dup", "first", "own", "copies", "OV", "behind", "at", "loss", "ICL"])
     telling = sorted(report.heads, key=lambda h: (not h.verdict, -(h.ablation_loss or 0.0)))[:N_HEADS]
     shown = {head.label for head in telling}
     for head in report.heads:
@@ -44,8 +44,8 @@ def _heads(report: Circuits) -> RenderableType:
     rest = len(report.heads) - len(shown)
     legend = (
         "Seen on repeated random tokens: prev pref dup first own, share of attention on the previous token, on what "
-        "followed earlier copies, on earlier copies, on the first token, on itself; copies, raise of the attended token "
-        "over the average one's. By weights: OV, copying by eigenvalues; behind, of what the first layer hands on; at, "
+        "followed earlier copies, on earlier copies, on the first token, on itself; copies, raise of the attended "
+        "token over the average one's. By weights: OV, copying by eigenvalues; behind, of tokens as they reach it; at, "
         "where position alone would send it. Loss, ICL: change without the head, nats."
         + (f" {rest} more heads: --html or --json." if rest else "")
     )
@@ -98,11 +98,15 @@ def _edges(report: Circuits) -> RenderableType:
 
 
 def _induction(report: Circuits) -> RenderableType:
-    found = table("circuit", "match", "copy", "K-comp.", "prev (seen)", "pref (seen)")
+    found = table("circuit", "kind", "role", "match", "copy", "comp.", "role seen", "pref seen")
     for c in report.induction[:5]:
-        numbers = _number(c.match), _number(c.copy), _number(c.composition, 3)
-        found.add_row(f"{c.previous} → {c.induction}", *numbers, _number(c.previous_token), _number(c.prefix_matching))
-    return section("Induction circuits by weights, and what their heads were seen to do", found)
+        numbers = (_number(x) for x in (c.role, c.match, c.copy, c.composition, c.role_seen, c.prefix_matching))
+        found.add_row(f"{c.previous} → {c.induction}", c.kind, *numbers)
+    legend = (
+        "role: attention one back by position alone (kind Q: to copies, as an eigenvalue ratio). match, copy: "
+        "eigenvalue ratios. Seen: on repeated random tokens."
+    )
+    return section("Wired for induction, by weights alone", found, Text(legend, style=QUIET))
 
 
 def _trigrams(report: Circuits) -> RenderableType:
