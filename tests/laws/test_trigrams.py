@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable

@@ -292,7 +292,8 @@ def stream_dimensions(run: Run) -> StreamDimensions:
             n = len(rows)
     if not found:
         raise AnalysisUnavailable(
-            "stream_dimensions: this run read no site of the stream.\n    Read some: gf.run(…, read=['blocks.*.resid_pre'])."
+            "stream_dimensions: this run read no site of the stream.\n"
+            "    Read some: gf.run(…, read=['blocks.*.resid_pre'])."
         )
     return StreamDimensions(Labelled(torch.stack(found), ("site",), {"site": labels}), n)
 

@@ -231,7 +231,7 @@ def crossed_trigrams(
     names = [[names_of(w, group)[i] for i in group.tolist()] for group in (s, d, o)]
     labels = [label for layer in layers for label in layer.labels]
     axes = ("head", "source", "destination", "output")
-    coords = dict(zip(axes, [labels, *names]))
+    coords: dict[str, list[str]] = dict(zip(axes, [labels, *names]))
     direct = _direct(w)
     return CrossedTrigrams(
         Labelled(cells, axes, coords),

@@ -205,6 +205,7 @@ def _pick(found: list[Port], labels: Sequence[str] | None) -> list[Port]:
     for label in labels:
         if label not in known:
             raise AnalysisUnavailable(
-                f'virtual weights: no component "{label}" here.{nearest(label, known)} Some: {", ".join(list(known)[:8])}.'
+                f'virtual weights: no component "{label}" here.{nearest(label, known)} '
+                f"Some: {', '.join(list(known)[:8])}."
             )
     return [known[label] for label in labels]

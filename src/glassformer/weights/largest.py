@@ -10,6 +10,9 @@ What is left is screened in bfloat16 where the machine multiplies it faster. A s
 the two lengths, so that few entries come near enough to the worst of the best to be computed exactly.
 """
 
+# torch does not type its linear algebra
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import math
 
 import torch
