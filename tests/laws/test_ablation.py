@@ -1,4 +1,4 @@
-"""Ablation: exact on constructions and on paths written out, the same one by one and batched, refused where undefined."""
+"""Ablation: exact on constructions and on paths written out, one by one as batched, refused where undefined."""
 
 import dataclasses
 import math
@@ -16,10 +16,10 @@ from glassformer.attention import QueryKeyOnly
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, EncoderDecoder, NoNorm, block
 from glassformer.trace import At, Scale, Tape
 from strategies import ARCHITECTURES, randomise, subject
-from truths import induction_model, repeated
 
 
 def batch_for(name: str, length: int = 9, rows: int = 3) -> tuple[Any, Batch]:
@@ -96,7 +96,7 @@ def test_pattern_preserving_ablation_takes_away_the_paths_through_the_head() -> 
     x = tape.values["embed.token"]
 
     def through(layer: int, head: int, stream: Tensor) -> Tensor:
-        attn = model.stack.blocks[layer].attn
+        attn: Any = model.stack.blocks[layer].attn
         value, out = attn.projection.matrix("value")[head], attn.merge.matrix()[head]
         return tape.values[f"blocks.{layer}.attn.pattern"][:, head] @ (stream @ value) @ out
 

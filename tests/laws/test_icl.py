@@ -18,11 +18,11 @@ from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.phase_change import MEASURES, Trajectory, principal
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, RunFolderError, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.training import OptimConfig, TrainConfig, train
 from strategies import subject
 from tiny_runs import recipe
-from truths import induction_model, repeated
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
+from glassformer.analysis.circuits import circuits
+from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
 from glassformer.analysis.composition import Composition, composition
@@ -13,6 +15,7 @@ from glassformer.analysis.explanation import Explanation
 from glassformer.analysis.heads import HeadScores, head_roles, head_scores
 from glassformer.analysis.history import History, read_history
 from glassformer.analysis.icl import InContextLearning, in_context_learning
+from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.phase_change import (
@@ -65,6 +68,7 @@ __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "Circuits",
     "Bandwidth",
     "Bigrams",
     "Composition",
@@ -72,6 +76,9 @@ __all__ = [
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "Composition",
+    "Copying",
+    "CopyingRates",
     "Erasers",
     "Erasure",
     "Explanation",
@@ -79,10 +86,12 @@ __all__ = [
     "HeadScores",
     "History",
     "InContextLearning",
+    "InductionCircuits",
     "JointPca",
     "Kurtosis",
     "Lens",
     "LossTrajectories",
+    "MatchingTrace",
     "Offsets",
     "Overlaps",
     "PhaseChange",
@@ -96,11 +105,13 @@ __all__ = [
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
+    "Unavailable",
     "UnseenWordsStudy",
     "VirtualWeights",
     "ablate",
     "ablate_each",
     "attribution",
+    "circuits",
     "bandwidth",
     "bigrams",
     "composition",
@@ -119,12 +130,14 @@ __all__ = [
     "head_scores",
     "icl_score",
     "in_context_learning",
+    "induction_circuits",
     "joint_pca",
     "kurtosis",
     "kurtosis_needs",
     "lens",
     "loss_by_position",
     "loss_trajectories",
+    "matching_trace",
     "offset_needs",
     "offset_profile",
     "offset_scores",
