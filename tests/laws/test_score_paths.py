@@ -75,7 +75,7 @@ def test_the_pointer_head_scores_by_q_composition_alone() -> None:
 
 def test_scores_that_are_not_bilinear_are_refused_by_name() -> None:
     model = subject("linear").model
-    with pytest.raises(AnalysisUnavailable, match='"linear", whose scores are not bilinear .*bilinear_scores=False'):
+    with pytest.raises(AnalysisUnavailable, match=r'"linear", whose scores are not bilinear .*bilinear_scores=False'):
         score_paths(run(model, [1, 2], read=score_sites(model)), "L0H0")
 
 
@@ -87,5 +87,5 @@ def test_cross_attention_is_refused_with_what_to_read() -> None:
 
 def test_an_unknown_head_is_refused_with_the_nearest() -> None:
     model = subject("gpt2").model
-    with pytest.raises(AnalysisUnavailable, match='no head "L1H8".* Nearest: "L1H'):
+    with pytest.raises(AnalysisUnavailable, match=r'no head "L1H8".* Nearest: "L1H'):
         score_paths(run(model, [1, 2], read=score_sites(model)), "L1H8")

@@ -231,7 +231,7 @@ def _terms(question: _Question, max_order: int | None) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Above:
-    """Upper ends of some paths, all at one height: their directions, `path 1 pos d_model`, and the heads they passed."""
+    """Upper ends of some paths, all at one height: directions, `path 1 pos d_model`, and the heads they passed."""
 
     u: Tensor
     heads: tuple[tuple[str, ...], ...]

@@ -69,9 +69,7 @@ def score_sites(model: Any) -> list[str]:
 
 
 @torch.no_grad()
-def score_paths(
-    run: Run, head: str, *, query: int | None = None, key: int | None = None, row: int = 0
-) -> ScorePaths:
+def score_paths(run: Run, head: str, *, query: int | None = None, key: int | None = None, row: int = 0) -> ScorePaths:
     """Split the scores of one self-attention head by what wrote the query and what wrote the key.
 
     Args:
@@ -165,7 +163,9 @@ def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
         for name in block.names:
             part = block.part(name)
             if isinstance(part, AttentionLayer):
-                known |= {head_label("", name, block.layer, h): (block, name, part, h) for h in range(part.dims.n_heads)}
+                known |= {
+                    head_label("", name, block.layer, h): (block, name, part, h) for h in range(part.dims.n_heads)
+                }
     if label not in known:
         raise AnalysisUnavailable(f'score_paths: no head "{label}".{nearest(label, known)}')
     part = known[label][2]
