@@ -8,7 +8,7 @@ from glassformer.analysis.heads import HeadScores, head_roles, head_scores
 from glassformer.analysis.importance import Importance, importance
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.losses import icl_score, loss_by_position
-from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths
+from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
 from glassformer.analysis.residual import (
     WriteProjections,
     Writes,
@@ -66,6 +66,7 @@ __all__ = [
     "run",
     "score_paths",
     "score_sites",
+    "source_map",
     "sources",
     "step_sites",
     "virtual_copying",

@@ -111,21 +111,16 @@ class Step:
             bias: Add what the norm's and the values' biases give.
             live: Norms divide by the scale of what they are given. Gates stay as they were.
         """
-        part, pattern = self._attention
-        values = torch.einsum(
-            "...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value")
-        )
-        own = _value_bias(part) if bias else None
-        values = values if own is None else values + own[:, None]
-        return self._scaled(pattern @ per_query_head(values, pattern), live)
+        values = self.values(x, bias=bias, live=live)
+        return self._scaled(self._attention[1] @ values, live)
 
-    def constant(self) -> Mixed | None:
-        """Return the mixed values that come from biases alone: of the norm before, through W_V, and of the values."""
-        each = self.constant_values()
-        if each is None:
-            return None
-        _, pattern = self._attention
-        return self._scaled(pattern.sum(-1, keepdim=True) * each[:, None], False)
+    def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
+        """Return what every head finds at each position, before any mixing; arguments as for `mix`."""
+        part, pattern = self._attention
+        x = self.before(x, bias=bias, live=live)
+        values = torch.einsum("...td,hde->...hte", x, part.projection.matrix("value"))
+        own = _value_bias(part) if bias else None
+        return per_query_head(values if own is None else values + own[:, None], pattern)
 
     def constant_values(self) -> Float[Tensor, "head d_value"] | None:
         """Return the part of each head's values that is the same at every position, or None."""
@@ -248,6 +243,20 @@ class Steps:
     def loss(self, x: Stream, targets: Int[Tensor, "batch pos"], *, live: bool = False) -> Float[Tensor, "batch pos"]:
         """Return the loss of each target under a whole stream, in nats."""
         return -self.unembed.log_prob(self.final(x, bias=True, live=live), targets)
+
+    def streams(self, *, heads: bool = True) -> list[Float[Tensor, "batch pos d_model"]]:
+        """Return what each sub-layer reads; without `heads`, as it would be if no head wrote anything."""
+        x, streams, read = self.start, [self.start], list[Tensor]()
+        for step in self.steps:
+            read.append(streams[step.entry])
+            if step.recorded is not None:
+                out = step.recorded
+            else:
+                out = step.write(step.mix(read[-1], bias=True)) if heads else torch.zeros_like(x)
+            out = out if step.bias is None else out + step.bias
+            x = step.passed(x + step.behind(out, bias=True), bias=True)
+            streams.append(x)
+        return read
 
     def row(self, row: int) -> "Steps":
         """Return the steps of one row, which keeps its axis."""

@@ -139,7 +139,7 @@ def pair_contributions(
     Returns:
         For every two layers, the pairs (second heads fastest) and their contributions.
     """
-    entering = _direct_streams(steps)
+    entering = steps.streams(heads=False)
     found: list[tuple[int, int, list[tuple[str, str]], Tensor]] = []
     for j, write, _ in steps.down(direction):
         second = steps.steps[j] if j >= 0 else None
@@ -170,19 +170,6 @@ def _pairs(
             y = steps.steps[k].passed(y)
         parts.append(torch.einsum("fbhte,bhte->fhbt", second.mix(y), above))
     return torch.cat(parts)
-
-
-def _direct_streams(steps: Steps) -> list[Tensor]:
-    """Return, for each sub-layer, the stream it reads as it would be if no head below wrote anything but its bias."""
-    x, found = steps.start, list[Tensor]()
-    streams = [x]
-    for step in steps:
-        found.append(streams[step.entry])
-        out = step.recorded if step.recorded is not None else torch.zeros_like(x)
-        out = out if step.bias is None else out + step.bias
-        x = step.passed(x + step.behind(out, bias=True), bias=True)
-        streams.append(x)
-    return found
 
 
 def _next_tokens(
@@ -279,7 +266,8 @@ def _require_open(model: Any, *layers: AttentionWeights) -> None:
         if _block(model, layer).wiring == "post":
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "
-                "heads, so the weights alone do not say what passes.\n    analysis.virtual_heads(run) freezes those norms."
+                "heads, so the weights alone do not say what passes.\n"
+                "    analysis.virtual_heads(run) freezes those norms."
             )
     low, high = layers
     if low.layer == high.layer and _block(model, low).wiring == "parallel":
