@@ -26,6 +26,7 @@ from glassformer.attention import (
     QueryKeyOnly,
     Rope,
     Separate,
+    Smeared,
     Softmax,
 )
 from glassformer.models import (
@@ -150,7 +151,9 @@ def layers(
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
     assume(mixer.traits.has_scores or not isinstance(place, Alibi))
     assume(mixer.crosses or not cross)
-    projection = Separate(bias=draw(st.booleans()), qk_norm=draw(st.booleans()))
+    # one in four: what it adds is the same for all mechanisms
+    kind_of = Smeared if not cross and draw(st.integers(0, 3)) == 3 else Separate
+    projection = kind_of(bias=draw(st.booleans()), qk_norm=draw(st.booleans()))
     config = Attention(
         layout.n_heads,
         layout.n_kv_heads,
@@ -222,6 +225,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
     ),
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
+    "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
     "lightning_hybrid": _decoder(
         block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)
@@ -277,6 +281,7 @@ PATTERNED: dict[str, dict[str, Any]] = {
     "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": True},
     "alibi": {"positions": Alibi(), "n_kv_heads": 1},
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
+    "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
     "linear": {"mixer": Linear()},
     "lightning": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},

@@ -58,6 +58,8 @@ VARIANTS = {
     "differential": block(n_heads=2, n_kv_heads=1, **differential(2)),
     "lightning": block(Lightning(), n_heads=4, merge=lightning_merge()),
     "linear": block(Linear(), n_heads=4, d_head=6),
+    "smeared": block(n_heads=4, n_kv_heads=2, smeared=True, positions=Rope()),
+    "smeared differential": block(n_heads=2, n_kv_heads=1, smeared=True, **differential(2)),
     "window": block(Softmax(window=4), n_heads=2, positions=Alibi()),
 }
 every_variant = pytest.mark.parametrize("layer", VARIANTS.values(), ids=VARIANTS.keys())

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeness import close
-from glassformer.errors import ShapeMismatch
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.weights import Factored
+from glassformer.weights.largest import largest
 
 
 def _normal(*shape, seed=0):
@@ -84,6 +85,31 @@ def test_the_largest_entries_are_found_whatever_the_block(shape, k, block, large
     order = (flat.abs() if by_size else flat).topk(min(k, flat.shape[-1]), -1, largest=largest or by_size).indices
     close(found.values, flat.gather(-1, order))
     close(flat.gather(-1, found.rows * m.shape[-1] + found.columns), found.values)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("by_size", [False, True])
+@pytest.mark.parametrize("kind", ["even", "falling", "nearly constant", "zero"])
+def test_screening_and_bounds_lose_none_of_the_largest(kind, by_size, coarse):
+    left, right = _normal(90, 6), _normal(6, 70, seed=1)
+    if kind == "falling":
+        left, right = left * 0.4 ** torch.arange(6), right * torch.linspace(0.01, 3, 70)
+    if kind == "nearly constant":
+        left, right = left * 1e-4, right * 1e-4
+        left[:, 0], right[0] = 5.0, -1.0
+    left = left * (kind != "zero")
+    dense = left @ right
+    for k in (1, 13, 200):
+        values, places = largest(left, right, k, by_size=by_size, block=64, coarse=coarse)
+        expected = (dense.abs() if by_size else dense).flatten().topk(k).values
+        close(values.abs() if by_size else values, expected)
+        close(dense.flatten()[places], values)
+        assert len(places.unique()) == k
+
+
+def test_numbers_that_are_not_finite_have_no_largest():
+    with pytest.raises(AnalysisUnavailable, match="finite"):
+        Factored(torch.full((2, 1), torch.nan), _normal(1, 2)).top(1)
 
 
 def test_the_norm_of_a_product_depends_on_the_order():

@@ -35,6 +35,7 @@ from glassformer.handmade import (
     rope_model,
     rotated,
     skip_trigram_model,
+    smeared_induction_model,
     virtual_head_model,
 )
 from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, NoNorm, Sinusoidal, block
@@ -45,6 +46,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "induction": induction_model,
     "redundant": lambda: induction_model(redundant=True),
     "pointer": pointer_model,
+    "smeared": smeared_induction_model,
     "bigram": lambda: bigram_model(random_table(7)),
     "skip-trigram": skip_trigram_model,
     "virtual": virtual_head_model,
@@ -261,6 +263,25 @@ def test_the_logit_is_the_induction_heads_alone(build: Callable[[], Decoder]) ->
     assert max(abs(split[c.label]) for c in split.components if c.label != "L1H0") < 1e-9
     # taken from where the answer stood before
     assert float(sources(done, split, "L1H0").contributions.values[20]) == pytest.approx(50.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_one_layer_with_smeared_keys_completes_repetitions(share: float) -> None:
+    model, ids = smeared_induction_model(share=share, gamma=120.0), repeated(22, batch=3, gap=True)
+    found = losses(model, ids)
+    close(found[:, :21], torch.full((3, 21), math.log(22), dtype=torch.float64), 1e-3)
+    assert found[:, 22:].max() < 1e-6
+    scores = run(model, ids, read=["*.scores"])["blocks.0.attn.scores"].values[0, 0]
+    q = torch.arange(23, 42)
+    for key, expected in ((q - 19, 1 - share), (q - 20, share), (q, share), (0, 0.5), (1, (1 - share) / 2)):
+        close(scores[q, key], torch.full((19,), 120 * expected, dtype=torch.float64))
+
+
+def test_the_same_layer_with_keys_that_are_not_mixed_repeats_the_current_token() -> None:
+    found = losses(smeared_induction_model(share=1.0), repeated(22, gap=True))
+    close(found[:, 22:], torch.full((1, 19), 50.0, dtype=torch.float64), 1e-3)
+    with pytest.raises(ConfigError, match=r"share=0\.0 must be above 0 and at most 1"):
+        smeared_induction_model(share=0.0)
 
 
 # tables ---------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from glassformer import weights
 from glassformer.attention import Lightning, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, EncoderDecoder, LayerNorm, Learned, NoNorm, RmsNorm, block
-from glassformer.trace import Set, Tape
+from glassformer.trace import Scale, Set, Tape
 from strategies import ARCHITECTURES, randomise, subject
 
 EVERY = sorted(ARCHITECTURES)
@@ -146,7 +146,7 @@ def test_token_position_and_bias_blocks_sum_to_the_scores_of_the_first_layer(kin
     edits = []
     if kind == "learned" and not isinstance(norm, NoNorm):
         # both addends are divided by one scale: freeze the norm at it
-        edits = [Set("blocks.0.attn.scale", w._mean_scale(w[0]).expand(1, 9))]
+        edits = [Set("blocks.0.attn.scale", w.source_scale(w[0]).expand(1, 9))]
     tape = Tape(model, ["blocks.0.attn.scores"], edits)
     model(tokens, tape=tape)
     sources = w.sources(w[0])
@@ -180,6 +180,37 @@ def test_a_one_layer_model_is_its_direct_path_and_its_patterns_times_its_ov_circ
 
 
 @pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "attention_only", "alibi_window", "sandwich", "post", "translator_pre"]
+)
+def test_folding_changes_full_ov_circuits_by_a_constant_per_row(name):
+    model = subject(name).model
+    for i in range(2):
+        layer = weights.of(model).of_stack()[i]
+        found = weights.of(model, fold=True).full_ov(layer.labels[0]).dense()
+        close(
+            found - found.mean(-1, keepdim=True),
+            weights.of(model).full_ov(layer.labels[0]).centred(rows=True).dense(),
+            1e-8,
+        )
+
+
+def test_what_is_written_reaches_the_logits_without_its_mean():
+    config = DecoderConfig(11, 16, (block(n_heads=2, norm=RmsNorm(), positions=QueryKeyOnly()),), max_len=9)
+    model = randomise(config.build().double().eval(), 5, std=0.3)
+    tokens = torch.randint(0, 11, (1, 9), generator=torch.Generator().manual_seed(1))
+    tape = Tape(model, ["blocks.0.attn.head_out", "blocks.0.attn.pattern", "final.scale"])
+    logits = model(tokens, tape=tape)
+    for fold in (False, True):
+        w = weights.of(model, fold=fold)
+        moved = (tape.values["blocks.0.attn.pattern"][0] @ w.full_ov(0).dense()[:, tokens[0]]).sum(0)
+        # without the heads, the scale of the final norm held
+        alone = Tape(model, [], [Set("final.scale", tape.values["final.scale"]), Scale("blocks.0.attn.head_out", 0.0)])
+        rest = logits - model(tokens, tape=alone)
+        expected = rest[0] * tape.values["final.scale"][0, :, None]
+        close(moved - moved.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True), 1e-8)
+
+
+@pytest.mark.parametrize(
     ("name", "what", "match"),
     [
         ("linear", lambda w: w[0].qk(), "bilinear_scores"),
@@ -190,6 +221,7 @@ def test_a_one_layer_model_is_its_direct_path_and_its_patterns_times_its_ov_circ
         ("llama", lambda w: w.full_qk(0, "position", offset=1), "no source"),
         ("attention_only", lambda w: w.full_ov(0, "position"), "no source"),
         ("translator_pre", lambda w: w.full_ov("L0X0"), "encoder's output"),
+        ("translator_pre", lambda w: w.full_ov("enc L0H0"), "no unembedding reads"),
     ],
 )
 def test_what_is_not_defined_says_so(name, what, match):
@@ -204,3 +236,11 @@ def test_every_head_is_found_by_its_label():
         for label in w.labels:
             assert w[label].labels == [label]
     assert isinstance(subject("translator_pre").model, EncoderDecoder)
+
+
+def test_what_reads_through_a_norm_that_subtracts_the_mean_has_none():
+    w = weights.of(subject("gpt2").model, fold=True)
+    for read in (w.U, *w.Q, *w.K, *w.V, *[m.W_in for m in w.mlps]):
+        close(read.mean(-2), torch.zeros_like(read.mean(-2)), 1e-12)
+    for read in weights.of(subject("llama").model, fold=True).Q:
+        assert read.mean(-2).abs().max() > 0.01

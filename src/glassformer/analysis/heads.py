@@ -171,11 +171,7 @@ def repeated_tokens(
     model: Decoder, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
 ) -> Int[Tensor, "batch pos"]:
     """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
-    tokenizer = model.tokenizer
-    bos = None if tokenizer is None else tokenizer.bos
-    specials = set() if tokenizer is None else set(tokenizer.specials)
-    size = model.config.vocab_size if tokenizer is None else min(model.config.vocab_size, tokenizer.vocab_size)
-    free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)
+    bos, free = drawable(model)
     unit = min(unit, (model.config.max_len - (bos is not None)) // repeats, len(free))
     if unit < 2:
         raise AnalysisUnavailable(
@@ -186,6 +182,15 @@ def repeated_tokens(
     units = torch.stack([free[torch.randperm(len(free), generator=generator)[:unit]] for _ in range(n_sequences)])
     rows = units.repeat(1, repeats)
     return rows if bos is None else torch.cat((torch.full((n_sequences, 1), bos), rows), 1)
+
+
+def drawable(model: Decoder) -> tuple[int | None, Int[Tensor, " token"]]:
+    """Return the beginning token, if there is one, and the tokens that may be drawn at random: no special ones."""
+    tokenizer = model.tokenizer
+    specials = set() if tokenizer is None else set(tokenizer.specials)
+    size = model.config.vocab_size if tokenizer is None else min(model.config.vocab_size, tokenizer.vocab_size)
+    free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)
+    return None if tokenizer is None else tokenizer.bos, free
 
 
 def role_masks(ids: Int[Tensor, "batch pos"]) -> Bool[Tensor, "role batch query key"]:

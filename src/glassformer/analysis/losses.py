@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.run import evaluating
@@ -34,6 +34,13 @@ def loss_by_position(model: Any, *batches: Batch) -> Labelled:
             count = count + batch.weight.sum(0)
     means = torch.as_tensor(total / count)
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
+
+
+def token_losses(model: Any, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
+    """Return every row's loss on every token in nats, and which of them count."""
+    with evaluating(model), torch.no_grad():
+        losses = torch.cat([_losses(model, batch) for batch in batches])
+    return losses, torch.cat([batch.weight for batch in batches])
 
 
 def icl_places(length: int) -> tuple[range, range]:
@@ -75,9 +82,14 @@ def icl_score(losses: Labelled, early: Place | None = None, late: Place | None =
     return score
 
 
+def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[Tensor, "batch pos"]:
+    """Return the loss of every target, those that do not count included, in nats."""
+    return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)
+
+
 def _losses(model: Any, batch: Batch) -> Float[Tensor, "batch pos"]:
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)
     logits = model(batch.source, batch.tokens, lengths=batch.lengths, source_lengths=batch.source_lengths)
-    return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)
+    return losses_of(logits, batch)

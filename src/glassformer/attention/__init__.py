@@ -16,7 +16,8 @@ from glassformer.attention.positions import (
     alibi_slopes,
     sinusoids,
 )
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate
+from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [
     "Alibi",
@@ -41,6 +42,9 @@ __all__ = [
     "QueryKeyOnly",
     "Rope",
     "Separate",
+    "Smear",
+    "Smeared",
+    "SmearedState",
     "Softmax",
     "SubLayerConfig",
     "Traits",

@@ -11,7 +11,8 @@ from glassformer.attention.context import Context
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, PositionsConfig
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate
+from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.smear import SmearedState
 from glassformer.config import Config, require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
@@ -62,6 +63,11 @@ class Attention(SubLayerConfig, kind="attention"):
             self.mixer.crosses or not self.cross,
             f'attention: mixer "{self.mixer.kind}" as set here goes by distance, which cross-attention does not have; '
             "use one without a window or decay.",
+        )
+        require(
+            not (self.cross and isinstance(self.projection, Smeared)),
+            'attention: projection "smeared" mixes keys with those before them, which are another sequence\'s in '
+            'cross-attention; use "separate" there.',
         )
 
     @property
@@ -125,8 +131,11 @@ class AttentionLayer(nn.Module):
 
     @property
     def traits(self) -> Traits:
-        """The mechanism's traits as seen from outside: a norm on z makes an exact one `scaled`."""
+        """The mechanism's traits as seen from outside: what norms on z and smeared keys make of them."""
         traits = self.mixer.traits
+        if self.projection.smear is not None:
+            # a score depends on two keys' inputs
+            traits = replace(traits, bilinear_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
         return traits
@@ -140,7 +149,7 @@ class AttentionLayer(nn.Module):
         state: Any = None,
         tape: Tape | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
-        at = self.at
+        at, smear, last = self.at, self.projection.smear, None
         if isinstance(state, CrossState) and state.key is not None:
             x_q, _ = self.positions.inputs(x, x, context)
             q, _ = self.positions.rotate(self.projection.queries(x_q), None, context)
@@ -149,6 +158,9 @@ class AttentionLayer(nn.Module):
             x_v = x if source is None else source
             x_q, x_k = self.positions.inputs(x, x_v, context)
             q, k, v = self.projection(x_q, x_k, x_v)
+            if smear is not None:
+                previous, state = state if isinstance(state, SmearedState) else (None, state)
+                k, last = smear(k, context.positions, previous)
             q, k = self.positions.rotate(q, k, context)
         if self.positions.has_bias:
             context = context.with_bias(self.positions.bias(context).to(q.dtype))
@@ -162,6 +174,8 @@ class AttentionLayer(nn.Module):
             z, _ = self.mixer(q, k, v, x, context, None, tape)
         else:
             z, state = self.mixer(q, k, v, x, context, state, tape)
+        if last is not None and state is not None:
+            state = SmearedState(last, state)
         z = site(tape, at.z, z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
         if wants(tape, at.head_out):
@@ -173,7 +187,14 @@ class AttentionLayer(nn.Module):
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return the empty state."""
-        return CrossState() if self.config.cross else self.mixer.begin(batch, like)
+        if self.config.cross:
+            return CrossState()
+        state = self.mixer.begin(batch, like)
+        if self.projection.smear is None:
+            return state
+        dims, streams = self.dims, self.mixer.traits.streams
+        inner = (streams,) if streams > 1 else ()
+        return SmearedState(like.new_zeros(batch, *inner, dims.n_kv_heads, 1, dims.d_head), state)
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims
+from glassformer.attention.smear import Smear
 from glassformer.config import Config, require
 
 
@@ -37,6 +38,11 @@ class Separate(ProjectionConfig, kind="separate"):
         return SeparateProjection(self, dims, streams)
 
 
+@dataclass(frozen=True)
+class Smeared(Separate, kind="smeared"):
+    """One linear map each, and every key mixed with the one before it (self-attention only): see `attention.smear`."""
+
+
 class SeparateProjection(nn.Module):
     def __init__(self, config: Separate, dims: Dims, streams: int) -> None:
         super().__init__()
@@ -48,6 +54,7 @@ class SeparateProjection(nn.Module):
         )
         self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
         self.norms = nn.ModuleList([nn.RMSNorm(dims.d_head) for _ in range(2)]) if config.qk_norm else None
+        self.smear = Smear(dims.n_kv_heads) if isinstance(config, Smeared) else None
 
     def forward(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x_q is x_k is x_v:

@@ -11,6 +11,7 @@ from glassformer.data.tasks import Induction, Repeat
 from glassformer.data.text import TextConfig, TextData
 from glassformer.data.tokenizer import Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
 from glassformer.data.translation import ZhEnConfig
+from glassformer.data.words import UnseenWords
 
 __all__ = [
     "Batch",
@@ -35,6 +36,7 @@ __all__ = [
     "TextConfig",
     "TextData",
     "Tokenizer",
+    "UnseenWords",
     "ZhEnConfig",
     "bytes_tokenizer",
     "dirichlet_predictive",

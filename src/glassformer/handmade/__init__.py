@@ -12,7 +12,7 @@ Frobenius.
 
 from glassformer.handmade.assemble import Head, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
-from glassformer.handmade.induction import induction_model, pointer_model, repeated
+from glassformer.handmade.induction import induction_model, pointer_model, repeated, smeared_induction_model
 from glassformer.handmade.positional import rope_model, virtual_head_model
 from glassformer.handmade.tables import SkipTrigrams, bigram_model, keep_in_mind, markov_model, skip_trigram_model
 
@@ -33,5 +33,6 @@ __all__ = [
     "rope_model",
     "rotated",
     "skip_trigram_model",
+    "smeared_induction_model",
     "virtual_head_model",
 ]

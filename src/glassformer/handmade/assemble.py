@@ -14,6 +14,7 @@ from glassformer.attention import (
     MixerConfig,
     NoPositions,
     PositionsConfig,
+    ProjectionConfig,
     Separate,
     Softmax,
 )
@@ -59,6 +60,7 @@ def assemble(
     positions: Float[Tensor, "max_len d_model"] | None = None,
     mixer: MixerConfig | None = None,
     attention_positions: PositionsConfig | None = None,
+    projection: ProjectionConfig | None = None,
 ) -> Decoder:
     """Build an attention-only decoder from matrices: float64, no norms, no biases, scores as they are.
 
@@ -71,6 +73,7 @@ def assemble(
         positions: Vectors added to the stream, a row per position.
         mixer: The mechanism; softmax of the bare scores by default.
         attention_positions: Positions inside attention.
+        projection: How queries, keys and values are made; a plain linear map each by default.
     """
     configs = []
     for heads in layers:
@@ -82,6 +85,7 @@ def assemble(
             d_value=None if d_value == d_head else d_value,
             mixer=mixer or Softmax(scale=1.0),
             positions=attention_positions or NoPositions(),
+            projection=projection or Separate(),
         )
         configs.append(BlockConfig((attention,), NoNorm()))
     vocab_size, d_model = embed.shape

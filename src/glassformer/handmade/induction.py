@@ -4,10 +4,15 @@ Both models complete `… A B … A` with `B`; only the wiring differs, and an a
 Token 0 is `<bos>`, which stands at position 0 and nowhere else, and serves as resting place; the others are t1, t2, ….
 """
 
+import math
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from glassformer.attention import Smeared
+from glassformer.config import require
 from glassformer.handmade.assemble import Head, assemble, layout
 from glassformer.models import Decoder
 
@@ -129,11 +134,64 @@ def pointer_model(
     )
 
 
-def repeated(vocab: int = 21, repeats: int = 2, seed: int = 0, batch: int = 1) -> Int[Tensor, "batch pos"]:
-    """Return token 0, then all other tokens in random order, several times over."""
+def smeared_induction_model(
+    vocab: int = 22, max_len: int = 64, share: float = 0.01, gamma: float = 40.0, c: float = 50.0
+) -> Decoder:
+    """Build induction in one layer, with keys that know the token before them: each is mixed with its predecessor.
+
+    The stream: token (V) | output (V). Nobody knows positions. L0H0 compares the current token with every key's token
+    (W_Q: token -> gamma I, W_K: token -> I). As keys are almost wholly those of the token before (share s in the key
+    itself, 1 - s in the one before it), it finds what followed the current token earlier, and copies it to the output.
+    The key of `<bos>` is half a match for everybody, a place to rest. It smears into the next key too, so that `<gap>`
+    (token 1) stands behind `<bos>` in every row, and the values of both are zero.
+
+    Known in closed form, for `<bos> <gap>` and different tokens twice over (`repeated(…, gap=True)`): the loss is ln V
+    in the first copy, 0 in the second. L0H0 at query q in the second copy has the scores gamma (1 - s) on the token
+    after the first copy of its own, gamma s on that copy and on itself, gamma/2 on `<bos>` and (1 - s) gamma/2 on
+    `<gap>`. With s = 1 it finds its own token instead, and the loss in the second copy is c.
+
+    Args:
+        vocab: V, `<bos>` and `<gap>` included.
+        max_len: Longest context.
+        share: s, above 0 and at most 1, where keys are not mixed; matches outdo the resting place below 1/2.
+        gamma: How sharply it matches.
+        c: Size of the logits.
+
+    Source: Olsson et al. 2022, "In-context Learning and Induction Heads", argument 2 (smeared keys).
+    """
+    require(0 < share <= 1, f"smeared_induction_model: share={share} must be above 0 and at most 1.")
+    token, output = layout(token=vocab, output=vocab).values()
+    eye = _eye(vocab)
+    head = Head.zero(2 * vocab, vocab)
+    head.query[token] = gamma * eye
+    head.key[token] = eye
+    head.key[0] = 0.5
+    head.value[token] = eye
+    head.value[:2] = 0
+    head.output[:, output] = eye
+    model = assemble(
+        _block(vocab, 2 * vocab, token),
+        c * _block(vocab, 2 * vocab, output),
+        [[head]],
+        symbols=["<bos>", "<gap>", *numbered(vocab)[2:]],
+        max_len=max_len,
+        projection=Smeared(),
+    )
+    attn: Any = model.stack.blocks[0].attn
+    with torch.no_grad():
+        # the share is a sigmoid, which is 1 at no finite number, but in float64 from 40 on
+        attn.projection.smear.alpha.fill_(math.log(share / (1 - share)) if share < 1 else 60.0)
+    return model
+
+
+def repeated(
+    vocab: int = 21, repeats: int = 2, seed: int = 0, batch: int = 1, *, gap: bool = False
+) -> Int[Tensor, "batch pos"]:
+    """Return token 0 (with `gap`, tokens 0 and 1), then all other tokens in random order, several times over."""
     generator = torch.Generator().manual_seed(seed)
-    units = torch.stack([1 + torch.randperm(vocab - 1, generator=generator) for _ in range(batch)])
-    return torch.cat((torch.zeros(batch, 1, dtype=torch.long), units.repeat(1, repeats)), 1)
+    first = torch.arange(1 + gap).expand(batch, -1)
+    units = [1 + gap + torch.randperm(vocab - 1 - gap, generator=generator) for _ in range(batch)]
+    return torch.cat((first, torch.stack(units).repeat(1, repeats)), 1)
 
 
 def previous_token_head(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, Mixer
+from glassformer.attention import Attention, Mixer, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
@@ -146,6 +146,9 @@ def state_bytes(
             else:
                 held = part.mixer.state_numbers(length, dims)
             total += held * kept.itemsize
+            if isinstance(part.projection, Smeared):
+                # the last key before it was mixed
+                total += dims.n_kv_heads * part.mixer.traits.streams * dims.d_head * dtype.itemsize
     return total
 
 
@@ -211,7 +214,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield from _matrix("output", module.output)
         yield from _matrix("output gate", module.gate)
         yield "norms", 0 if module.gain is None else module.gain.numel()
-    elif isinstance(module, Mixer):
+    elif isinstance(module, (Mixer, Smear)):
         yield "mechanism", _count(module)
     elif isinstance(module, MlpLayer):
         yield from _matrix("mlp in", module.input)

@@ -13,6 +13,7 @@ from glassformer.attention import (
     PositionsConfig,
     ProjectionConfig,
     Separate,
+    Smeared,
     Softmax,
     lambda_init_at,
 )
@@ -53,13 +54,15 @@ def block(
     cross: bool = False,
     bias: bool = False,
     qk_norm: bool = False,
+    smeared: bool = False,
     merge: Merge | None = None,
     norm: NormConfig | None = None,
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
     dropout: float = 0.0,
 ) -> BlockConfig:
     """Return the usual block: attention, then cross-attention if asked, then an MLP if given."""
-    projection: ProjectionConfig = Separate(bias=bias, qk_norm=qk_norm)
+    separate = Separate(bias=bias, qk_norm=qk_norm)
+    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm) if smeared else separate
     merge = merge or Merge(bias=bias)
     attention = Attention(
         n_heads=n_heads,
@@ -70,7 +73,7 @@ def block(
         positions=positions or NoPositions(),
         merge=merge,
     )
-    across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions())
+    across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
     return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Repeat, TextConfig, ZhEnConfig
+from glassformer.data import MixtureConfig, Repeat, TextConfig, UnseenWords, ZhEnConfig
 from glassformer.data.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
@@ -39,13 +39,17 @@ def zh_en() -> TrainConfig:
     )
 
 
-def attention_only(n_layers: int) -> TrainConfig:
+def attention_only(n_layers: int, *, smeared: bool = False) -> TrainConfig:
     """The models of "A Mathematical Framework for Transformer Circuits": no MLP, no biases in its matrices,
     positions on q and k only.
 
     A quarter of each batch are random tokens repeated to the end: enough for induction heads to form within minutes.
+
+    Args:
+        n_layers: How many.
+        smeared: Mix each key with the one before it, which is what a single layer lacks for induction.
     """
-    layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0))
+    layer = block(n_heads=8, positions=QueryKeyOnly(amplitude=2.0), smeared=smeared)
     model = DecoderConfig(1024, 256, repeat(layer, n_layers), max_len=256)
     text = TextConfig(length=128, vocab_size=1024)
     data = MixtureConfig((text, Repeat(length=128)), shares=(0.75, 0.25), batch_size=16, length=128)
@@ -55,10 +59,34 @@ def attention_only(n_layers: int) -> TrainConfig:
     )
 
 
+def phase_change() -> TrainConfig:
+    """The two-layer model with its weights kept along the way, to look at the moment when induction heads form."""
+    return attention_only(2).replace(keep=tuple(range(100, 4001, 100)))
+
+
+def unseen_words(n_layers: int) -> TrainConfig:
+    """Attention alone on a language of which a quarter of the words are withheld: a minute or two on one core.
+
+    Two layers learn to complete a word from its first occurrence in the row, whatever the word; one layer learns which
+    letters go together, which says nothing about words it never saw.
+    """
+    layer = block(n_heads=4, positions=QueryKeyOnly(amplitude=2.0))
+    data = UnseenWords()
+    model = DecoderConfig(data.alphabet + 1, 128, repeat(layer, n_layers), max_len=128)
+    optim = OptimConfig(lr=2e-3, warmup=100)
+    return TrainConfig(
+        model, data, optim=optim, steps=1500, log_every=50, evaluate_every=250, evaluate_batches=4, save_every=500
+    )
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l": lambda: attention_only(1),
+    "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
     "gpt-4l": gpt_4l,
+    "phase-change": phase_change,
+    "unseen-words-1l": lambda: unseen_words(1),
+    "unseen-words-2l": lambda: unseen_words(2),
     "zh-en": zh_en,
 }
 

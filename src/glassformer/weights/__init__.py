@@ -21,6 +21,7 @@ __all__ = [
     "MlpWeights",
     "Svd",
     "attention_views",
+    "folded",
     "head_label",
     "logits",
     "of",
@@ -49,3 +50,8 @@ def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
     w = views(model)
     w = _fold(w) if fold else w
     return _augment(w) if augment else w
+
+
+def folded(model: Any) -> HeadWeights:
+    """Return a model's folded matrices, or weights as they are given: what analyses of weights start from."""
+    return model if isinstance(model, HeadWeights) else of(model, fold=True)

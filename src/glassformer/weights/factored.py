@@ -17,6 +17,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
+from glassformer.weights.largest import largest as best_of
 
 BLOCK = 1 << 22  # entries of the product that `top` holds at a time
 
@@ -196,24 +197,31 @@ class Factored:
     def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False, block: int = BLOCK) -> Entries:
         """Return the k largest entries of each matrix (smallest, or largest in absolute value).
 
-        The product is made a few rows at a time; beside the factors it takes room for `block` entries and the k best.
+        The product is made a block at a time, and what cannot be among the k best is not made: see `weights.largest`.
+        Beside copies of one matrix's factors it takes room for `block` entries and the k best.
 
         Args:
             k: How many; all of them if there are fewer.
             largest: Look for the largest, not the smallest.
             by_size: Look for the largest in absolute value.
-            block: Entries of the product held at a time (one row of each matrix at least).
+            block: Entries of the product held at a time.
+
+        Raises:
+            AnalysisUnavailable: The factors hold numbers that are not finite.
         """
-        n, m = self.shape[-2:]
-        k = min(k, n * m)
-        step = max(1, block // max(1, m * self.batch.numel()))
-        best: tuple[Tensor, Tensor] | None = None
-        with torch.no_grad():
-            for start in range(0, n, step):
-                flat = (self.left[..., start : start + step, :] @ self.right).flatten(-2)
-                best = _better(best, flat, start * m, k, largest=largest, by_size=by_size)
-        assert best is not None, "a matrix without rows has no factors"
-        return Entries(best[0], best[1] // m, best[1] % m)
+        m = self.shape[-1]
+        sign = 1.0 if largest or by_size else -1.0
+        # neither half precision nor gradients take part in a search
+        wide = torch.float64 if self.left.dtype == torch.float64 else torch.float32
+        left, right = (
+            u.detach().to(wide).expand(*self.batch, *u.shape[-2:]).reshape(-1, *u.shape[-2:])
+            for u in (self.left * sign, self.right)
+        )
+        k = min(k, self.shape[-2] * m)
+        found = [best_of(a, b, k, by_size=by_size, block=block) for a, b in zip(left, right)]
+        values = torch.stack([v for v, _ in found]).unflatten(0, self.batch) if self.batch else found[0][0]
+        places = torch.stack([p for _, p in found]).unflatten(0, self.batch) if self.batch else found[0][1]
+        return Entries(sign * values.to(self.left.dtype), places // m, places % m)
 
     def to(self, dtype: torch.dtype) -> "Factored":
         return Factored(self.left.to(dtype), self.right.to(dtype))
@@ -237,24 +245,6 @@ class Factored:
             raise ShapeMismatch(
                 f"{what} is defined for square matrices; this one is {self.shape[-2]} x {self.shape[-1]}."
             )
-
-
-def _better(
-    best: tuple[Tensor, Tensor] | None, flat: Tensor, offset: int, k: int, *, largest: bool, by_size: bool
-) -> tuple[Tensor, Tensor]:
-    """Merge the k best so far (values, flat indices) with a new block."""
-    if best is not None:
-        # most blocks hold nothing better than the worst of the best: then there is nothing to sort
-        key, worst = (flat.abs(), best[0][..., -1:].abs()) if by_size else (flat, best[0][..., -1:])
-        if best[0].shape[-1] == k and not ((key > worst) if largest or by_size else (key < worst)).any():
-            return best
-    order = (flat.abs() if by_size else flat).topk(min(k, flat.shape[-1]), -1, largest=largest or by_size).indices
-    values, indices = flat.gather(-1, order), order + offset
-    if best is None:
-        return values, indices
-    values, indices = torch.cat((best[0], values), -1), torch.cat((best[1], indices), -1)
-    order = (values.abs() if by_size else values).topk(min(k, values.shape[-1]), -1, largest=largest or by_size).indices
-    return values.gather(-1, order), indices.gather(-1, order)
 
 
 def _size(tensor: Tensor) -> str:

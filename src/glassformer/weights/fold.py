@@ -1,8 +1,9 @@
 """Absorb into the matrices, in a copy, what is linear: gains and biases of norms, means, value biases.
 
-A norm is (x - mean) / scale * gain + bias. Its gain and bias go into whatever reads through it. If everything that
-reads a stream subtracts the mean, what writes to it need not have one. Where rows of the pattern sum to one, value
-biases add a constant to the output. What is left of each norm is the division by its scale.
+A norm is (x - mean) / scale * gain + bias. Its gain and bias go into whatever reads through it, and so does the
+subtraction of the mean: the columns of what reads have none. If everything that reads a stream subtracts the mean, what
+writes to it need not have one. Where rows of the pattern sum to one, value biases add a constant to the output. What is
+left of each norm is the division by its scale.
 
 What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
 behind a sub-layer (its scale depends on what its gain would change); key biases, which matter under rotary positions.
@@ -12,6 +13,7 @@ behind a sub-layer (its scale depends on what its gain would change); key biases
 # pyright: reportUnnecessaryComparison=false
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,14 @@ from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights, stack_of
 
 Gain = tuple[Tensor | None, Tensor | None]
+
+
+class Reading(NamedTuple):
+    """What a norm does to a row once its scale is fixed."""
+
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+    centred: bool = False
 
 
 def fold(w: HeadWeights) -> HeadWeights:
@@ -41,10 +51,9 @@ def fold(w: HeadWeights) -> HeadWeights:
             tables[name] = None if table is None else _centred(table)
             attention = [_centre_write(a) if a.stack == name else a for a in attention]
             mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
-    final = stack_of(w.model, w.stack).final
-    gain, bias = norms.get(final.at_out, (None, None))
-    unembed = w.U if gain is None else w.U * gain[:, None]
-    out_bias = _sum(w.bU, None if bias is None else bias @ w.U)
+    final = _reading(stack_of(w.model, w.stack).final, norms)
+    unembed = _times(final, w.U)
+    out_bias = _sum(w.bU, _through(final, w.U))
     if w.model.config.logit_cap is None:
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
@@ -89,8 +98,19 @@ def augment(w: HeadWeights) -> HeadWeights:
 
 
 def _fold_attention(w: HeadWeights, a: AttentionWeights, norms: dict[str, Gain]) -> AttentionWeights:
-    own = _gain(w, a, norms)
-    other = norms.get(stack_of(w.model, "encoder").final.at_out, (None, None)) if a.part.startswith("cross") else own
+    own = _reading_of(w, a, norms)
+    other = _reading(stack_of(w.model, "encoder").final, norms) if a.part.startswith("cross") else own
+    return fold_attention(a, own, other)
+
+
+def fold_attention(a: AttentionWeights, own: Reading, other: Reading) -> AttentionWeights:
+    """Return an attention layer with what norms do to its input absorbed, and its value biases where they are constant.
+
+    Args:
+        a: The layer.
+        own: Of the norm its queries read through.
+        other: Of the norm its keys and values read through: the same, but in cross-attention.
+    """
     folded = dataclasses.replace(
         a, Q=_times(own, a.Q), bQ=_sum(a.bQ, _through(own, a.Q)),
         K=_times(other, a.K), bK=_sum(a.bK, _through(other, a.K)),
@@ -104,7 +124,7 @@ def _fold_attention(w: HeadWeights, a: AttentionWeights, norms: dict[str, Gain])
 
 
 def _fold_mlp(w: HeadWeights, m: MlpWeights, norms: dict[str, Gain]) -> MlpWeights:
-    own = _gain(w, m, norms)
+    own = _reading_of(w, m, norms)
     return dataclasses.replace(
         m, W_in=_times(own, m.W_in), b_in=_sum(m.b_in, _through(own, m.W_in)),
         W_gate=None if m.W_gate is None else _times(own, m.W_gate),
@@ -112,10 +132,14 @@ def _fold_mlp(w: HeadWeights, m: MlpWeights, norms: dict[str, Gain]) -> MlpWeigh
     )  # fmt: skip
 
 
-def _gain(w: HeadWeights, part: AttentionWeights | MlpWeights, norms: dict[str, Gain]) -> Gain:
+def _reading_of(w: HeadWeights, part: AttentionWeights | MlpWeights, norms: dict[str, Gain]) -> Reading:
     block = stack_of(w.model, part.stack).blocks[part.layer]
     assert isinstance(block, Block), "a stack is made of blocks"
-    return (None, None) if block.wiring == "post" else norms.get(block.norm(part.part).at_out, (None, None))
+    return Reading() if block.wiring == "post" else _reading(block.norm(part.part), norms)
+
+
+def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
+    return Reading(*norms.get(norm.at_out, (None, None)), norm.centred)
 
 
 def _read_through(w: HeadWeights) -> dict[str, Norm]:
@@ -147,12 +171,13 @@ def _centre_mlp(m: MlpWeights) -> MlpWeights:
     return dataclasses.replace(m, W_out=_centred(m.W_out), b_out=None if m.b_out is None else _centred(m.b_out))
 
 
-def _times(gain: Gain, matrix: Tensor) -> Tensor:
-    return matrix if gain[0] is None else matrix * gain[0][:, None]
+def _times(reading: Reading, matrix: Tensor) -> Tensor:
+    matrix = matrix if reading.gain is None else matrix * reading.gain[:, None]
+    return matrix - matrix.mean(-2, keepdim=True) if reading.centred else matrix
 
 
-def _through(gain: Gain, matrix: Tensor) -> Tensor | None:
-    return None if gain[1] is None else gain[1] @ matrix
+def _through(reading: Reading, matrix: Tensor) -> Tensor | None:
+    return None if reading.bias is None else reading.bias @ matrix
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -82,6 +82,8 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) ->
     norms = getattr(module.projection, "norms", None)
     if norms is not None:
         q, k = norms[0](q), norms[1](k)
+    if module.projection.smear is not None:
+        k = module.projection.smear(k, context.positions)[0]
     q, k = module.positions.rotate(q, k, context)
     assert k is not None, "keys were given"
     if module.positions.has_bias:

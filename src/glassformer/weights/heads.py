@@ -101,7 +101,7 @@ class AttentionWeights:
     @property
     def scale(self) -> float:
         """What q . k is multiplied by; raises `AnalysisUnavailable` where scores are no such product."""
-        self._require_bilinear("the scale of scores")
+        self.require_bilinear("the scale of scores")
         return getattr(self.module.mixer, "scale", self.module.dims.d_head**-0.5)
 
     def __getitem__(self, head: int) -> "AttentionWeights":
@@ -164,7 +164,7 @@ class AttentionWeights:
 
     def rotated(self, q: Float[Tensor, "*n d_head"], offset: Offset) -> Float[Tensor, "*n d_head"]:
         """Return queries, or the rows of Q, as they meet a key at an offset (or the mean over several)."""
-        self._require_bilinear("QK circuits")
+        self.require_bilinear("QK circuits")
         positions = self.module.positions
         if not positions.rotates:
             return q
@@ -195,12 +195,19 @@ class AttentionWeights:
                 "head moves differs by position.\n    analysis.sources(run, …) freezes the gate at one position."
             )
 
-    def _require_bilinear(self, analysis: str) -> None:
+    def require_bilinear(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` unless scores are bilinear in what query and key read."""
         mixer, projection = self.module.mixer, self.module.projection
         if not mixer.traits.bilinear_scores:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{mixer.config.kind}", whose scores are not bilinear in what '
                 "query and key read (bilinear_scores=False).\n    Read patterns instead: analysis.head_scores(model)."
+            )
+        if projection.smear is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} smears its keys, so a score is the sum of two bilinear forms, s QK on "
+                "the key and (1 - s) QK on the one before it.\n    The shares s are module.projection.smear.share; "
+                "read scores themselves: gf.run(…, read=['blocks.*.attn.scores'])."
             )
         if getattr(projection, "norms", None) is not None:
             raise AnalysisUnavailable(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer
@@ -26,6 +26,8 @@ from glassformer.models import Block, Decoder, EncoderDecoder, Stack
 from glassformer.models.parts import MlpLayer, Norm
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
+
+CHUNK = 4096  # tokens whose vectors are normed at a time
 
 Side = Literal["query", "key"]
 Source = Literal["token", "position", "bias"]
@@ -118,7 +120,7 @@ class HeadWeights:
 
     def read(self, rows: Float[Tensor, "n d_model"], layer: AttentionWeights) -> Float[Tensor, "n d_model"]:
         """Return rows of the stream as a layer's queries see them: through the norm before it."""
-        return self.normed(rows, self._norm_before(layer))
+        return self.normed(rows, self.norm_before(layer))
 
     def normed(
         self, rows: Float[Tensor, "*n d_model"], norm: Norm | None, scale: Tensor | None = None, *, bias: bool = True
@@ -165,7 +167,7 @@ class HeadWeights:
             if bias is None:
                 raise self._no_source(layer, source)
             return self._per_query_head(layer, bias[..., None, :])
-        rows = self._source_rows(layer, side, source)
+        rows = self.source_rows(layer, side, source)
         if source == "position" and isinstance(layer.module.positions, QueryKeyOnlyPositions):
             matrix = layer.Q_position if side == "query" else layer.K_position
         return self._per_query_head(layer, rows @ matrix)
@@ -203,30 +205,46 @@ class HeadWeights:
         Args:
             head: A head (`L1H6`), or the index of an attention layer for all its heads.
             source: Tokens, or positions where they are in the stream.
+
+        Raises:
+            AnalysisUnavailable: OV is not defined here, the layer has no such source, or the stack it writes to does
+                not end in the logits.
         """
         layer = self[head]
+        self.require_logits(layer, "full OV circuits")
         layer.require_ov("full OV circuits")
-        return (self._source_rows(layer, "value", source) @ layer.ov()) @ self._out(self.U)
+        return (self.source_rows(layer, "value", source) @ layer.ov()) @ self.read_out()
 
     def direct(self) -> Factored:
         """Return the direct path: the logits each token's vector gives by itself, final norm applied, biases aside.
 
         Exact, biases added, for a model without layers; position vectors are left out.
         """
-        return Factored(self.normed(self._without_constant(self.E), self._final(), bias=False), self.U)
+        return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
 
-    def _out(self, unembed: Tensor) -> Tensor:
-        """Return the unembedding with the final norm's gain, if it is not in there yet."""
-        gain = self.norms.get(self._final().at_out, (None, None))[0]
+    def read_out(self) -> Float[Tensor, "d_model vocab"]:
+        """Return the unembedding with what is linear in the final norm, gain and centring, if it is not in there yet."""
+        gain = self.norms.get(self.final_norm().at_out, (None, None))[0]
         if gain is None:
-            return unembed
-        body = unembed[: len(gain)] * gain[:, None]
-        return torch.cat((body, unembed[len(gain) :])) if self.augmented else body
+            return self.U
+        body = self.U[: len(gain)] * gain[:, None]
+        body = body - body.mean(0) if self.final_norm().centred else body
+        return torch.cat((body, self.U[len(gain) :])) if self.augmented else body
 
-    def _final(self) -> Norm:
+    def require_logits(self, layer: AttentionWeights, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` unless the stream that a layer writes to ends in the logits."""
+        if layer.stack != self.stack:
+            raise AnalysisUnavailable(
+                f"{analysis}: {layer.labels[0]} writes to the {layer.stack}'s stream, which no unembedding reads.\n"
+                "    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
+            )
+
+    def final_norm(self) -> Norm:
+        """Return the norm before the unembedding."""
         return stack_of(self.model, self.stack).final
 
-    def _norm_before(self, layer: AttentionWeights) -> Norm | None:
+    def norm_before(self, layer: AttentionWeights) -> Norm | None:
+        """Return the norm a layer reads the stream through; None in post-norm blocks."""
         block = stack_of(self.model, layer.stack).blocks[layer.layer]
         assert isinstance(block, Block), "a stack is made of blocks"
         return None if block.wiring == "post" else block.norm(layer.path.rpartition(".")[2])
@@ -245,38 +263,75 @@ class HeadWeights:
         own, matrix = (layer.bQ, layer.Q) if side == "query" else (layer.bK, layer.K)
         if self.augmented:
             own, matrix = matrix[..., -1, :], matrix[..., :-1, :]
-        norm = None if side == "key" and layer.part.startswith("cross") else self._norm_before(layer)
+        norm = None if side == "key" and layer.part.startswith("cross") else self.norm_before(layer)
         shift = None if norm is None else self.norms.get(norm.at_out, (None, None))[1]
         if shift is None:
             return own
         return shift @ matrix if own is None else own + shift @ matrix
 
-    def _source_rows(self, layer: AttentionWeights, side: Literal["query", "key", "value"], source: Source) -> Tensor:
+    def source_rows(
+        self,
+        layer: AttentionWeights,
+        side: Literal["query", "key", "value"],
+        source: Source,
+        ids: Int[Tensor, " n"] | None = None,
+        scale: Tensor | None = None,
+    ) -> Float[Tensor, "n d_model"]:
+        """Return what a layer reads of tokens or positions by themselves, a row each; see `projected` for the scale.
+
+        Args:
+            layer: The layer that reads.
+            side: What for.
+            source: Of what.
+            ids: Which tokens or positions; all of them by default.
+            scale: What `source_scale` returned, if it is known already.
+
+        Raises:
+            AnalysisUnavailable: The layer has no such source.
+        """
         if layer.part.startswith("cross") and side != "query":
             raise AnalysisUnavailable(
                 f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
                 "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
             )
-        norm, tokens = self._norm_before(layer), self._without_constant(self.embeddings[layer.stack])
-        table = self._positions(layer)
-        in_stream = table is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
+        norm, tokens = self.norm_before(layer), self.embeddings[layer.stack]
+        tokens = self._without_constant(tokens if ids is None else tokens[ids])
+        table, in_stream = self._positions(layer), self.in_stream(layer)
         if source == "position":
             if table is None or (side == "value" and not in_stream):
                 raise self._no_source(layer, source)
-            return self.normed(table, norm, self._mean_scale(layer), bias=False) if in_stream else table
-        return self.normed(tokens, norm, self._mean_scale(layer) if in_stream else None, bias=False)
+            table = table if ids is None else table[ids]
+            scale = self.source_scale(layer) if scale is None else scale
+            return self.normed(table, norm, scale, bias=False) if in_stream else table
+        scale = self.source_scale(layer) if scale is None else scale
+        return self.normed(tokens, norm, scale, bias=False)
 
     def _without_constant(self, rows: Tensor) -> Tensor:
         return torch.cat((rows[..., :-1], torch.zeros_like(rows[..., -1:])), -1) if self.augmented else rows
 
-    def _mean_scale(self, layer: AttentionWeights) -> Tensor:
-        """Return the mean, over tokens at positions taken in turn, of what the layer's norm divides by."""
-        norm, tokens, table = self._norm_before(layer), self.embeddings[layer.stack], self.tables[layer.stack]
-        assert table is not None, "asked only where positions are in the stream"
+    def in_stream(self, layer: AttentionWeights) -> bool:
+        """Return whether position vectors reach a layer through the stream, and so its values too."""
+        return self.tables[layer.stack] is not None and not isinstance(layer.module.positions, QueryKeyOnlyPositions)
+
+    def source_scale(self, layer: AttentionWeights) -> Tensor | None:
+        """Return what token and position vectors are divided by: None for each its own scale.
+
+        Where positions are in the stream it is the mean, over tokens at positions taken in turn, of what the layer's
+        norm divides by.
+        """
+        norm, tokens, table = self.norm_before(layer), self.embeddings[layer.stack], self.tables[layer.stack]
+        if table is None or not self.in_stream(layer):
+            return None
         if norm is None or norm.weight is None:
             return tokens.new_ones(())
-        rows = tokens + table[torch.arange(len(tokens), device=tokens.device) % len(table)]
-        return norm.scale(rows[..., :-1] if self.augmented else rows).mean()
+        # a few tokens at a time: a vocabulary's vectors twice over are most of what an analysis would need room for
+        width = tokens.shape[-1] - self.augmented
+        total = tokens.new_zeros(())
+        for start in range(0, len(tokens), CHUNK):
+            rows = tokens[start : start + CHUNK, :width]
+            places = torch.arange(start, start + len(rows), device=tokens.device) % len(table)
+            total = total + norm.scale(rows + table[places, :width]).sum()
+        return total / len(tokens)
 
     def _per_query_head(self, layer: AttentionWeights, rows: Tensor) -> Tensor:
         return rows if len(rows) == len(layer.Q) else rows[layer.group]

@@ -1,0 +1,117 @@
+"""A run folder as data: its recipe, what was logged, the weights that were kept, its held-out text.
+
+Folders are read as plain files; nothing here trains or changes them.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glassformer import checkpoints
+from glassformer.data import Batch, Data, DataConfig, Tokenizer
+from glassformer.errors import ConfigError, RunFolderError
+from glassformer.models import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """One run.
+
+    Args:
+        folder: Where it lies.
+        config: The recipe, as JSON data.
+        metrics: One entry per logged step.
+        steps: Steps whose weights can be had: those kept, and 0, whose weights follow from the recipe's seed.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    steps: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def model(self, step: int) -> Any:
+        """Return the model as it was after a step, in evaluation mode; raises `RunFolderError` if it was not kept."""
+        if step not in self.steps:
+            raise RunFolderError(
+                f'"{self.folder}" holds no weights of step {step}; it has {_few(self.steps)}.\n'
+                "    Train with keep=[…] to keep the weights of more steps."
+            )
+        if step > 0:
+            return checkpoints.load(self.at(step))
+        model = ModelConfig.from_dict(self.config["model"]).build(self.config["seed"])
+        model.tokenizer = self.tokenizer
+        return model.eval()
+
+    def models(self) -> Iterator[tuple[int, Any]]:
+        """Yield every step's model, one in memory at a time."""
+        for step in self.steps:
+            yield step, self.model(step)
+
+    def at(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder)
+
+    def tokens(self, step: int) -> int:
+        """Return how many tokens had been trained on after a step."""
+        if step == 0:
+            return 0
+        facts = self.at(step) / "facts.json"
+        if facts.is_file():
+            return int(json.loads(facts.read_text(encoding="utf-8"))["tokens"])
+        known = {line["step"]: line["tokens"] for line in self.metrics}
+        if step not in known:
+            raise RunFolderError(f'"{self.folder}" does not say how many tokens step {step} had seen.')
+        return int(known[step])
+
+    def logged(self, name: str) -> dict[int, Any]:
+        """Return what was logged under a name, by step; empty if nothing was."""
+        return {line["step"]: line[name] for line in self.metrics if line.get(name) is not None}
+
+    def heldout(self) -> Data:
+        """Return the data that the run's held-out loss was measured on."""
+        config = self.config.get("evaluate") or self.config["data"]
+        return DataConfig.from_dict(config).build(self.tokenizer)
+
+    def batches(self, count: int = 8) -> list[Batch]:
+        """Return held-out batches, the same ones each time."""
+        data = self.heldout()
+        return [data.batch(i, "heldout") for i in range(count)]
+
+
+def read_history(folder: str | Path) -> History:
+    """Read a run folder.
+
+    Raises:
+        RunFolderError: It is none, or damaged.
+    """
+    folder = Path(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        metrics = [json.loads(line) for line in lines]
+        ModelConfig.from_dict(config["model"])
+        DataConfig.from_dict(config["data"])
+    except OSError as error:
+        raise RunFolderError(
+            f'"{folder}" is no run folder ({error.strerror or error}: {error.filename}). Give what glassformer train '
+            "wrote: a folder with config.json and metrics.jsonl."
+        ) from error
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise RunFolderError(f'"{folder}" is damaged, or no run folder ({type(error).__name__}: {error}).') from error
+    found = [int(p.name[5:]) for p in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,}", p.name)]
+    return History(folder, config, metrics, (0, *sorted(step for step in found if step > 0)))
+
+
+def _few(steps: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, steps[:6]))
+    return shown if len(steps) <= 6 else f"{shown}, …, {steps[-1]}"

@@ -1,0 +1,77 @@
+"""Which heads and tokens an analysis of weights covers, and how they are called in its result."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.analysis.inputs import readable
+from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
+from glassformer.labelled import Labelled
+from glassformer.weights import AttentionWeights, HeadWeights
+
+LeftOut = dict[str, str]
+
+
+def layers_for(
+    w: HeadWeights, heads: Sequence[str] | None, check: Callable[[AttentionWeights], object]
+) -> tuple[list[AttentionWeights], LeftOut]:
+    """Return the layers to look at (single heads, if some are named), and for all other heads why not.
+
+    Without names, heads for which the analysis is not defined are left out; a head that is named has to be defined.
+
+    Raises:
+        AnalysisUnavailable: A named head, or every head, lacks what `check` asks for.
+    """
+    left_out: LeftOut = {}
+    if heads is not None:
+        found = [w[label] for label in heads]
+        for layer in found:
+            check(layer)
+        return found, left_out
+    found = []
+    reason: AnalysisUnavailable | None = None
+    for layer in w.attention:
+        try:
+            check(layer)
+            found.append(layer)
+        except AnalysisUnavailable as error:
+            reason = error
+            left_out |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])
+    if not found:
+        raise reason or AnalysisUnavailable("this model has no attention heads.")
+    return found, left_out
+
+
+def labels_of(layers: Iterable[AttentionWeights]) -> list[str]:
+    return [label for layer in layers for label in layer.labels]
+
+
+def by_head(layers: Iterable[AttentionWeights], values: Iterable[Tensor], *axes: str, **coords: Any) -> Labelled:
+    """Return one labelled tensor of each layer's `head …` values; shorter rows are filled with NaN."""
+    rows = [row for value in values for row in value]
+    width = max((row.shape[-1] for row in rows if row.ndim), default=0)
+    rows = [
+        row if not row.ndim or row.shape[-1] == width else torch.nn.functional.pad(row, (0, width - row.shape[-1]), value=torch.nan)
+        for row in rows
+    ]  # fmt: skip
+    return Labelled(torch.stack(rows), ("head", *axes), {"head": labels_of(layers)} | coords)
+
+
+def token_names(w: HeadWeights, ids: Tensor) -> list[str]:
+    """Return tokens as text with their id, which tells tokens of one text apart: `12:cat`."""
+    names = readable(w.model, ids.reshape(1, -1).cpu())[0]
+    return [f"{i}:{name}" for i, name in zip(ids.flatten().tolist(), names)]
+
+
+def token_choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
+    """Return the ids an analysis is restricted to, all of the vocabulary by default; raises `TokenOutOfRange`."""
+    size = w.U.shape[-1]
+    if tokens is None:
+        return torch.arange(size, device=w.U.device)
+    ids = torch.as_tensor(tokens, device=w.U.device, dtype=torch.long)
+    if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise TokenOutOfRange(f"tokens: expected ids from 0 to {size - 1}, at least one; found {ids.tolist()[:8]}.")
+    return ids

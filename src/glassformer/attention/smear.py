@@ -1,0 +1,59 @@
+"""Smeared keys: each key is mixed with the one before it, so that one layer can see what a token follows.
+
+    k_j <- s k_j + (1 - s) k_{j-1},   s = sigmoid(alpha), one alpha per key head
+
+The first key of a text, of each packed document and of each left-padded row has none before it and stays as it is.
+Keys are mixed before they are rotated, and after any norm of their own. Scores before the position encoding are then
+two bilinear forms side by side: s S + (1 - s) (S shifted by one key).
+
+State: the last unmixed key, besides the mechanism's own.
+Source: Olsson et al. 2022, "In-context Learning and Induction Heads", argument 2. Where rotary positions come in is not
+said there.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class SmearedState(NamedTuple):
+    """The last key before mixing (meaningless before the first position), and the mechanism's state."""
+
+    previous: Float[Tensor, "batch *stream kv_head 1 d_head"]
+    mixer: Any
+
+
+class Smear(nn.Module):
+    """Mixes keys with their predecessors; `alpha` is trained and begins at equal shares."""
+
+    def __init__(self, n_kv_heads: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(n_kv_heads))
+
+    @property
+    def share(self) -> Float[Tensor, " kv_head"]:
+        """The weight of a key in itself; the rest is its predecessor's."""
+        return self.alpha.sigmoid()
+
+    def forward(
+        self,
+        k: Float[Tensor, "batch *stream kv_head pos d_head"],
+        positions: Int[Tensor, "b pos"],
+        previous: Float[Tensor, "batch *stream kv_head 1 d_head"] | None = None,
+    ) -> tuple[Float[Tensor, "batch *stream kv_head pos d_head"], Float[Tensor, "batch *stream kv_head 1 d_head"]]:
+        """Return the mixed keys and the last unmixed one.
+
+        Args:
+            k: Keys as projected.
+            positions: Their positions, which start anew in each document.
+            previous: The key before the first, if there are earlier positions.
+        """
+        before = torch.cat((torch.zeros_like(k[..., :1, :]) if previous is None else previous, k[..., :-1, :]), -2)
+        # padding on the left counts as position 0, and so does the first token behind it
+        first = (positions == 0)[..., None]
+        for _ in range(k.ndim - 3):
+            first = first.unsqueeze(1)
+        share = self.share.to(k.dtype)[:, None, None]
+        return torch.where(first, k, share * k + (1 - share) * before), k[..., -1:, :]

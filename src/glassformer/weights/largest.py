@@ -1,0 +1,136 @@
+"""The largest entries of left @ right, without building it and without computing all of it exactly.
+
+An entry is at most the length of its row of `left` times the length of its column of `right`. Rows and columns are
+taken in the order of falling length, so that with the k best so far in hand, whatever cannot beat the worst of them
+lies behind a line that only moves forwards: columns beyond it are left out, rows beyond it end the search. Both factors
+are first brought to the form U sqrt(S), sqrt(S) V', in which that bound is tight: a matrix whose spectrum falls quickly
+has few long rows and columns.
+
+What is left is screened in bfloat16 where the machine multiplies it faster. A screened entry is off by at most 2^-7 of
+the two lengths, so that few entries come near enough to the worst of the best to be computed exactly.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.errors import AnalysisUnavailable
+
+# entries made at a time on a CPU: what its second-level cache holds; beyond that the product waits for memory
+CACHED = 1 << 18
+# two factors and a product rounded to 8 bits: 3 times 2^-9, and what second orders and the sum add
+COARSE = 2.0**-7
+
+
+def largest(
+    left: Float[Tensor, "rows rank"],
+    right: Float[Tensor, "rank columns"],
+    k: int,
+    *,
+    by_size: bool,
+    block: int,
+    coarse: bool | None = None,
+) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
+    """Return the k largest entries (in absolute value if `by_size`) and their indices in the flattened product.
+
+    Args:
+        left: One factor, in float32 or float64.
+        right: The other.
+        k: How many; at most as many as there are.
+        by_size: Compare absolute values.
+        block: Entries of the product held at a time.
+        coarse: Screen in bfloat16; by default where that is faster.
+
+    Raises:
+        AnalysisUnavailable: The factors hold numbers that are not finite, which have no order.
+    """
+    if not (left.isfinite().all() and right.isfinite().all()):
+        raise AnalysisUnavailable("the largest entries of a product are defined where its factors are finite numbers.")
+    m = right.shape[1]
+    rows, columns = _balanced(left, right)
+    row_length, row_order = rows.norm(dim=1).sort(descending=True)
+    column_length, column_order = columns.norm(dim=0).sort(descending=True)
+    rows, columns = rows[row_order], columns[:, column_order].contiguous()
+    # rounding must not hide a candidate either
+    margin = 8 * (rows.shape[1] + 8) * torch.finfo(rows.dtype).eps
+    screen_rows, screen_columns = rows, columns
+    if _coarse_is_fast(left.device) if coarse is None else coarse:
+        screen_rows, screen_columns, margin = rows.bfloat16(), columns.bfloat16(), COARSE + margin
+    on_cpu = left.device.type == "cpu"
+    side = max(1, math.isqrt(min(block, CACHED) if on_cpu else block))
+    lengths, falling = row_length.tolist(), -column_length.cpu()
+    heads = column_length[::side].tolist()
+    values, places, floor = left.new_empty(0), torch.empty(0, dtype=torch.long, device=left.device), -math.inf
+    for start in range(0, len(rows), side):
+        reach, wide = lengths[start], m
+        if floor > 0:
+            # how many columns are long enough to matter to the longest of the rows that are left
+            need = floor / max(reach * (1 + margin), 1e-300)
+            wide = int(torch.searchsorted(falling, torch.tensor(-need, dtype=falling.dtype), right=True))
+            if wide == 0:
+                break
+        for first in range(0, wide, side):
+            stop = min(first + side, wide)
+            made = screen_rows[start : start + side] @ screen_columns[:, first:stop]
+            error = margin * reach * heads[first // side]
+            short = len(values) < k
+            if not short and _highest(made, by_size) <= floor - error:
+                continue
+            made = made.to(rows.dtype).abs() if by_size else made.to(rows.dtype)
+            threshold = _kth(values, made, k, by_size) - 2 * error if short else floor - error
+            row, column = (made >= threshold).nonzero(as_tuple=True)
+            if len(row) > made.numel() // 64:
+                # too many come near: the block itself is cheaper than entry by entry
+                exact = rows[start : start + side] @ columns[:, first:stop]
+                row, column, found = _best(exact, k, by_size)
+            else:
+                found = (rows[start + row] * columns[:, first + column].mT).sum(-1)
+            values, places = torch.cat((values, found)), torch.cat((places, (start + row) * m + first + column))
+            order = (values.abs() if by_size else values).topk(min(k, len(values))).indices
+            values, places = values[order], places[order]
+            floor = float(values[-1].abs() if by_size else values[-1]) if len(values) == k else floor
+    chosen = row_order[places // m], column_order[places % m]
+    # the balanced factors are rounded once more than the given ones
+    exact = (left[chosen[0]] * right[:, chosen[1]].mT).sum(-1)
+    order = (exact.abs() if by_size else exact).argsort(descending=True)
+    return exact[order], (chosen[0] * m + chosen[1])[order]
+
+
+def _highest(made: Tensor, by_size: bool) -> float:
+    if not by_size:
+        return float(made.amax())
+    low, high = made.aminmax()
+    return max(float(high), -float(low))
+
+
+def _kth(values: Tensor, made: Tensor, k: int, by_size: bool) -> float:
+    """Return the k-th best of those found and a screened block together; minus infinity if there are fewer."""
+    known = torch.cat((values.abs() if by_size else values, made.flatten()))
+    return float(known.topk(k).values[-1]) if len(known) >= k else -math.inf
+
+
+def _best(exact: Tensor, k: int, by_size: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, columns and values of a block's k best."""
+    flat = exact.flatten()
+    order = (flat.abs() if by_size else flat).topk(min(k, len(flat))).indices
+    return order // exact.shape[1], order % exact.shape[1], flat[order]
+
+
+def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U sqrt(S) and sqrt(S) V' of the product."""
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right.mT)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
+    root = s.sqrt()
+    return q_left @ (u * root), (q_right @ (vh.mT * root)).mT
+
+
+def _coarse_is_fast(device: torch.device) -> bool:
+    """Return whether bfloat16 products take less time than float32 ones: not on CPUs without instructions for it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # torch offers no public question
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return device.type == "cpu" and ask is not None and bool(ask())
