@@ -281,6 +281,7 @@ PATTERNED: dict[str, dict[str, Any]] = {
     "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": True},
     "alibi": {"positions": Alibi(), "n_kv_heads": 1},
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
+    "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
     "linear": {"mixer": Linear()},
     "lightning": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},

@@ -118,7 +118,7 @@ def test_groups_of_heads_are_what_the_caller_says() -> None:
     layers = importance(model, batch)
     close(named.groups.select(group="first").values, layers.groups.select(group="L0 attn").values)
     close(named.groups.select(group="all").values, layers.gains.select(order="1", scale="frozen").values.expand(2))
-    with pytest.raises(AnalysisUnavailable, match='no head "L0H7".* Nearest: "L0H'):
+    with pytest.raises(AnalysisUnavailable, match=r'no head "L0H7".* Nearest: "L0H'):
         importance(model, batch, groups={"odd": ["L0H7"]})
 
 

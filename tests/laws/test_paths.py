@@ -1,5 +1,6 @@
 """Path expansion: the paths of all orders sum to the logit, and those without a head are what is left without it."""
 
+import dataclasses
 from collections import Counter
 from itertools import islice
 
@@ -8,13 +9,14 @@ import torch
 from hypothesis import assume, given
 
 from closeness import close
-from glassformer.analysis import Run, run
+from glassformer.analysis import Run, attribution, run
+from glassformer.analysis.attribution import needs
 from glassformer.analysis.frozen import frozen_edits, frozen_sites
 from glassformer.analysis.importance import order_worlds, sweep, term_counts
-from glassformer.analysis.paths import expand_paths, path_sources, paths
+from glassformer.analysis.paths import expand_paths, path_sources, paths, source_map
 from glassformer.analysis.steps import step_sites, steps_of
-from glassformer.errors import AnalysisUnavailable, SiteNotRead
-from glassformer.handmade import induction_model, repeated, virtual_head_model
+from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
+from glassformer.handmade import induction_model, keep_in_mind, repeated, skip_trigram_model, virtual_head_model
 from glassformer.trace import At, Scale
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
@@ -117,6 +119,40 @@ def test_sources_of_a_path_sum_to_it() -> None:
 
 
 CONSTANT = ("values bias", "final norm bias", "unembed bias")
+
+
+@every
+def test_the_source_map_of_a_head_sums_to_its_direct_contribution(name: str) -> None:
+    found = subject(name)
+    done = passed(found, *needs(found.model))
+    split, whole = source_map(done, 3, 5, position=4, row=1), attribution(done, 3, 5, position=4, row=1)
+    assert split.labels("head") == [c.label for c in whole.components if c.kind == "head"]
+    for label in split.labels("head"):
+        close(split.select(head=str(label)).values.sum(), double(whole[str(label)]), 1e-8)
+        assert not split.values[:, 5:].any()
+
+
+def test_in_a_one_layer_model_the_source_map_and_the_direct_path_are_the_logit() -> None:
+    model = skip_trigram_model(keep_in_mind())
+    done = run(model, "keep bay mind in", read=step_sites(model))
+    mind = 3
+    split = source_map(done, mind)
+    direct = sum(p.value for p in expand_paths(done, mind).paths if p.order == 0)
+    assert done.logits is not None
+    close(split.values.sum() + direct, done.logits[0, -1, mind])
+    assert split.top(1)[0][1] == pytest.approx(6.0)
+    assert str(split.top(1)[0][0][1]).startswith("1:")
+
+
+def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
+    model = subject("attention_only").model
+    done = run(model, [1, 2], read=step_sites(model))
+    mixer = model.stack.blocks[1].attn.mixer
+    mixer.traits = dataclasses.replace(mixer.traits, linear_in_value="no")
+    with pytest.raises(NoPattern, match=r'expand_paths: layer 1 uses "softmax" \(linear_in_value="no"\)'):
+        expand_paths(done)
+    with pytest.raises(NoPattern, match=r"a frozen run: layer 1"):
+        frozen_sites(model)
 
 
 def test_in_the_induction_model_one_path_is_the_whole_logit() -> None:

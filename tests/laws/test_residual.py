@@ -109,5 +109,5 @@ def test_directions_of_another_width_are_refused() -> None:
 
 
 def test_an_unknown_head_is_refused_with_the_nearest() -> None:
-    with pytest.raises(AnalysisUnavailable, match='no head "L1H7".* Nearest: "L1H'):
+    with pytest.raises(AnalysisUnavailable, match=r'no head "L1H7".* Nearest: "L1H'):
         write_sources(passed(subject("gpt2")), "L1H7")

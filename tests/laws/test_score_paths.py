@@ -26,7 +26,7 @@ def compare(found: Subject) -> int:
     """Compare the scores of every head that has bilinear ones; returns how many there were."""
     stack = list(found.model.stacks.values())[-1]
     parts = [(b, n) for b in stack.blocks for n in b.names if n.startswith("attn")]
-    parts = [(b, n) for b, n in parts if b.part(n).traits.bilinear_scores]
+    parts = [(b, n) for b, n in parts if b.part(n).mixer.traits.bilinear_scores]
     done = run(found.model, *found.inputs, read=[*score_sites(found.model), *(b.part(n).at.scores for b, n in parts)])
     for block, name in parts:
         scores = done[block.part(name).at.scores].values[1]
@@ -44,7 +44,7 @@ def compare(found: Subject) -> int:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_terms_sum_to_the_scores(name: str) -> None:
     parts = compare(subject(name))
-    assert parts == {"linear": 0, "lightning_hybrid": 1}.get(name, 2)
+    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1}.get(name, 2)
 
 
 @given(attention_decoders(mlps=True))
@@ -75,7 +75,7 @@ def test_the_pointer_head_scores_by_q_composition_alone() -> None:
 
 def test_scores_that_are_not_bilinear_are_refused_by_name() -> None:
     model = subject("linear").model
-    with pytest.raises(AnalysisUnavailable, match='"linear", whose scores are not bilinear .*bilinear_scores=False'):
+    with pytest.raises(AnalysisUnavailable, match=r'"linear", whose scores are not bilinear .*bilinear_scores=False'):
         score_paths(run(model, [1, 2], read=score_sites(model)), "L0H0")
 
 
@@ -87,5 +87,5 @@ def test_cross_attention_is_refused_with_what_to_read() -> None:
 
 def test_an_unknown_head_is_refused_with_the_nearest() -> None:
     model = subject("gpt2").model
-    with pytest.raises(AnalysisUnavailable, match='no head "L1H8".* Nearest: "L1H'):
+    with pytest.raises(AnalysisUnavailable, match=r'no head "L1H8".* Nearest: "L1H'):
         score_paths(run(model, [1, 2], read=score_sites(model)), "L1H8")

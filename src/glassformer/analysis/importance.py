@@ -128,7 +128,7 @@ def importance(
         losses.append(found)
         rows.append(batch.weight.sum(-1))
     assert steps is not None
-    return _summary(steps, list(names), torch.cat(losses, -1), torch.cat(rows), max_order)
+    return _summary(steps, list(names), torch.cat(losses, -1), torch.cat(rows).double(), max_order)
 
 
 def term_counts(steps: Steps) -> list[int]:
@@ -226,9 +226,7 @@ def _summary(steps: Steps, names: list[str], sums: Tensor, tokens: Tensor, max_o
     counts = term_counts(steps)
     more = highest < steps.depth
     orders = [str(i) for i in range(n)] + (["more"] if more else [])
-    terms = torch.tensor(
-        [float(c) for c in counts[:n]] + ([float(sum(counts[n:]))] if more else []), dtype=torch.float64
-    )
+    terms = torch.tensor(counts[:n] + ([sum(counts[n:])] if more else [])).double()
     # order scale row; losses of a row are sums over its tokens
     by_row = torch.stack((sums[:n], sums[n + 1 : 2 * n + 1]), 1)
     by_row = torch.cat((by_row, full.expand(1, 2, -1))) if more else by_row

@@ -186,6 +186,47 @@ def path_sources(
     return Labelled(values, ("key", "source"), coords)
 
 
+@torch.no_grad()
+def source_map(
+    run: Run,
+    answer: str | int | None = None,
+    against: str | int | None = None,
+    *,
+    position: int = -1,
+    row: int = 0,
+) -> Labelled:
+    """Split what every head adds to a logit by the position whose value it moved; `head key`, in logits.
+
+    A row sums to the head's direct contribution. In a one-layer model the rows, the direct path and the output biases
+    are the whole logit.
+
+    Args:
+        run: As for `expand_paths`.
+        answer: As for `expand_paths`.
+        against: As for `expand_paths`.
+        position: As for `expand_paths`.
+        row: As for `expand_paths`.
+    """
+    question = _ask(run, answer, against, position, row, "source_map")
+    steps = question.steps
+    directions = {
+        i: step.valued(write)
+        for i, write, _ in steps.down(question.direction)
+        if i >= 0 and (step := steps.steps[i]).n_heads
+    }
+    labels, values = list[str](), list[Tensor]()
+    for i, stream in enumerate(steps.streams()):
+        if i in directions:
+            found = directions[i] * steps.steps[i].values(stream, bias=True)
+            labels += steps.steps[i].labels
+            values.append(found.sum(-1)[0])
+    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
+    coords: dict[str, list[Coordinate]] = {"head": list(labels)}
+    coords |= {"key": keys} if values and len(keys) == values[0].shape[-1] else {}
+    matrix = torch.cat(values) if values else steps.token.new_zeros(0, steps.token.shape[1])
+    return Labelled(matrix, ("head", "key"), coords)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Question:
     """Which logit is split, and its direction above the last sub-layer, `1 pos d_model`."""
@@ -231,7 +272,7 @@ def _terms(question: _Question, max_order: int | None) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Above:
-    """Upper ends of some paths, all at one height: their directions, `path 1 pos d_model`, and the heads they passed."""
+    """Upper ends of some paths, all at one height: directions, `path 1 pos d_model`, and the heads they passed."""
 
     u: Tensor
     heads: tuple[tuple[str, ...], ...]

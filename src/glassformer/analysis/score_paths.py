@@ -7,7 +7,8 @@ MLPs wrote; further over what queries and keys get besides it: `positions` (adde
 (of the norm and of the projection). Terms fall in four classes by whether earlier heads had a part in them: `direct` in
 neither side, `Q` in the query, `K` in the key, `QK` in both. MLPs count as direct: a leaf of its own.
 
-Norms divide by the scale they had in the run (frozen), those on queries and keys too; then the terms sum to the score.
+Where keys are mixed with those before them (smeared), so is each of their components: a key's term then holds its
+share of the key before. Norms divide by the scale they had in the run (frozen), those on queries and keys too; then the terms sum to the score.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (path expansion of attention scores,
 Q- and K-composition).
@@ -139,6 +140,8 @@ def _projected(
     if projection.norms is not None:
         # linear once each divides by what it divides their sum by
         q, k = (_normed(m, u) for m, u in zip(projection.norms, (q, k)))
+    if projection.smear is not None:
+        k = projection.smear(k, context.positions)[0]
     turned_q, turned_k = part.positions.rotate(q, k, context)
     assert turned_k is not None
     return components, turned_q, turned_k, context

@@ -111,30 +111,24 @@ class Step:
             bias: Add what the norm's and the values' biases give.
             live: Norms divide by the scale of what they are given. Gates stay as they were.
         """
-        part, pattern = self._attention
-        values = torch.einsum(
-            "...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value")
-        )
-        own = _value_bias(part) if bias else None
-        values = values if own is None else values + own[:, None]
-        return self._scaled(pattern @ per_query_head(values, pattern), live)
+        values = self.values(x, bias=bias, live=live)
+        return self._scaled(self._attention[1] @ values, live)
 
-    def constant(self) -> Mixed | None:
-        """Return the mixed values that come from biases alone: of the norm before, through W_V, and of the values."""
-        each = self.constant_values()
-        if each is None:
-            return None
+    def values(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
+        """Return what every head finds at each position, before any mixing; arguments as for `mix`."""
         part, pattern = self._attention
-        return self._scaled(pattern.sum(-1, keepdim=True) * each[:, None], False)
+        x = self.before(x, bias=bias, live=live)
+        values = torch.einsum("...td,hde->...hte", x, part.projection.matrix("value"))
+        own = _value_bias(part) if bias else None
+        return per_query_head(values if own is None else values + own[:, None], pattern)
 
     def constant_values(self) -> Float[Tensor, "head d_value"] | None:
         """Return the part of each head's values that is the same at every position, or None."""
         part, _ = self._attention
         norm, own = self.before.bias, _value_bias(part)
-        if norm is None and own is None:
-            return None
-        shift = 0 if norm is None else norm @ part.projection.matrix("value")
-        return self._per_query_head((0 if own is None else own) + shift)
+        shift = None if norm is None else norm @ part.projection.matrix("value")
+        each = own if shift is None else shift if own is None else own + shift
+        return None if each is None else self._per_query_head(each)
 
     def write(self, z: Mixed) -> Stream:
         """Return what all heads together write, output bias aside."""
@@ -173,7 +167,7 @@ class Step:
         return torch.einsum("...td,hed->...hte", u, part.merge.matrix())
 
     def valued(self, u: Stream) -> Mixed:
-        """Return a direction of what is written as a direction of each head's values at the positions they come from."""
+        """Return a direction of what is written as a direction of each head's values, where they come from."""
         return self._attention[1].mT @ self._scaled(self.mixed(u), False)
 
     def read(self, g: Mixed) -> Float[Tensor, "head *n batch pos d_model"]:
@@ -250,6 +244,20 @@ class Steps:
         """Return the loss of each target under a whole stream, in nats."""
         return -self.unembed.log_prob(self.final(x, bias=True, live=live), targets)
 
+    def streams(self, *, heads: bool = True) -> list[Float[Tensor, "batch pos d_model"]]:
+        """Return what each sub-layer reads; without `heads`, as it would be if no head wrote anything."""
+        x, streams, read = self.start, [self.start], list[Tensor]()
+        for step in self.steps:
+            read.append(streams[step.entry])
+            if step.recorded is not None:
+                out = step.recorded
+            else:
+                out = step.write(step.mix(read[-1], bias=True)) if heads else torch.zeros_like(x)
+            out = out if step.bias is None else out + step.bias
+            x = step.passed(x + step.behind(out, bias=True), bias=True)
+            streams.append(x)
+        return read
+
     def row(self, row: int) -> "Steps":
         """Return the steps of one row, which keeps its axis."""
         rows = slice(row, row + 1)
@@ -304,19 +312,18 @@ def steps_of(run: Run, analysis: str) -> Steps:
         assert isinstance(block, Block)
         entry = len(steps)
         for name in block.names:
-            norms = [FrozenNorm(n, _value(run, n.at_scale) if _scales(n) else None) for n in _norms(block, name)]  # type: ignore[union-attr]
+            before, after = (_frozen(run, norm) for norm in _norms(block, name))
             at = entry if block.wiring == "parallel" else len(steps)
             part = _self_attention(block, name)
             if part is None:
                 recorded = _value(run, f"{block.path}.{name}.out")
-                steps.append(Step(block, name, at, *norms, recorded=recorded))
+                steps.append(Step(block, name, at, before, after, recorded=recorded))
                 continue
             scale = None if part.merge.linear else _value(run, part.at.z_scale)
-            pattern = _value(run, part.at.pattern)
-            steps.append(Step(block, name, at, *norms, part, pattern, _factor(run, block, name, part), scale))
-    final = FrozenNorm(stack.final, _value(run, stack.final.at_scale) if _scales(stack.final) else None)
+            pattern, factor = _value(run, part.at.pattern), _factor(run, block, name, part)
+            steps.append(Step(block, name, at, before, after, part, pattern, factor, scale))
     position = None if embed.positions is None else _value(run, embed.at_position)
-    return Steps(tuple(steps), _value(run, embed.at_token), position, final, run.model.unembed)
+    return Steps(tuple(steps), _value(run, embed.at_token), position, _frozen(run, stack.final), run.model.unembed)
 
 
 def require_steps(model: Any, analysis: str) -> None:
@@ -334,7 +341,8 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
     if linear not in ("exact", "scaled"):
         raise NoPattern(
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
-            "has no pattern that multiplies values.\n    Direct logit attribution needs none: analysis.attribution(run)."
+            "has no pattern that multiplies values.\n"
+            "    Direct logit attribution needs none: analysis.attribution(run)."
         )
 
 
@@ -351,8 +359,8 @@ def _norms(block: Block, name: str) -> tuple[Norm | None, Norm | None]:
     return (None if block.wiring == "post" else block.norm(name)), block.norm_after(name)
 
 
-def _scales(norm: Norm | None) -> bool:
-    return norm is not None and norm.weight is not None
+def _frozen(run: Run, norm: Norm | None) -> FrozenNorm:
+    return FrozenNorm(norm, None if norm is None or norm.weight is None else _value(run, norm.at_scale))
 
 
 def _self_attention(block: Block, name: str) -> AttentionLayer | None:

@@ -57,7 +57,7 @@ class VirtualCopying(Result):
     Args:
         score: Sum of the eigenvalues over the sum of their absolute values, `first second`, in [-1, 1]; 1 if all are
             positive, NaN if all are zero.
-        positive: Share of the eigenvalues with a positive real part, `first second`.
+        positive: Share of the eigenvalues that are not zero (to rounding) whose real part is positive, `first second`.
         eigenvalues: `first second rank`, complex.
     """
 
@@ -139,7 +139,7 @@ def pair_contributions(
     Returns:
         For every two layers, the pairs (second heads fastest) and their contributions.
     """
-    entering = _direct_streams(steps)
+    entering = steps.streams(heads=False)
     found: list[tuple[int, int, list[tuple[str, str]], Tensor]] = []
     for j, write, _ in steps.down(direction):
         second = steps.steps[j] if j >= 0 else None
@@ -170,19 +170,6 @@ def _pairs(
             y = steps.steps[k].passed(y)
         parts.append(torch.einsum("fbhte,bhte->fhbt", second.mix(y), above))
     return torch.cat(parts)
-
-
-def _direct_streams(steps: Steps) -> list[Tensor]:
-    """Return, for each sub-layer, the stream it reads as it would be if no head below wrote anything but its bias."""
-    x, found = steps.start, list[Tensor]()
-    streams = [x]
-    for step in steps:
-        found.append(streams[step.entry])
-        out = step.recorded if step.recorded is not None else torch.zeros_like(x)
-        out = out if step.bias is None else out + step.bias
-        x = step.passed(x + step.behind(out, bias=True), bias=True)
-        streams.append(x)
-    return found
 
 
 def _next_tokens(
@@ -234,7 +221,8 @@ def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at
     once. Norms' gains are folded in; the scale of the norm between the two heads is left at one, which changes no
-    score. Directions along positions are left out.
+    score. The unembedding is centred over the vocabulary (unless logits are capped): raising all logits alike is no
+    copying, and where that is an eigenvector its eigenvalue is zero. Position vectors are left out.
 
     Args:
         model: A decoder.
@@ -262,11 +250,12 @@ def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
     right = torch.einsum("ied,jdf->ijef", ov1.right, values)
     found = torch.linalg.eigvals((left @ right).to(torch.promote_types(embed.dtype, torch.float32)))
     coords = {"first": low.labels, "second": high.labels}
-    sizes = found.abs().sum(-1)
+    size = found.abs()
+    there = size > size.amax(-1, keepdim=True) * size.shape[-1] * torch.finfo(size.dtype).eps
     axes = ("first", "second")
     return VirtualCopying(
-        Labelled(found.real.sum(-1) / sizes, axes, coords),
-        Labelled((found.real > 0).double().mean(-1), axes, coords),
+        Labelled(found.real.sum(-1) / size.sum(-1), axes, coords),
+        Labelled(((found.real > 0) & there).sum(-1) / there.sum(-1), axes, coords),
         Labelled(found, (*axes, "rank"), coords),
     )
 
@@ -276,14 +265,15 @@ def _require_open(model: Any, *layers: AttentionWeights) -> None:
         layer.require_ov("virtual_copying")
         if _block(model, layer).wiring == "post":
             raise AnalysisUnavailable(
-                f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two heads, "
-                "so the weights alone do not say what passes.\n    analysis.virtual_heads(run) freezes those norms."
+                f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "
+                "heads, so the weights alone do not say what passes.\n"
+                "    analysis.virtual_heads(run) freezes those norms."
             )
     low, high = layers
     if low.layer == high.layer and _block(model, low).wiring == "parallel":
         raise AnalysisUnavailable(
-            f"virtual_copying: both layers lie in the parallel block {low.layer} and read the same stream; neither reads "
-            "what the other writes.\n    Give layers of different blocks."
+            f"virtual_copying: both layers lie in the parallel block {low.layer} and read the same stream; neither "
+            "reads what the other writes.\n    Give layers of different blocks."
         )
 
 
