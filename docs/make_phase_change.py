@@ -193,10 +193,14 @@ def main(folders: list[str]) -> None:
     found = [trajectory(history, *batches) for history in histories]
     phases = [phase_change(path) for path in found]
     heads = circuit(histories[0])
+    tables = {
+        "moments": table(histories[0], found[0], phases[0], heads),
+        "runs": compared(histories, found, phases),
+        "paths": paths(histories),
+    }
     page = PAGE.read_text(encoding="utf-8")
-    page = fill(page, "moments", table(histories[0], found[0], phases[0], heads))
-    page = fill(page, "runs", compared(histories, found, phases))
-    page = fill(page, "paths", paths(histories))
+    for name, lines in tables.items():
+        page = fill(page, name, lines)
     PAGE.write_text(page, encoding="utf-8")
     draw(histories, found, phases, heads).savefig(PICTURE, dpi=110)
     for path, phase in zip(found, phases, strict=True):

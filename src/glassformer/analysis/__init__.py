@@ -1,6 +1,6 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
-from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.composition import Composition, composition
@@ -47,6 +47,7 @@ __all__ = [
     "Ablation",
     "Argument",
     "Attribution",
+    "BeforeAfter",
     "Composition",
     "Copying",
     "CopyingRates",
@@ -73,6 +74,7 @@ __all__ = [
     "ablate",
     "ablate_each",
     "attribution",
+    "before_after",
     "composition",
     "copying",
     "copying_rates",
