@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable
@@ -61,9 +60,7 @@ def test_one_head_has_the_bug_and_two_have_not():
     close(one.contribution.values[0, 0], torch.full((2, 2), 4.0, dtype=torch.float64), 1e-6)
     assert one.wrong.values[0, 0].tolist() == [[0, 1], [1, 0]]
     close(one.bug_mass.values, torch.full((1, 1), 0.5, dtype=torch.float64))
-    two = analysis.crossed_trigrams(
-        handmade.skip_trigram_model(handmade.keep_in_mind(2)), TEXT, *CELLS, context=[BOS]
-    )
+    two = analysis.crossed_trigrams(handmade.skip_trigram_model(handmade.keep_in_mind(2)), TEXT, *CELLS, context=[BOS])
     assert float(two.bug_mass.values.abs().max()) < 1e-6
 
 

@@ -31,15 +31,15 @@ from glassformer.analysis.circuits_report import (
     TrigramFacts,
     Unavailable,
 )
-from glassformer.analysis.circuits_words import findings, verdict
+from glassformer.analysis.circuits_words import doubts, findings, verdict
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, copying
-from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads
+from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads, settings_of
 from glassformer.analysis.explain import model_facts
 from glassformer.analysis.heads import heads as heads_of
 from glassformer.analysis.icl import in_context_learning
 from glassformer.analysis.importance import Importance, importance
-from glassformer.analysis.induction import InductionCircuits, induction_circuits
+from glassformer.analysis.induction import induction_circuits
 from glassformer.analysis.positional import PositionalHeads, positional_heads
 from glassformer.analysis.subspaces import Bandwidth, bandwidth
 from glassformer.analysis.tables import token_pairs
@@ -50,6 +50,7 @@ from glassformer.labelled import Labelled
 from glassformer.weights import HeadWeights
 
 T = TypeVar("T")
+
 
 def circuits(
     model: Any,
@@ -86,19 +87,20 @@ def circuits(
     read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
     scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed))
-    through = asked("copying through the first layer", lambda: copying(_behind_first_layer(w, scored), _later(w)))
+    behind = asked("tokens behind the first layer", lambda: _behind_first_layer(w, scored))
+    through = behind and asked("copying behind the first layer", lambda: copying(behind, _later(w)))
     removed = asked("ablation", lambda: ablate_each(model, *_given(rows, "ablation")))
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
-    facts = _heads(model, copied, placed, read, scored, through, removed)
+    facts = _heads(model, seed, copied, placed, read, scored, through, removed)
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
         model=model_facts(model),
         findings=(),
         heads=facts,
         edges=() if composed is None else _edges(composed, 3 * k),
-        induction=asked("induction from weights", lambda: _induction(w, facts, k)) or (),
+        induction=asked("induction from weights", lambda: _induction(w, behind, facts, k)) or (),
         trigrams=asked("skip-trigrams", lambda: _trigrams(w, tokens, k)) or (),
         eigenvalues=() if copied is None else _spectra(copied),
         pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
@@ -144,7 +146,9 @@ def _behind_first_layer(w: HeadWeights, scored: HeadEvaluation | None) -> HeadWe
     weighted with the attention it was measured to pay to its own token.
     """
     if scored is None or not _later(w):
-        raise AnalysisUnavailable("copying through the first layer needs patterns and a second layer.")
+        raise AnalysisUnavailable(
+            "what the first layer hands on of a token needs patterns, and a second layer to read it."
+        )
     rows, added = w.E, torch.zeros_like(w.E)
     for layer in w.of_stack():
         if layer.layer == 0:
@@ -159,6 +163,7 @@ def _behind_first_layer(w: HeadWeights, scored: HeadEvaluation | None) -> HeadWe
 
 def _heads(
     model: Any,
+    seed: int,
     copied: Copying | None,
     placed: PositionalHeads | None,
     read: Bandwidth | None,
@@ -167,6 +172,7 @@ def _heads(
     removed: Ablation | None,
 ) -> tuple[HeadCircuits, ...]:
     measured = None if scored is None else scored.scores.select(setting="repeated")
+    n_tokens = 0 if scored is None else len(settings_of(model, seed=seed)["repeated"][0].unique())
     found = []
     for head in heads_of(model):
         roles = {} if measured is None else _row(measured, head.label, "evaluator")
@@ -175,7 +181,7 @@ def _heads(
         facts = HeadCircuits(
             head.label, head.stack, head.part, head.layer, head.reading,
             {name: x for name, x in roles.items() if name != "copying"},
-            copying_measured=roles.get("copying"),
+            copying_measured=None if "copying" not in roles else _times(roles["copying"], n_tokens),
             copying=_at(copied and copied.ratio, head.label),
             copying_through=_at(through and through.ratio, head.label),
             offset=None if best is None else int(best),
@@ -186,7 +192,7 @@ def _heads(
             ablation_loss_spread=_at(removed and removed.loss_change_spread, head.label, "heads"),
             ablation_icl=_at(removed and removed.icl_change, head.label, "heads"),
         )  # fmt: skip
-        found.append(dataclasses.replace(facts, verdict=tuple(verdict(facts))))
+        found.append(dataclasses.replace(facts, verdict=verdict(facts), doubts=doubts(facts)))
     return tuple(found)
 
 
@@ -198,6 +204,37 @@ def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
         base, spread = float(mean.select(**at).values), float(sd.select(**at).values)
         edges.append(EdgeFacts(*at.values(), edge.score, base, spread, edge.score - base))
     return tuple(edges)
+
+
+def _induction(
+    w: HeadWeights, behind: HeadWeights | None, heads: Sequence[HeadCircuits], k: int
+) -> tuple[InductionFacts, ...]:
+    """Return the pairs that match and copy best, the earlier head weighted with what it was seen to do."""
+    found = induction_circuits(w, behind=behind)
+    known = {head.label: head for head in heads}
+    facts: list[tuple[float, InductionFacts]] = []
+    for earlier in map(str, found.match.labels("earlier")):
+        # by position alone, where there was nothing to be seen
+        looks = known[earlier].roles.get("previous_token", _at(found.previous, earlier))
+        for later, match in _row(found.match, earlier, "later", "earlier").items():
+            copy = _at(found.copy, later) or 0.0
+            composed = found.composition.scores.select(kind="K", earlier=earlier, later=later)
+            strength = max(looks or 0.0, 0.0) * max(match, 0.0) * max(copy, 0.0)
+            seen = looks, known[later].roles.get("prefix_matching")
+            facts.append((strength, InductionFacts(earlier, later, match, copy, _known(float(composed.values)), *seen)))
+    facts.sort(key=lambda pair: -pair[0])
+    return tuple(fact for strength, fact in facts[:k] if strength > 0)
+
+
+def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
+    first = [label for layer in w.of_stack() if layer.layer == 0 for label in layer.labels]
+    found = skip_trigrams(w, first, k=k, tokens=tokens)
+    fields = (found.sources, found.destinations, found.outputs, found.attention, found.effect, found.contribution)
+    rules = []
+    for head in map(str, found.contribution.labels("head")):
+        for s, d, o, *numbers in zip(*(field.select(head=head).values.tolist() for field in fields)):
+            rules.append(TrigramFacts(head, *(found.names[int(i)] for i in (s, d, o)), *numbers))
+    return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
 
 
 def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
@@ -231,11 +268,17 @@ def _orders(found: Importance) -> tuple[OrderFacts, ...]:
     return tuple(OrderFacts(names.get(str(n), f"{n} heads"), loss, gain, int(terms)) for n, loss, gain, terms in rows)
 
 
-def _row(table: Labelled, head: str, axis: str) -> dict[str, float]:
+def _times(score: float, n_tokens: int) -> float:
+    """Return how often the average token's raise the attended token's is, from the copying score 4r - 1."""
+    share = (score + 1) / 4
+    return share / (1 - share) * n_tokens
+
+
+def _row(table: Labelled, head: str, axis: str, heads: str = "head") -> dict[str, float]:
     """Return a head's row by coordinate, without what is undefined; empty for a head that has none."""
-    if head not in table.labels("head"):
+    if head not in table.labels(heads):
         return {}
-    row = table.select(head=head)
+    row = table.select(**{heads: head})
     return {str(name): x for name, x in zip(row.labels(axis), row.values.tolist()) if math.isfinite(x)}
 
 

@@ -24,7 +24,8 @@ class HeadCircuits:
         reading: `mass` if the scores below are shares of attention, `signed` if signed over absolute; None without a
             pattern.
         roles: Scores on repeated random tokens by evaluator, measured.
-        copying_measured: On the same tokens, in [-1, 1]: whether its write raises the attended token.
+        copying_measured: On the same tokens: how many times as much its write raises the attended token's logit as
+            the average token's of the row; 1 by chance.
         copying: Eigenvalue ratio of the full OV circuit, in [-1, 1], from weights.
         copying_through: The same for what heads of the first layer that attend to their own token hand on of it.
         offset: Offset with the most attention if only position counted, from weights.
@@ -35,7 +36,8 @@ class HeadCircuits:
         ablation_loss_spread: Its standard error over rows.
         ablation_icl: In-context-learning score without the head less the whole model's, nats; positive where it
             carries in-context learning.
-        verdict: What it does, in words, with the evidence.
+        verdict: What it was seen to do, in words, with the evidence.
+        doubts: What its weights would let it do, and what it was not seen to do.
     """
 
     label: str
@@ -55,6 +57,7 @@ class HeadCircuits:
     ablation_loss_spread: float | None
     ablation_icl: float | None
     verdict: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +76,19 @@ class EdgeFacts:
 
 @dataclasses.dataclass(frozen=True)
 class InductionFacts:
-    """An earlier head that looks one back and a later one whose keys match what it brings, from weights alone.
+    """An earlier head, and a later one whose keys match what it brings.
 
-    `match` and `copy` are eigenvalue ratios in [-1, 1]; `offset_score` is the earlier head's attention one back if only
-    position counted; `composition` the K-composition score; `prefix_matching` is measured.
+    `match` and `copy` are eigenvalue ratios in [-1, 1] for tokens as the first layer hands them on, `composition` the
+    K-composition score, all from weights. `previous_token` and `prefix_matching` are what the two were seen to do on
+    repeated random tokens.
     """
 
     previous: str
     induction: str
     match: float
     copy: float
-    copy_through: float | None
-    offset_score: float | None
     composition: float | None
+    previous_token: float | None
     prefix_matching: float | None
 
 

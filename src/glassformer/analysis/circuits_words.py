@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from glassformer.analysis.circuits_report import Circuits, EdgeFacts, HeadCircuits
 
-NAMED, COPIES = 0.4, 0.5
+NAMED, COPIES, RAISES = 0.4, 0.5, 3.0
 ROLE_WORDS = {
     "previous_token": "attends to the previous token",
     "prefix_matching": "attends to what followed earlier copies of the token (induction)",
@@ -17,28 +17,40 @@ ROLE_WORDS = {
 }
 
 
-def verdict(head: HeadCircuits) -> list[str]:
-    """Say what a head does, with the evidence from weights and from activations, and where they disagree."""
+def verdict(head: HeadCircuits) -> tuple[str, ...]:
+    """Say what a head was seen to do, and what its weights say of it."""
     said = []
     for role, words in ROLE_WORDS.items():
         score = head.roles.get(role)
         if score is not None and score >= NAMED and role not in ("first_token", "current_token"):
-            said.append(f"{words}: {score:.2f}, measured" + _from_weights(head, role))
-    ratios = [x for x in (head.copying, head.copying_through) if x is not None]
-    by_weights, behind = max(ratios, default=-1.0) >= COPIES, head.copying is None or head.copying < COPIES
-    ratio = f"eigenvalues {max(ratios, default=0.0):+.2f}" + (" behind the first layer" if behind else "")
-    measured = head.copying_measured
-    if by_weights and measured is not None and measured >= COPIES:
-        said.append(f"copies what it attends to: {measured:+.2f} measured, {ratio}")
-    elif by_weights and measured is not None:
-        where = [ROLE_WORDS[role] for role, x in head.roles.items() if x >= NAMED and role in ROLE_WORDS]
+            said.append(f"{words}: {score:.2f}, measured{_from_weights(head, role)}")
+    if head.copying_measured is not None and head.copying_measured >= RAISES:
+        ratio, where = _ratio(head)
         said.append(
-            f"could copy by its weights ({ratio}), yet did not on repeated tokens ({measured:+.2f})"
-            + (f": it {where[0]}" if where else "")
-        )
-    elif measured is not None and measured >= COPIES:
-        said.append(f"copies what it attends to: {measured:+.2f} measured, not shown by eigenvalues")
-    return said
+            f"copies: it raises the token it attends to {head.copying_measured:.1f} times as much as the average token, "
+            + (f"measured; by weights, eigenvalue ratio {ratio:+.2f}{where}" if ratio >= COPIES else "measured; its "
+               "eigenvalues do not show it")
+        )  # fmt: skip
+    return tuple(said)
+
+
+def doubts(head: HeadCircuits) -> tuple[str, ...]:
+    """Say what a head's weights would let it do that it was not seen to do."""
+    ratio, where = _ratio(head)
+    if ratio < COPIES or head.copying_measured is None or head.copying_measured >= RAISES:
+        return ()
+    rests = head.roles.get("first_token", 0.0) >= NAMED
+    return (
+        f"could copy by its weights (eigenvalue ratio {ratio:+.2f}{where}), but on repeated random tokens it raised what "
+        f"it attended to {head.copying_measured:.1f} times as much as the average token"
+        + (" and rested on the first" if rests else ""),
+    )
+
+
+def _ratio(head: HeadCircuits) -> tuple[float, str]:
+    """Return the higher of the two eigenvalue ratios, and which it is."""
+    own, behind = (-1.0 if x is None else x for x in (head.copying, head.copying_through))
+    return (own, "") if own >= behind else (behind, " once tokens have passed the first layer")
 
 
 def _from_weights(head: HeadCircuits, role: str) -> str:
@@ -63,8 +75,15 @@ def _induction(report: Circuits) -> Iterator[str]:
         yield f"No head matches prefixes (best: {best.label}, {score:.2f}): there is no induction head."
         return
     names = [h.label for h in ranked if h.roles["prefix_matching"] >= NAMED]
-    others = f" So is {', '.join(names[1:])}." if len(names) == 2 else f" So are {', '.join(names[1:])}." if names[1:] else ""
-    copies = "" if best.copying_measured is None else f", and its copying score is {best.copying_measured:+.2f}"
+    others = (
+        f" So is {', '.join(names[1:])}."
+        if len(names) == 2
+        else f" So are {', '.join(names[1:])}."
+        if names[1:]
+        else ""
+    )
+    times = best.copying_measured
+    copies = "" if times is None else f", and it raises the token it finds {times:.1f} times as much as the average one"
     yield (
         f"{best.label} is an induction head: {score:.2f} of its attention goes to what followed earlier copies of the "
         f"token{copies}.{others}"
@@ -105,9 +124,12 @@ def _copying(report: Circuits) -> Iterator[str]:
     if behind:
         text += f"; {', '.join(h.label for h in behind)} once tokens have passed the first layer"
     yield text + "."
-    idle = [h for h in [*direct, *behind] if h.copying_measured is not None and h.copying_measured < COPIES]
+    idle = [h for h in [*direct, *behind] if h.copying_measured is not None and h.copying_measured < RAISES]
     if idle:
-        yield f"Of these, {', '.join(h.label for h in idle)} did not copy when run: weights alone do not tell."
+        yield (
+            f"Of these, {', '.join(h.label for h in idle)} did not copy on repeated random tokens: what a head is given "
+            "to copy, weights alone do not tell."
+        )
 
 
 def _importance(report: Circuits) -> Iterator[str]:

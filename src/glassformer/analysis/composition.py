@@ -16,7 +16,7 @@ there: norm(A B) is not norm(B A).
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,9 +135,9 @@ def composition(
         covariance: Second moments of what the heads' matrices read: rows of the stream behind the norm, less gain and
             bias if weights are folded. One for all attention layers, or one for each. Norms then say what is moved and
             compared of vectors like these: OV1 is weighted at its input, QK2 at its other side.
-        exact: Multiply the matrices that meet, instead of taking inner products of Gram matrices, which is quicker and
-            in float32 good to 3e-4 at worst (1e-6 is usual). Default: in float64, with `without_top`, and in post-norm
-            models.
+        exact: Multiply the matrices that meet, instead of taking inner products of Gram matrices, which is good to 3e-4
+            at worst in float32 (1e-6 is usual). Default: in float64, in post-norm models, and in models so small that
+            it is no more work.
         draws: Random pairs of heads drawn for each shape, at least; 0 for none.
         seed: Of the random matrices.
         budget: Bytes of Gram matrices held at a time.
@@ -147,7 +147,7 @@ def composition(
     """
     w: Layers = model if isinstance(model, Layers) else weights.of(model, fold=True)
     offsets = tuple(offsets)
-    exact = _needs_products(w) if exact is None else exact
+    exact = _prefers_products(w) if exact is None else exact
     if not exact and _on_stream_norms(w):
         raise AnalysisUnavailable(
             "composition: in post-norm blocks writes change on their way, which exact=False has no room for.\n"
@@ -155,7 +155,11 @@ def composition(
         )
     options = _Options(form, offsets, without_top, exact)
     nulls = _Nulls(options, draws, seed)
-    read = [_Heads.of(w.model, layer, options, half, nulls) for layer, half in zip(w, _halves(w, covariance))]
+    read = [
+        # nothing comes before the first layer or after the last
+        _Heads.of(w.model, layer, options, half, nulls, (*KINDS,) * (i > 0) + ("write",) * (i + 1 < len(w)))
+        for i, (layer, half) in enumerate(zip(w, _halves(w, covariance)))
+    ]
     starts = [sum(len(heads.labels) for heads in read[:i]) for i in range(len(read) + 1)]
     scores = torch.full((3, starts[-1], starts[-1]), math.nan, **read[0].like)
     mean, sd = scores.clone(), scores.clone()
@@ -182,8 +186,11 @@ class _Options(NamedTuple):
     without_top: bool
     exact: bool
 
-    def sides(self, layer: AttentionWeights, half: Tensor | None) -> tuple[dict[str, Side], dict[str, str]]:
-        found, missing = sides(layer, self.form, self.offsets, rooted=self.exact or self.without_top, half=half)
+    def sides(
+        self, layer: AttentionWeights, half: Tensor | None, wanted: Collection[str]
+    ) -> tuple[dict[str, Side], dict[str, str]]:
+        rooted = self.exact or self.without_top
+        found, missing = sides(layer, self.form, self.offsets, rooted=rooted, half=half, wanted=wanted)
         if self.without_top:
             found = {name: s.without_top() for name, s in found.items()}
         return found, missing
@@ -205,9 +212,15 @@ class _Heads:
 
     @classmethod
     def of(
-        cls, model: Any, layer: AttentionWeights, options: _Options, half: Tensor | None, nulls: "_Nulls"
+        cls,
+        model: Any,
+        layer: AttentionWeights,
+        options: _Options,
+        half: Tensor | None,
+        nulls: "_Nulls",
+        wanted: Collection[str],
     ) -> "_Heads":
-        found, missing = options.sides(layer, half)
+        found, missing = options.sides(layer, half, wanted)
         if options.exact:
             kept = {name: s.factor() for name, s in found.items()}
             squared = {name: factor.square().sum((1, 2)) for name, factor in kept.items()}
@@ -283,8 +296,8 @@ class _Nulls:
         if self.draws and shape not in self.sides:
             times = math.ceil(self.draws**0.5 / len(layer.Q))
             # what is written and what is read are drawn apart, so that a layer can be paired with its own shape
-            write = [self.options.sides(self._random(layer), half)[0].get("write") for _ in range(times)]
-            reads = [self.options.sides(self._random(layer), half)[0] for _ in range(times)]
+            write = [self.options.sides(self._random(layer), half, ["write"])[0].get("write") for _ in range(times)]
+            reads = [self.options.sides(self._random(layer), half, KINDS)[0] for _ in range(times)]
             self.sides[shape] = {
                 name: torch.cat([s.factor() for s in found if s is not None])
                 for name, found in [("write", write), *((kind, [r.get(kind) for r in reads]) for kind in KINDS)]
@@ -315,8 +328,17 @@ def _on_stream_norms(w: Layers) -> bool:
     return any(block.wiring == "post" for stack in w.model.stacks.values() for block in stack.blocks)
 
 
-def _needs_products(w: Layers) -> bool:
-    return _on_stream_norms(w) or next(iter(w)).Q.dtype == torch.float64
+def _prefers_products(w: Layers) -> bool:
+    """Return whether products are asked for by accuracy, or are no more work than Gram matrices."""
+    first = next(iter(w), None)
+    if first is None or first.Q.dtype == torch.float64 or _on_stream_norms(w):
+        return True
+    (heads, *_, width, rank), value = first.Q.shape, first.V.shape[-1]
+    pairs = heads * heads * len(w) * (len(w) - 1) // 2
+    by_products = pairs * 2 * width * value * (2 * rank + value)
+    by_grams = pairs * 3 * width**2 + heads * (len(w) - 1) * width**2 * (2 * rank + 2 * value)
+    # thin products run at half the speed of square ones
+    return by_products < 2 * by_grams
 
 
 def _halves(w: Layers, covariance: Covariance | None) -> Iterable[Tensor | None]:

@@ -50,7 +50,9 @@ def frozen_sites(model: Any) -> list[str]:
         for block in stack.blocks:
             for name in block.names:
                 before = None if block.wiring == "post" else block.norm(name)
-                found += [n.at_scale for n in (before, block.norm_after(name)) if n is not None and n.weight is not None]
+                found += [
+                    n.at_scale for n in (before, block.norm_after(name)) if n is not None and n.weight is not None
+                ]
                 part = block.part(name)
                 if isinstance(part, AttentionLayer):
                     require_pattern(part, "a frozen run")

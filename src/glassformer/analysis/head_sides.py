@@ -6,7 +6,7 @@ from its input. `pair_norms` turns writes and reads into norms of products.
 # torch does not type its linear algebra
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -80,6 +80,7 @@ def sides(
     *,
     rooted: bool,
     half: Float[Tensor, "d_model d_model"] | None = None,
+    wanted: Collection[str] = ("write", *KINDS),
 ) -> tuple[dict[str, Side], dict[str, str]]:
     """Return a layer's write and reads, and why those that are missing are undefined.
 
@@ -89,33 +90,33 @@ def sides(
         offsets: How far keys lie before queries, for rotary positions.
         rooted: As in `pair_norms.side`.
         half: A root of the covariance of what the layer reads: rows of the stream are weighted by it.
+        wanted: Which of them.
     """
     wide = torch.promote_types(layer.Q.dtype, torch.float32)
     touching = {name: matrix.to(wide) for name, matrix in matrices(layer).items()}
     weighted = touching if half is None else {name: half.to(wide) @ touching[name] for name in KINDS}
+    made: dict[str, Callable[[], Side]]
+    if form == "read":
+        made = {name: partial(_alone, touching[name], len(layer.Q), rooted) for name in KINDS}
+    else:
+        turned = partial(_turns, layer, offsets if layer.module.positions.rotates else ())
+        made = {
+            "Q": partial(_per_stream, layer, touching["Q"], weighted["K"], turned(-1), rooted),
+            "K": partial(_per_stream, layer, touching["K"], weighted["Q"], turned(+1), rooted),
+            "V": lambda: side(touching["V"], _with_gain(layer, touching["write"]), rooted=rooted),
+        }
+    made["write"] = lambda: side(touching["write"], _with_gain(layer, weighted["V"]), rooted=rooted)
     found: dict[str, Side] = {}
     missing: dict[str, str] = {}
-    try:
-        layer.require_ov("composition")
-        value, write = weighted["V"], touching["write"]
-        if layer.gain is not None:
-            gain = layer.gain[:, None].to(wide)
-            value, write = value[layer.group] * gain, write * gain
-        found["write"] = side(touching["write"], value, rooted=rooted)
-        if form == "product":
-            found["V"] = side(touching["V"], write, rooted=rooted)
-    except AnalysisUnavailable as error:
-        missing |= {"write": str(error)} | ({"V": str(error)} if form == "product" else {})
-    if form == "read":
-        heads = len(layer.Q)
-        return found | {name: _alone(touching[name], heads, rooted) for name in KINDS}, missing
-    try:
-        layer.require_bilinear("composition")
-        turned = partial(_turns, layer, offsets if layer.module.positions.rotates else ())
-        found["Q"] = _per_stream(layer, touching["Q"], weighted["K"], turned(-1), rooted)
-        found["K"] = _per_stream(layer, touching["K"], weighted["Q"], turned(+1), rooted)
-    except AnalysisUnavailable as error:
-        missing |= {"Q": str(error), "K": str(error)}
+    for name in wanted:
+        try:
+            if name == "write" or (name == "V" and form == "product"):
+                layer.require_ov("composition")
+            elif form == "product":
+                layer.require_bilinear("composition")
+            found[name] = made[name]()
+        except AnalysisUnavailable as error:
+            missing[name] = str(error)
     return found, missing
 
 
@@ -144,6 +145,13 @@ def _block(model: Any, stack: str, layer: int) -> Block:
 
 def _turns(layer: AttentionWeights, offsets: Sequence[int], sign: int) -> list[Any]:
     return [partial(layer.module.positions.turned, offset=sign * offset) for offset in offsets]
+
+
+def _with_gain(layer: AttentionWeights, matrix: Tensor) -> Tensor:
+    if layer.gain is None:
+        return matrix
+    matrix = matrix[layer.group] if len(matrix) < len(layer.gain) else matrix
+    return matrix * layer.gain[:, None].to(matrix.dtype)
 
 
 def _alone(matrix: Tensor, heads: int, rooted: bool) -> Side:

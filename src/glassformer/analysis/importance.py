@@ -182,9 +182,7 @@ def order_worlds(depth: int) -> list[World]:
 
 
 def _mask(labels: Sequence[str], worlds: Sequence[World]) -> Float[Tensor, "world 1 head 1 1"]:
-    rows = [
-        [float(w.parent is not None and (w.heads is None or label in w.heads)) for label in labels] for w in worlds
-    ]
+    rows = [[float(w.parent is not None and (w.heads is None or label in w.heads)) for label in labels] for w in worlds]
     return torch.tensor(rows)[:, None, :, None, None]
 
 
@@ -228,7 +226,9 @@ def _summary(steps: Steps, names: list[str], sums: Tensor, tokens: Tensor, max_o
     counts = term_counts(steps)
     more = highest < steps.depth
     orders = [str(i) for i in range(n)] + (["more"] if more else [])
-    terms = torch.tensor([float(c) for c in counts[:n]] + ([float(sum(counts[n:]))] if more else []), dtype=torch.float64)
+    terms = torch.tensor(
+        [float(c) for c in counts[:n]] + ([float(sum(counts[n:]))] if more else []), dtype=torch.float64
+    )
     # order scale row; losses of a row are sums over its tokens
     by_row = torch.stack((sums[:n], sums[n + 1 : 2 * n + 1]), 1)
     by_row = torch.cat((by_row, full.expand(1, 2, -1))) if more else by_row

@@ -24,7 +24,7 @@ from torch import Tensor
 Turn = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 28  # bytes of Gram matrices that `grams` holds at a time
-LEAST_ROWS = 32  # of a Gram matrix made at once: fewer make products too thin to be quick
+LEAST_ROWS = 48  # of a Gram matrix made at once: fewer make products too thin to be quick
 
 
 @dataclass(frozen=True, eq=False)

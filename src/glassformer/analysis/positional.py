@@ -27,9 +27,9 @@ from glassformer.analysis.selection import LeftOut, layers_for
 from glassformer.attention.positions import AlibiPositions, alibi_slopes
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder
 from glassformer.weights import AttentionWeights, HeadWeights
 from glassformer.weights.stream import Side
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionalHeads(Result):
@@ -286,7 +286,9 @@ def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query
         pattern.diagonal(-d, -2, -1)[..., max(first_query - d, 0) :].mean(-1) for d in range(min(offsets, n))
     ]  # fmt: skip
     return Labelled(
-        torch.stack(found, -1), ("head", "offset"), {"head": list(labels), "offset": [str(d) for d in range(len(found))]}
+        torch.stack(found, -1),
+        ("head", "offset"),
+        {"head": list(labels), "offset": [str(d) for d in range(len(found))]},
     )
 
 

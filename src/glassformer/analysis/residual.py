@@ -220,7 +220,7 @@ def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> 
     after = block.norm_after(name)
     if after is not None and after.weight is not None and block.wiring == "sandwich":
         run.require([after.at_scale], "write_sources")
-        moved = after.linear(moved, _scale(run, after, row)[at].expand(len(moved)))
+        moved = after.linear(moved, run[after.at_scale].values[row, at].expand(len(moved)))
     rows = run.source_rows if name.startswith("cross") else run.token_rows
     keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(rows[row])]
     return Labelled(moved.detach(), ("key", "d_model"), {"key": keys} if len(keys) == len(moved) else {})
@@ -245,7 +245,7 @@ def each_write(
         for block, name in earlier[index:]:
             after = block.norm_after(name)
             if after is not None and block.wiring == "post":
-                vectors = after.linear(vectors, _scale(run, after, row)[None].expand(vectors.shape[:-1]))
+                vectors = _carried(run, after, vectors, row)
         return vectors.detach()
 
     yield [Component("token", "token")], arrived(run[embed.at_token].values[row][None], 0)
@@ -255,7 +255,7 @@ def each_write(
         components, written = _written(run, block, name, stack, row)
         after, post = block.norm_after(name), block.wiring == "post"
         if after is not None and not post:
-            written = after.linear(written, _scale(run, after, row)[None].expand(written.shape[:-1]))
+            written = _carried(run, after, written, row)
         yield components, arrived(written, i)
         if after is not None and after.bias is not None:
             label = f"{_prefix(stack)}L{block.layer} {name} norm bias"
@@ -329,9 +329,13 @@ def _index(run: Run, stack: str, position: int, row: int) -> int:
     return position % length
 
 
-def _scale(run: Run, norm: Norm, row: int) -> Float[Tensor, " pos"]:
-    # a norm without gain never divides: its linear part does not look at the scale
-    return run[norm.at_scale].values[row].detach() if norm.weight is not None else torch.ones(())
+def _carried(
+    run: Run, norm: Norm, vectors: Float[Tensor, "component pos d_model"], row: int
+) -> Float[Tensor, "component pos d_model"]:
+    """Return components behind a norm, its scale as in the run."""
+    if norm.weight is None:
+        return vectors
+    return norm.linear(vectors, run[norm.at_scale].values[row].expand(vectors.shape[:-1]))
 
 
 def _prefix(stack: str) -> str:

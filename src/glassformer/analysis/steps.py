@@ -18,7 +18,7 @@ from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import Block
-from glassformer.models.parts import Embedding, Norm, Unembedding
+from glassformer.models.parts import Norm, Unembedding
 from glassformer.weights import head_label
 
 Stream = Float[Tensor, "*n batch pos d_model"]
@@ -112,7 +112,9 @@ class Step:
             live: Norms divide by the scale of what they are given. Gates stay as they were.
         """
         part, pattern = self._attention
-        values = torch.einsum("...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value"))
+        values = torch.einsum(
+            "...td,hde->...hte", self.before(x, bias=bias, live=live), part.projection.matrix("value")
+        )
         own = _value_bias(part) if bias else None
         values = values if own is None else values + own[:, None]
         return self._scaled(pattern @ per_query_head(values, pattern), live)
@@ -139,9 +141,10 @@ class Step:
         part, _ = self._attention
         return torch.einsum("...hte,hed->...td", z, part.merge.matrix())
 
-    def write_per_head(self, z: Mixed) -> Float[Tensor, "*n batch head pos d_model"]:
+    def write_per_head(self, z: Mixed, heads: slice = slice(None)) -> Float[Tensor, "*n batch some pos d_model"]:
+        """Return what each head writes, or each of some."""
         part, _ = self._attention
-        return z @ part.merge.matrix()
+        return z[..., heads, :, :] @ part.merge.matrix()[heads]
 
     @property
     def bias(self) -> Float[Tensor, " d_model"] | None:
@@ -164,11 +167,14 @@ class Step:
         """Return a direction of the stream above as a direction of the stream it is added to."""
         return self.after.adjoint(u) if self.post else u
 
+    def mixed(self, u: Stream) -> Mixed:
+        """Return a direction of what is written as a direction of what `mix` returns."""
+        part, _ = self._attention
+        return torch.einsum("...td,hed->...hte", u, part.merge.matrix())
+
     def valued(self, u: Stream) -> Mixed:
         """Return a direction of what is written as a direction of each head's values at the positions they come from."""
-        part, pattern = self._attention
-        g = torch.einsum("...td,hed->...hte", u, part.merge.matrix())
-        return pattern.mT @ self._scaled(g, False)
+        return self._attention[1].mT @ self._scaled(self.mixed(u), False)
 
     def read(self, g: Mixed) -> Float[Tensor, "head *n batch pos d_model"]:
         """Return a direction of each head's values as a direction of the stream that the head reads; heads in front."""

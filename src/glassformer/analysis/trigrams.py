@@ -268,7 +268,9 @@ def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch p
     sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if final.weight is not None else set())
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"
-    s, d, o = (torch.tensor(group, device=ids.device) for group in (crossed.sources, crossed.destinations, crossed.outputs))
+    s, d, o = (
+        torch.tensor(group, device=ids.device) for group in (crossed.sources, crossed.destinations, crossed.outputs)
+    )
     is_source = (ids[..., None] == s).to(found.logits.dtype)
     is_destination = (ids[..., None] == d).to(found.logits.dtype)
     removed = found.logits.new_zeros(*ids.shape, len(o))

@@ -15,7 +15,7 @@ def circuits(
     heads: tuple[str, ...] = (),
     run: Path | None = None,
     data: tuple[str, ...] = (),
-    rows: int = 128,
+    rows: int = 256,
     top: int = 12,
     html: Path | None = None,
     json: Path | None = None,
