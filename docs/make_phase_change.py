@@ -125,7 +125,7 @@ def draw(histories: list[History], found: list[Trajectory], phases: list[PhaseCh
         for name, path, colour in zip(NAMES, found, COLOURS):
             values = path.measures.select(measure=measure).values[1:]
             panels[i].plot((path.tokens.values[1:] / 1e6).tolist(), values.tolist(), color=colour, label=name, lw=1.5)
-    panels[0].set_ylim(2.8, 4.2)
+    panels[0].set_ylim(2.7, 4.2)
     panels[0].legend(frameon=False, fontsize=8)
     panels[3].set_title("loss by position, two layers (means of 8), nats", fontsize=10)
     for (moment, step), colour in zip(moments(found[0], phase).items(), COLOURS):
