@@ -271,3 +271,42 @@ def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: to
     return Subject(
         name, model, tuple(torch.randint(0, config.vocab_size, (batch, n), generator=generator) for n in widths)
     )
+
+
+# mechanisms with a pattern that multiplies values, as one draws them for analyses of paths
+PATTERNED: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "grouped": {"n_kv_heads": 1},
+    "window": {"mixer": Softmax(window=3)},
+    "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": True},
+    "alibi": {"positions": Alibi(), "n_kv_heads": 1},
+    "query_key_only": {"positions": QueryKeyOnly(2.0)},
+    "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
+    "linear": {"mixer": Linear()},
+    "lightning": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
+    "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
+    "differential": differential(1),
+}
+
+
+@st.composite
+def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subject:
+    """Draw a float64 decoder of one to three layers, any mechanism with a pattern in each, in any wiring."""
+    norm = draw(st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()]))
+    wiring, bias = draw(st.sampled_from(["pre", "post", "sandwich", "parallel"])), draw(st.booleans())
+    drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
+    blocks = []
+    for kind in drawn:
+        layer = block(n_heads=2, wiring=wiring, norm=norm, **({"bias": bias} | PATTERNED[kind]))
+        # two attention parts in one block: what they read depends on the wiring
+        twice = draw(st.booleans()) and len(drawn) < 3
+        parts = layer.parts * (1 + twice) + ((Mlp(6),) if mlps and draw(st.booleans()) else ())
+        blocks.append(layer.replace(parts=parts))
+    config = _decoder(
+        *blocks, d_model=12, final_norm=norm, positions=draw(st.sampled_from([None, Learned()])),
+        tied=draw(st.booleans()), unembed_bias=draw(st.booleans()), logit_cap=draw(st.sampled_from([None, 4.0])),
+    )  # fmt: skip
+    seed = draw(seeds)
+    model = randomise(config.build().double().eval(), seed, std=0.4)
+    generator = torch.Generator().manual_seed(seed)
+    return Subject("+".join(drawn), model, (torch.randint(0, config.vocab_size, (2, 5), generator=generator),))

@@ -143,6 +143,19 @@ def test_a_pickle_in_place_of_the_weights_is_refused_and_not_run(protocol, folde
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
+def test_weights_whose_header_has_the_length_of_a_pickles_first_bytes_are_read(length, tmp_path):
+    folder = checkpoints.save(TINY.replace(layers=()).build(), tmp_path)
+    content = (folder / WEIGHTS).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    # headers may end in spaces
+    header = content[8 : 8 + size].rstrip().ljust(length)
+    assert len(header) == length
+    (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + header + content[8 + size :])
+    forge(folder)
+    assert checkpoints.load(folder).config == TINY.replace(layers=())
+
+
 def test_every_truncation_is_noticed(folder):
     for name in (WEIGHTS, CONFIG):
         whole = (folder / name).read_bytes()

@@ -20,7 +20,8 @@ from glassformer.analysis.heads import ROLES
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
-from glassformer.render.terminal import lines, visible
+from glassformer.render.tables import visible
+from glassformer.render.terminal import lines
 from strategies import ARCHITECTURES, subject
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)

@@ -1,4 +1,4 @@
-"""Ablation: exact on constructions and on paths written out, the same one by one and batched, refused where undefined."""
+"""Ablation: exact on constructions and on paths written out, one by one as batched, refused where undefined."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from closeness import close
-from glassformer.analysis import ablate, ablate_each
+from glassformer.analysis import ablate, ablate_each, before_after
 from glassformer.analysis.heads import heads
 from glassformer.analysis.losses import losses_of
 from glassformer.attention import QueryKeyOnly
@@ -96,7 +96,7 @@ def test_pattern_preserving_ablation_takes_away_the_paths_through_the_head() -> 
     x = tape.values["embed.token"]
 
     def through(layer: int, head: int, stream: Tensor) -> Tensor:
-        attn = model.stack.blocks[layer].attn
+        attn: Any = model.stack.blocks[layer].attn
         value, out = attn.projection.matrix("value")[head], attn.merge.matrix()[head]
         return tape.values[f"blocks.{layer}.attn.pattern"][:, head] @ (stream @ value) @ out
 
@@ -134,6 +134,18 @@ def test_the_mean_takes_the_place_of_what_a_head_writes(name: str) -> None:
     edit = [(f"{path}.head_out", lambda w: torch.cat((w[:, :index], mean.expand_as(w[:, index:])), 1))]
     expected = losses_of(model(*inputs, tape=Tape(model, edit=edit)), batch).detach().mean(0)
     close(ablate(model, label, batch, value="mean").loss_by_position.values[0], expected)
+
+
+def test_ablation_undoes_what_the_head_alone_was_made_of() -> None:
+    after, before = induction_model(gamma=6.0), induction_model(gamma=6.0)
+    layer: Any = before.stack.blocks[1].attn
+    with torch.no_grad():
+        layer.merge.matrix()[0].zero_()
+    found = before_after(before, after, "L1H0", repeated(batch=2))
+    assert (found.cosine, found.projection) == (pytest.approx(1), pytest.approx(1))
+    assert found.rise_by_ablation == pytest.approx(found.rise_by_going_back)
+    idle = before_after(before, after, "L0H1", repeated(batch=2))
+    assert idle.projection == pytest.approx(0, abs=1e-12)
 
 
 def test_packed_and_padded_rows_count_what_they_hold() -> None:

@@ -1,6 +1,7 @@
 """Smeared keys: what they do to scores, where they stop, and the one layer that completes repetitions with them."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_rows_padded_on_the_left_continue_as_they_would_alone() -> None:
 def test_the_shares_receive_gradients() -> None:
     model = _softmax_model()
     ids = torch.tensor([[3, 1, 4, 1, 5]])
-    smear = model.stack.blocks[0].attn.projection.smear
+    first: Any = model.stack.blocks[0].attn
+    smear = first.projection.smear
 
     def loss(alpha: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, {"stack.blocks.0.attn.projection.smear.alpha": alpha}, (ids,)).sum()
@@ -113,7 +115,9 @@ def test_keys_are_mixed_before_positions_enter(positions) -> None:
     k = torch.stack(
         [k[..., j, :] if j == 0 else _mixed(module, k[..., j, :], k[..., j - 1, :]) for j in range(5)], dim=-2
     )
-    close(layer.read(x, "key")["key"], module.positions.rotate(q, k, causal_context(x))[1])
+    turned = module.positions.rotate(q, k, causal_context(x))[1]
+    assert turned is not None
+    close(layer.read(x, "key")["key"], turned)
 
 
 def _mixed(module, key: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

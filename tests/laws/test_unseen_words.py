@@ -79,8 +79,8 @@ def test_an_induction_head_continues_unseen_words_and_counting_does_not() -> Non
 def test_losses_are_means_over_the_places_they_name() -> None:
     model = _uniform()
     with torch.no_grad():
-        model.unembed.matrix.copy_(torch.randn(21, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-        model.embed.matrix.copy_(torch.randn(21, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+        model.unembed.weight.copy_(torch.randn(21, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+        model.embed.weight.copy_(torch.randn(21, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     config = SMALL.replace(alphabet=20, words=200, withheld=60)
     found = unseen_words({"m": model}, config, batches=1, counted_batches=2, orders=(2,))
     batch = config.build().batch(0, "heldout")
@@ -102,6 +102,6 @@ def test_languages_that_do_not_fit_are_refused() -> None:
 def _uniform() -> Decoder:
     model = DecoderConfig(21, 4, (), max_len=64, tied=False).build().double().eval()
     with torch.no_grad():
-        for parameter in (model.embed.matrix, model.unembed.matrix):
+        for parameter in (model.embed.weight, model.unembed.weight):
             parameter.zero_()
     return model

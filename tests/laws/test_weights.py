@@ -179,7 +179,9 @@ def test_a_one_layer_model_is_its_direct_path_and_its_patterns_times_its_ov_circ
         close((found if w.bU is None else found + w.bU).log_softmax(-1), expected)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "alibi_window", "sandwich", "post", "translator_pre"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "attention_only", "alibi_window", "sandwich", "post", "translator_pre"]
+)
 def test_folding_changes_full_ov_circuits_by_a_constant_per_row(name):
     model = subject(name).model
     for i in range(2):
@@ -202,9 +204,7 @@ def test_what_is_written_reaches_the_logits_without_its_mean():
         w = weights.of(model, fold=fold)
         moved = (tape.values["blocks.0.attn.pattern"][0] @ w.full_ov(0).dense()[:, tokens[0]]).sum(0)
         # without the heads, the scale of the final norm held
-        alone = Tape(
-            model, [], [Set("final.scale", tape.values["final.scale"]), Scale("blocks.0.attn.head_out", 0.0)]
-        )
+        alone = Tape(model, [], [Set("final.scale", tape.values["final.scale"]), Scale("blocks.0.attn.head_out", 0.0)])
         rest = logits - model(tokens, tape=alone)
         expected = rest[0] * tape.values["final.scale"][0, :, None]
         close(moved - moved.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True), 1e-8)

@@ -16,12 +16,14 @@ Source: Olsson et al. 2022. The thresholds behind the grades are ours and are st
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.composition import composition
 from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads
 from glassformer.analysis.heads import head_roles, head_scores, heads, needs, repeated_tokens
 from glassformer.analysis.history import History, read_history
@@ -30,6 +32,7 @@ from glassformer.analysis.losses import loss_by_position
 from glassformer.analysis.phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.run import run
 from glassformer.attention import AttentionLayer
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
 from glassformer.trace import At, Scale
@@ -89,7 +92,7 @@ class SixArguments(Result):
 def six_arguments(
     folder: str | Path,
     others: Sequence[str | Path] = (),
-    *,
+    *batches: Batch,
     threshold: float = 0.4,
     n_batches: int = 16,
     steps: Sequence[int] | None = None,
@@ -99,8 +102,9 @@ def six_arguments(
     Args:
         folder: The run; with `keep=[…]` it has the checkpoints that argument 1 needs.
         others: Runs to compare with: the same recipe with smeared keys (argument 2), other sizes (argument 6).
+        batches: Rows to measure on; the run's own held-out text by default.
         threshold: Prefix matching from which a head counts as an induction head; a habit of the field, no more.
-        n_batches: Held-out batches to measure on.
+        n_batches: How many held-out batches, where no rows are given.
         steps: Checkpoints to measure for argument 1; all by default.
 
     Raises:
@@ -109,7 +113,7 @@ def six_arguments(
     """
     history = read_history(folder)
     compared = [read_history(other) for other in others]
-    rows = history.batches(n_batches)
+    rows = list(batches) or history.batches(n_batches)
     model = history.model(history.steps[-1])
     evaluation = evaluate_heads(model, torch.cat([batch.tokens for batch in rows]))
     each = ablate_each(model, *rows)
@@ -130,7 +134,7 @@ def six_arguments(
         _ablation(induction, threshold, together, each, share),
         _generality(evaluation, induction),
         _mechanism(model, evaluation, induction),
-        _scale([history, *compared], n_batches),
+        _scale([history, *compared], rows),
     )
     return SixArguments(arguments, induction, threshold, share, path, phase, each, evaluation)
 
@@ -180,7 +184,8 @@ def _co_perturbation(history: History, others: Sequence[History], phase: PhaseCh
         grade = "medium"
     said = "; ".join(f"{name} at step {n['prefix_matching_above_half']}" for name, n in numbers.items())
     finding = (
-        f"The best head's prefix matching first exceeds a half: {said} (None: never). Final in-context-learning scores: "
+        f"The best head's prefix matching first exceeds a half: {said} (None: never). In-context-learning scores at "
+        "the end: "
         + ", ".join(f"{name} {n['icl_score']:.3f}" for name, n in numbers.items())
         + ". Medium if smeared keys make it earlier; one seed each."
     )
@@ -221,7 +226,7 @@ def _generality(evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argum
     }  # fmt: skip
     grade: Grade = "medium" if min(found.values()) >= 0.4 else "weak"
     finding = (
-        "Prefix matching of the best of them: "
+        "Prefix matching of the best: "
         + ", ".join(f"{setting} {value:.2f}" for setting, value in found.items())
         + ". Medium if 0.4 or more everywhere. Whether they also match by meaning (translations, patterns) takes "
         "prompts that a run folder does not hold."
@@ -251,30 +256,45 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     numbers["source"] = source
     numbers["previous_token"] = float(plain.select(head=source, evaluator="previous_token").values)
     numbers["prefix_matching_without_source"] = _prefix_without(model, source, best)
+    numbers |= _composition(model, source, best)
     lost = numbers["prefix_matching"] - numbers["prefix_matching_without_source"]
     grade: Grade = "strong" if lost > 0.5 * numbers["prefix_matching"] else "weak"
     finding = (
-        f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, the earlier head that attends "
-        f"most to the previous token ({numbers['previous_token']:.2f}), it does so at "
-        f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than half "
-        "of the matching goes; composition of weights says by which input."
+        f"{best} matches prefixes ({numbers['prefix_matching']:.2f}); without {source}, which of all earlier "
+        f"heads attends most to the previous token ({numbers['previous_token']:.2f}), it does so at "
+        f"{numbers['prefix_matching_without_source']:.2f}. Its copying score is {copying:.2f}. Strong if more than "
+        f"half of the matching goes. {numbers['composition']}"
     )
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
 
 
-def _scale(histories: Sequence[History], n_batches: int) -> Argument:
+def _composition(model: Any, source: str, head: str) -> dict[str, Any]:
+    """Return K-composition of two heads in standard deviations above random matrices, in words too."""
+    try:
+        found = composition(model)
+    except AnalysisUnavailable as error:
+        return {"composition": f"No composition from weights: {str(error).splitlines()[0]}"}
+    place = {"kind": "K", "earlier": source, "later": head}
+    score, above = (float(x.select(**place).values) for x in (found.scores, found.excess()))
+    if math.isnan(score):
+        return {"composition": "K-composition is not defined for this pair."}
+    said = f"Their K-composition is {score:.3f}, {above:.1f} standard deviations above random matrices."
+    return {"k_composition": score, "k_composition_deviations": above, "composition": said}
+
+
+def _scale(histories: Sequence[History], rows: Sequence[Batch]) -> Argument:
     if len(histories) < 2:
         return _missing("scale", "correlational", "It takes runs of several sizes: give the others.")
     numbers: dict[str, Any] = {}
     for history in histories:
         model = history.model(history.steps[-1])
-        losses = loss_by_position(model, *histories[0].batches(n_batches))
+        losses = loss_by_position(model, *rows)
         prefix = head_scores(model).best("induction")[1]
         size = sum(p.numel() for p in model.parameters())
         numbers[history.name] = {"parameters": size, "icl_score": icl_or_nan(losses), "prefix_matching": prefix}
     sizes = {found["parameters"] for found in numbers.values()}
     ordered = sorted(numbers.values(), key=lambda n: -n["prefix_matching"])
-    agree = all(a["icl_score"] <= b["icl_score"] for a, b in zip(ordered, ordered[1:]))
+    agree = all(a["icl_score"] <= b["icl_score"] for a, b in pairwise(ordered))
     grade: Grade = "weak" if agree and len(sizes) > 1 else "none"
     finding = (
         "; ".join(

@@ -189,7 +189,7 @@ def sources(run: Run, split: Attribution, label: str, *, row: int = 0) -> Source
     path = _pull_back(run, model, _direction(model, split.answer, split.against), row, at)
     write = next(w for w in path.writes if (w.block.layer, w.name) == (head.layer, head.part))
     assert head.head is not None
-    values = _by_source(run, write, row, at, head.head) @ write.direction
+    values = by_source(run, write.block, write.name, row, at, head.head) @ write.direction
     tokens = run.source_rows[row] if head.kind == "cross_head" else run.token_rows[row]
     names: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(tokens)]
     coords = {"key": names} if len(names) == len(values) else {}
@@ -282,16 +282,16 @@ def _contributions(run: Run, write: _Write, row: int, at: int) -> list[tuple[Com
     return parts
 
 
-def _by_source(run: Run, write: _Write, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
-    """Return what a head writes on behalf of each key."""
-    part = _attention(write.block, write.name)
+def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
+    """Return what a head writes on behalf of each key; raises as `sources` does."""
+    part = _attention(block, name)
     assert part is not None
     if part.traits.linear_in_value == "no":
         raise AnalysisUnavailable(
-            f'sources: layer {write.block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
+            f'sources: layer {block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
             "has a share of its own.\n    The head as a whole is in attribution(run)."
         )
-    gate = None if part.merge.gate is None else _read_through(write.block, write.name)
+    gate = None if part.merge.gate is None else _read_through(block, name)
     scale = None if part.merge.linear else part.at.z_scale
     run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")
     pattern = run[part.at.pattern].values[row : row + 1, :, at]

@@ -76,7 +76,7 @@ def evaluate_heads(
 
     Args:
         model: A decoder.
-        text: Rows of ids, at least as long as the other rows; what is longer is cut.
+        text: Rows of ids. What is longer than the other rows is cut; if it is shorter, so is the unit.
         seed: Source of the random tokens.
         n_sequences: Rows per setting.
         unit: Length of what is repeated; shorter if the context or the vocabulary has no room.
@@ -113,6 +113,13 @@ def settings_of(
     repeats: int = 4,
 ) -> dict[Setting, Int[Tensor, "batch pos"]]:
     """Return the rows of each setting, all of one length; raises as `evaluate_heads`."""
+    if text is not None:
+        if text.shape[1] // repeats < 2:
+            raise ShapeMismatch(
+                f"evaluate_heads: the text has rows of {text.shape[1]} tokens, and {repeats} copies of anything need "
+                f"{2 * repeats} at least."
+            )
+        unit = min(unit, text.shape[1] // repeats)
     plain = repeated_tokens(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     bos, free = drawable(model)
     begin = plain[:, : int(bos is not None)]
@@ -126,8 +133,6 @@ def settings_of(
     replaced = torch.rand(body.shape, generator=random) < 0.25
     found["with_random"] = torch.cat((begin, torch.where(replaced, fresh, body)), 1)
     if text is not None:
-        if text.ndim != 2 or text.shape[1] < length:
-            raise ShapeMismatch(f"evaluate_heads: the text is {tuple(text.shape)}; rows of {length} tokens are needed.")
         rows = text[:n_sequences]
         found["with_text"] = torch.cat((begin[: len(rows)], _between(copies[: len(rows)], rows, length)), 1)
         found["text"] = rows[:, : plain.shape[1]] if rows.shape[1] >= plain.shape[1] else plain[:0]
@@ -193,9 +198,8 @@ class _Meter:
     def __init__(self, model: Decoder, ids: Tensor) -> None:
         self.model, self.ids = model, ids
         self.masks = role_masks(ids)
-        self.blocks: dict[str, tuple[Block, str]] = {
-            f"{block.path}.{name}": (block, name) for block in model.stack.blocks for name in block.names
-        }  # type: ignore[union-attr]
+        blocks: list[Block] = list(model.stack.blocks)  # type: ignore[arg-type]
+        self.blocks = {f"{block.path}.{name}": (block, name) for block in blocks for name in block.names}
         self.pattern: Tensor = ids
         self.masses: dict[str, Float[Tensor, "role batch head query"]] = {}
         self.copied: dict[str, Float[Tensor, "batch head query"]] = {}

@@ -93,7 +93,7 @@ def explain(
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
     return Explanation(
-        model=_model_facts(model),
+        model=model_facts(model),
         text=passed.text,
         tokens=_tokens(passed.ids, passed.tokens),
         source_tokens=None if passed.source_ids is None else _tokens(passed.source_ids, passed.source_tokens),
@@ -123,7 +123,7 @@ def _position(run: Run, position: int | None) -> int:
     return last
 
 
-def _model_facts(model: Any) -> ModelFacts:
+def model_facts(model: Any) -> ModelFacts:
     kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
     heads = roles.heads(model)
     most = max((h.head + 1 for h in heads), default=0)

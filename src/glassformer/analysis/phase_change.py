@@ -9,6 +9,7 @@ Source: Olsson et al. 2022, sections "The phase change" and on per-token loss.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +275,7 @@ def _bump(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> tuple[int, int, flo
             hull.pop()
         hull.append(i)
     best = (hull[0], hull[0], 0.0)
-    for low, high in zip(hull, hull[1:]):
+    for low, high in pairwise(hull):
         line = y[low] + (y[high] - y[low]) * (x[low : high + 1] - x[low]) / (x[high] - x[low])
         gap = float((y[low : high + 1] - line).max())
         if gap > best[2] + 1e-12:

@@ -2,7 +2,7 @@
 
 Position-only scores are what is left when tokens are drawn at random and averaged over, on both sides:
 
-    S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors, added to the stream or to queries, keys
+    S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors
     S_ij = (mean query) R(i - j) (mean key)' * scale             rotary positions
     S_ij - slope * |i - j|                                       ALiBi
 
@@ -27,9 +27,9 @@ from glassformer.analysis.selection import LeftOut, layers_for
 from glassformer.attention.positions import AlibiPositions, alibi_slopes
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder
 from glassformer.weights import AttentionWeights, HeadWeights
 from glassformer.weights.stream import Side
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionalHeads(Result):
@@ -247,7 +247,7 @@ def kinds_of(w: HeadWeights, layer: AttentionWeights) -> list[str]:
 
 
 def _require_positions(w: HeadWeights, layer: AttentionWeights) -> None:
-    _ = layer.scale
+    layer.require_bilinear("positional heads")
     if layer.part.startswith("cross"):
         raise AnalysisUnavailable(
             f"positional heads: keys of cross-attention layer {layer.layer} are positions of another text.\n"
@@ -286,7 +286,9 @@ def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query
         pattern.diagonal(-d, -2, -1)[..., max(first_query - d, 0) :].mean(-1) for d in range(min(offsets, n))
     ]  # fmt: skip
     return Labelled(
-        torch.stack(found, -1), ("head", "offset"), {"head": list(labels), "offset": [str(d) for d in range(len(found))]}
+        torch.stack(found, -1),
+        ("head", "offset"),
+        {"head": list(labels), "offset": [str(d) for d in range(len(found))]},
     )
 
 
@@ -305,7 +307,7 @@ class _Parts:
         bias = position_bias(self.layer, self.query.shape[-2])
         return self._turned(self.query) @ self._turned(self.key).mT * self.layer.scale + bias
 
-    def share(self, scores: Tensor) -> Float[Tensor, "head *stream"]:
+    def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
         allowed = self.allowed.to(scores.dtype)
         count = allowed.sum(-1)[:, None]

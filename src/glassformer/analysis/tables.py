@@ -213,7 +213,7 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
         w.require_logits(layer, "full OV circuits")
         layer.require_ov("full OV circuits")
     else:
-        _ = layer.scale
+        layer.require_bilinear("full QK circuits")
     if layer.part.startswith("cross"):
         raise AnalysisUnavailable(
             f"full {circuit} circuits: keys and values of cross-attention layer {layer.layer} read the encoder's "

@@ -16,6 +16,7 @@ from glassformer.errors import GlassformerError, nearest
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
+    "circuits": "find what heads do, which read which, and how much it matters",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",

@@ -47,15 +47,15 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
         per_row: Different words in a row.
     """
 
-    batch_size: int = 32
-    length: int = 48
+    batch_size: int = 16
+    length: int = 96
     seed: int = 0
     letters: int = 2
     alphabet: int = 32
-    words: int = 512
-    withheld: int = 128
+    words: int = 1024
+    withheld: int = 256
     new_letters: int = 0
-    per_row: int = 8
+    per_row: int = 16
 
     def __post_init__(self) -> None:
         check_shape(self, least=2 * self.letters)
@@ -90,7 +90,7 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
             _by_first(lexicon.words, chosen, self.alphabet) for chosen in (~lexicon.withheld, lexicon.withheld)
         )
         mixed = split == "heldout"
-        usable = (known.count > 0) & (new.count > 0) if mixed else known.count > 0
+        usable = (known.number > 0) & (new.number > 0) if mixed else known.number > 0
         draw = torch.rand(self.batch_size, self.alphabet + 1, generator=random).masked_fill(~usable, -1)
         require(int(usable.sum()) >= self.per_row, "unseen_words: too few first letters; use more words.")
         first = draw.topk(self.per_row).indices
@@ -122,14 +122,14 @@ class UnseenWords(TaskConfig, kind="unseen_words"):
 
 
 class _Words(NamedTuple):
-    """Some words by their first letter, padded: `table[letter, i]` is an index in the lexicon for i < `count`."""
+    """Some words by their first letter, padded: `table[letter, i]` is an index in the lexicon for i < `number`."""
 
     table: Int[Tensor, "letter i"]
-    count: Int[Tensor, " letter"]
+    number: Int[Tensor, " letter"]
 
     def choose(self, first: Int[Tensor, "row n"], pick: Tensor) -> Int[Tensor, "row n"]:
         """Return a word for each first letter; `pick`, from 0 to 1, says which."""
-        return self.table[first, (pick * self.count[first]).long()]
+        return self.table[first, (pick * self.number[first]).long()]
 
 
 def _by_first(words: Int[Tensor, "word letter"], chosen: Bool[Tensor, " word"], alphabet: int) -> _Words:

@@ -6,11 +6,13 @@ const score = (x, digits = 2) => (x === null || x === undefined ? "–" : plain(
 
 const ROLES = {
   previous_token: ["previous token", "looks at the token just before"],
-  induction: ["induction", "looks at what followed an earlier copy of the present token"],
+  prefix_matching: ["prefix matching", "looks at what followed an earlier copy of the present token"],
   duplicate_token: ["duplicate token", "looks at earlier copies of the present token"],
   first_token: ["first token", "rests on the first token"],
   current_token: ["current token", "looks at the present token itself"],
 };
+
+const SHORT = { previous_token: "previous", prefix_matching: "prefix", duplicate_token: "duplicate", first_token: "first", current_token: "current" };
 
 function section(id, title, gloss, ...content) {
   return el("section", { id, "aria-labelledby": `${id}-title` },
@@ -44,22 +46,26 @@ function header() {
 
 function headTable() {
   const roles = Object.keys(ROLES).filter((role) => data.heads.some((h) => h.roles[role] !== undefined));
-  const columns = ["head", ...roles.map((r) => ROLES[r][0]), "copies (measured)", "copies (weights)", "through layer 0", "offset", "on it", "loss without", "ICL without", "reads", "writes"];
+  const columns = ["head", ...roles.map((r) => SHORT[r]), "copies", "OV", "OV behind", "offset", "on it", "loss", "ICL", "reads", "writes"];
   const rows = data.heads.map((h) => el("tr", { class: h.verdict.length ? "current" : "" },
     el("th", { scope: "row", class: "mono" }, h.label),
     roles.map((r) => shadedCell(h.roles[r], 1, data.heads.some((other) => other.reading === "signed"))),
-    shadedCell(h.copying_measured, 1, true), shadedCell(h.copying, 1, true), shadedCell(h.copying_effective, 1, true),
+    cell(h.copying_measured === null ? "–" : `${plain(h.copying_measured, 1)}×`), shadedCell(h.copying, 1, true), shadedCell(h.copying_through, 1, true),
     cell(h.offset === null ? "–" : String(h.offset)), cell(score(h.offset_score)),
     cell(h.ablation_loss === null ? "–" : signed(h.ablation_loss, 3)), cell(h.ablation_icl === null ? "–" : signed(h.ablation_icl, 3)),
     cell(score(h.read_dimensions, 1)), cell(score(h.write_dimensions, 1))));
   return section("heads", "Heads by role",
-    "Left, what each head attends to on repeated random tokens (share of attention). Then whether it copies: its measured effect on the token it looks at; the eigenvalues of its token-to-logit circuit, Σλ / Σ|λ| from −1 to 1; and the same for what layer 0 hands on of a token. Offset: where weights alone make it look by position. Without: loss and in-context-learning score in nats when the head is ablated, less those of the whole model. Reads and writes: effective dimensions.",
+    [el("strong", {}, "Seen on repeated random tokens: "), "the share of attention (signed over absolute where rows do not sum to one) on the previous token, on what followed earlier copies (prefix matching), on earlier copies, on the first token, on the token itself; and how many times as much the head raises the token it attends to as the average one (copies). ",
+      el("strong", {}, "By weights: "), "copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for tokens as they reach the head (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. ",
+      el("strong", {}, "By ablation: "), "loss and in-context-learning score without the head, less those of the whole model, in nats."],
     scroller("heads by role", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
-    el("ul", { class: "findings" }, data.heads.filter((h) => h.verdict.length).map((h) =>
-      el("li", {}, el("span", { class: "mono" }, h.label), ": ", h.verdict.join("; ")))));
+    el("ul", { class: "findings later" }, data.heads.filter((h) => h.verdict.length || h.doubts.length).map((h) =>
+      el("li", {}, el("span", { class: "mono" }, h.label), ": ", [...h.verdict, ...h.doubts].join("; ")))));
 }
 
 // ---- composition
+
+const DRAWN = 14; // more edges than this hide each other
 
 function composition() {
   const layers = [];
@@ -73,19 +79,19 @@ function composition() {
   }));
   return section("composition", "What heads read of earlier heads",
     "How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is.",
-    headGraph(layers.filter(Boolean), data.edges, "Heads by layer, joined where a later one reads what an earlier one writes"),
+    headGraph(layers.filter(Boolean), data.edges.slice(0, DRAWN), `The ${DRAWN} strongest edges: heads by layer, joined where a later one reads what an earlier one writes`),
     el("details", { open: true }, el("summary", {}, "Strongest edges"),
       scroller("strongest edges", bars({ heads: ["edge", "score", "baseline", "spreads above"], rows }))));
 }
 
 function induction() {
   const rows = data.induction.map((c) => el("tr", {},
-    el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction}`),
-    cell(score(c.match)), cell(score(c.copy)), cell(score(c.offset_score)), cell(score(c.composition, 3)), cell(score(c.prefix_matching))));
-  return section("induction", "Induction circuits from weights alone",
-    "Pairs of an earlier head that looks one token back and a later head whose key circuit matches what the earlier one brings. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. Prefix matching, measured, stands beside it.",
+    el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction} `, el("span", { class: `kind-${c.kind}` }, c.kind)),
+    cell(score(c.role)), cell(score(c.match)), cell(score(c.copy)), cell(score(c.composition, 3)), cell(score(c.role_seen)), cell(score(c.prefix_matching))));
+  return section("induction", "Wired for induction",
+    "From weights alone: an earlier head that looks one token back by position (K; or Q, one that looks at copies), and a later head whose query-key circuit matches what the earlier one brings and which copies what it finds. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. What the two were seen to do stands beside.",
     scroller("induction circuits", el("table", { class: "data" },
-      heading(["circuit", "match", "copy", "one back", "K-composition", "prefix matching (measured)"]), el("tbody", {}, rows))));
+      heading(["circuit", "role", "match", "copy", "composition", "role (seen)", "prefix matching (seen)"]), el("tbody", {}, rows))));
 }
 
 // ---- spectra and tables
@@ -105,9 +111,9 @@ function pairTable(caption, names, rows) {
 function pairs() {
   return section("pairs", "What heads look for, and what they then raise",
     "Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score.",
-    data.pairs.map((p) => el("details", { open: p.open }, el("summary", {}, el("span", { class: "mono" }, p.label)),
+    data.pairs.map((p, i) => el("details", { open: i < 2 }, el("summary", {}, el("span", { class: "mono" }, p.label)),
       el("div", { class: "columns" },
-        pairTable("OV: attending to … raises …", ["source", "raises", "logits"], p.ov),
+        p.ov.length ? pairTable(p.ov_caption, ["source", "raises", "logits"], p.ov) : el("p", { class: "soft" }, p.ov_caption),
         p.qk.length ? pairTable(p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
 }
 
@@ -135,11 +141,11 @@ function losses() {
   return section("losses", "Loss by position",
     "Mean loss at each place of the text, in nats: how much a longer context helps. The in-context-learning score is the late mean less the early one; negative is good.",
     el("div", { class: "charts" }, data.losses.map((l) => curveChart({
-      series: [{ name: "", x: l.positions, y: l.loss }], x: "position", y: `${l.name}: in-context-learning score ${signed(l.icl, 3)} nats`, words: `loss by position on ${l.name}` }))));
+      series: [{ name: "", x: l.positions, y: l.loss }], x: "position", y: `${l.name}: in-context-learning score ${signed(l.icl, 3)} nats (95 %: ${signed(l.low, 3)} to ${signed(l.high, 3)})`, words: `loss by position on ${l.name}` }))));
 }
 
 function phase() {
-  const p = data.phase;
+  const p = data.training;
   const marks = p.change ? [p.change] : [];
   return section("phase", "While it was trained",
     p.change ? `The steepest fall of the in-context-learning score lies at ${count(p.change)} tokens (dashed).` : "No phase change was located.",
@@ -176,7 +182,7 @@ function build() {
     data.trigrams.length ? ["Skip-trigrams", trigrams()] : null,
     data.importance.length ? ["Term importance", importance()] : null,
     data.losses.length ? ["Loss by position", losses()] : null,
-    data.phase ? ["Training", phase()] : null,
+    data.training ? ["Training", phase()] : null,
     data.unavailable.length ? ["Not available", unavailable()] : null,
     ["Words", words()],
   ].filter(Boolean);

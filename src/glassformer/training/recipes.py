@@ -72,8 +72,8 @@ def unseen_words(n_layers: int) -> TrainConfig:
     """
     layer = block(n_heads=4, positions=QueryKeyOnly(amplitude=2.0))
     data = UnseenWords()
-    model = DecoderConfig(data.alphabet + 1, 128, repeat(layer, n_layers), max_len=64)
-    optim = OptimConfig(lr=3e-3, warmup=100)
+    model = DecoderConfig(data.alphabet + 1, 128, repeat(layer, n_layers), max_len=128)
+    optim = OptimConfig(lr=2e-3, warmup=100)
     return TrainConfig(
         model, data, optim=optim, steps=1500, log_every=50, evaluate_every=250, evaluate_batches=4, save_every=500
     )

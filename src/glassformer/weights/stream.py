@@ -220,15 +220,15 @@ class HeadWeights:
 
         Exact, biases added, for a model without layers; position vectors are left out.
         """
-        return Factored(self.normed(self._without_constant(self.E), self._final(), bias=False), self.U)
+        return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
-        """Return the unembedding with what is linear in the final norm, gain and centring, if it is not in there yet."""
-        gain = self.norms.get(self._final().at_out, (None, None))[0]
+        """Return the unembedding with the final norm's gain and centring, if they are not in there yet."""
+        gain = self.norms.get(self.final_norm().at_out, (None, None))[0]
         if gain is None:
             return self.U
         body = self.U[: len(gain)] * gain[:, None]
-        body = body - body.mean(0) if self._final().centred else body
+        body = body - body.mean(0) if self.final_norm().centred else body
         return torch.cat((body, self.U[len(gain) :])) if self.augmented else body
 
     def require_logits(self, layer: AttentionWeights, analysis: str) -> None:
@@ -239,7 +239,8 @@ class HeadWeights:
                 "    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
             )
 
-    def _final(self) -> Norm:
+    def final_norm(self) -> Norm:
+        """Return the norm before the unembedding."""
         return stack_of(self.model, self.stack).final
 
     def norm_before(self, layer: AttentionWeights) -> Norm | None:

@@ -1,0 +1,113 @@
+"""`glassformer circuits`: the heads of a model and how they work together."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from glassformer.cli.given import model_of
+from glassformer.files import check_writable, write
+
+
+def circuits(
+    model: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    heads: tuple[str, ...] = (),
+    run: Path | None = None,
+    data: tuple[str, ...] = (),
+    rows: int = 256,
+    top: int = 12,
+    html: Path | None = None,
+    json: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """Find a model's circuits: heads by role, what reads what, copying, skip-trigrams, and how much each matters.
+
+    Evidence from weights stands beside evidence from activations; what is not defined for the model is said.
+
+    Examples:
+        glassformer circuits attn-only-2l
+        glassformer circuits attn-only-2l --heads L0H1 L1H6 --html circuits.html
+        glassformer circuits --run runs/attn-only-2l --json circuits.json
+        glassformer circuits my-model --data notes/*.txt
+
+    Args:
+        model: A shipped model, or a folder; with --run, the run's last checkpoint by default.
+        heads: List the token pairs of these heads; by default those that stand out.
+        run: A run folder: shows what changed in training. Shipped models carry their own metrics.
+        data: Text for losses and ablations: files, folders, globs, python-stdlib. By default the held-out text of the
+            model's recipe or run, else python-stdlib.
+        rows: Rows of text to run.
+        top: Entries per table.
+        html: Write a page that opens in a browser, with pictures.
+        json: Write everything as JSON, see docs/circuits-json.md.
+        seed: Of random tokens and random matrices.
+    """
+    from rich.console import Console
+
+    from glassformer import analysis
+    from glassformer.analysis.training_facts import training_facts
+    from glassformer.config import require
+    from glassformer.errors import AnalysisUnavailable, ConfigError
+    from glassformer.render.terminal import show
+
+    require(rows >= 1, f"--rows must be at least 1, found {rows}.")
+    require(top >= 1, f"--top must be at least 1, found {top}.")
+    if model is None and run is None:
+        raise ConfigError("circuits: give a model (glassformer models lists those that ship) or --run FOLDER.")
+    for path in (html, json):
+        if path is not None:
+            check_writable(path)
+    loaded = model_of(str(run) if model is None else model)
+    metrics = _metrics(model, run)
+    console = Console(stderr=True)
+    with console.status("reading text") as status:
+        batches, tokens = _text(loaded, model, run, data, rows)
+        found = analysis.circuits(
+            loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=status.update
+        )
+    if metrics:
+        try:
+            found = found.replace(training=training_facts(metrics))
+        except AnalysisUnavailable as error:
+            found = found.replace(unavailable=(*found.unavailable, analysis.Unavailable("training", str(error))))
+    show(found)
+    if json is not None:
+        print(f"JSON: {write(json, found.to_json()).absolute()}")
+    if html is not None:
+        from glassformer.render.page import circuits_page
+
+        print(f"page: {write(html, circuits_page(found.to_dict())).absolute()}")
+
+
+def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
+    from glassformer import checkpoints
+    from glassformer.training import read_metrics
+
+    if run is not None:
+        return read_metrics(run)
+    return read_metrics(checkpoints.folder_of(model)) if model in checkpoints.shipped() else []
+
+
+def _text(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int) -> tuple[list[Any], Any]:
+    """Return batches of held-out text and the ids that are frequent in it."""
+    from glassformer.analysis import frequent_tokens, read_history
+    from glassformer.data import TextConfig
+    from glassformer.training.recipes import RECIPES, recipe
+
+    length = min(256, loaded.config.max_len)
+    if data:
+        config: Any = TextConfig(length=length, sources=data, heldout=0.0)
+    elif run is not None:
+        history = read_history(run).config
+        config = TextConfig.from_dict(history.get("evaluate") or history["data"])
+    elif model in RECIPES:
+        known = recipe(model)
+        config = known.evaluate or known.data
+    else:
+        config = TextConfig(length=length)
+    built = config.build(loaded.tokenizer)
+    split = "train" if data else "heldout"
+    batches = [built.batch(i, split) for i in range(-(-rows // config.batch_size))]
+    tokens = frequent_tokens(built.documents(split)) if isinstance(config, TextConfig) else None
+    return batches, tokens

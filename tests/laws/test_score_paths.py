@@ -1,0 +1,91 @@
+"""Scores as sums over what wrote the query and what wrote the key."""
+
+import pytest
+import torch
+from hypothesis import given
+
+from closeness import close
+from glassformer.analysis import Run, run
+from glassformer.analysis.score_paths import ScorePaths, score_paths, score_sites
+from glassformer.errors import AnalysisUnavailable
+from glassformer.handmade import induction_model, pointer_model, repeated
+from strategies import ARCHITECTURES, Subject, attention_decoders, subject
+
+
+def allowed(found: ScorePaths, scores: torch.Tensor) -> None:
+    there = scores.isfinite()
+    close(found.total.values[there], scores[there])
+    inner = found.terms.axes.index("query_component")
+    whole = found.terms.values.sum((inner, inner + 1)) + found.position_bias.values
+    close(whole[there], scores[there])
+    split = found.classes.values.sum(found.classes.dim("class")) + found.position_bias.values
+    close(split[there], scores[there])
+
+
+def compare(found: Subject) -> int:
+    """Compare the scores of every head that has bilinear ones; returns how many there were."""
+    stack = list(found.model.stacks.values())[-1]
+    parts = [(b, n) for b in stack.blocks for n in b.names if n.startswith("attn")]
+    parts = [(b, n) for b, n in parts if b.part(n).mixer.traits.bilinear_scores]
+    done = run(found.model, *found.inputs, read=[*score_sites(found.model), *(b.part(n).at.scores for b, n in parts)])
+    for block, name in parts:
+        scores = done[block.part(name).at.scores].values[1]
+        again = "#2" if name == "attn_1" else ""
+        for h in (0, 1):
+            whole = score_paths(done, f"L{block.layer}H{h}{again}", row=1)
+            allowed(whole, scores[..., h, :, :])
+            one = score_paths(done, f"L{block.layer}H{h}{again}", row=1, query=-1, key=-1)
+            close(one.total.values, scores[..., h, -1, -1])
+            close(one.terms.values, whole.terms.values[..., -1, -1])
+            close(one.classes.values, whole.classes.values[..., -1, -1])
+    return len(parts)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_terms_sum_to_the_scores(name: str) -> None:
+    parts = compare(subject(name))
+    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1}.get(name, 2)
+
+
+@given(attention_decoders(mlps=True))
+def test_terms_sum_to_the_scores_in_any_small_model(found: Subject) -> None:
+    compare(found)
+
+
+def at_the_match(model: torch.nn.Module) -> tuple[Run, ScorePaths]:
+    ids = repeated()
+    done = run(model, ids, read=score_sites(model))
+    # the second time a token is seen, induction looks behind where it was first
+    return done, score_paths(done, "L1H0", query=30, key=11)
+
+
+def test_the_induction_head_scores_by_k_composition_alone() -> None:
+    _, found = at_the_match(induction_model())
+    assert float(found.classes.select(**{"class": "K"}).values) == pytest.approx(30.0)
+    assert all(float(found.classes.select(**{"class": c}).values) == 0 for c in ("direct", "Q", "QK"))
+    assert found.terms.top(1)[0] == (("token", "L0H0"), pytest.approx(30.0))
+
+
+def test_the_pointer_head_scores_by_q_composition_alone() -> None:
+    _, found = at_the_match(pointer_model())
+    assert found.terms.top(1)[0] == (("L0H0", "position"), pytest.approx(60.0))
+    assert float(found.classes.select(**{"class": "Q"}).values) == pytest.approx(60.0)
+    assert all(abs(float(found.classes.select(**{"class": c}).values)) < 1e-9 for c in ("direct", "K", "QK"))
+
+
+def test_scores_that_are_not_bilinear_are_refused_by_name() -> None:
+    model = subject("linear").model
+    with pytest.raises(AnalysisUnavailable, match=r'"linear", whose scores are not bilinear .*bilinear_scores=False'):
+        score_paths(run(model, [1, 2], read=score_sites(model)), "L0H0")
+
+
+def test_cross_attention_is_refused_with_what_to_read() -> None:
+    model = subject("translator_pre").model
+    with pytest.raises(AnalysisUnavailable, match=r"another stack.*\n.*decoder.blocks.0.cross.scores"):
+        score_paths(run(model, [1, 2], [1, 2], read=score_sites(model)), "L0X0")
+
+
+def test_an_unknown_head_is_refused_with_the_nearest() -> None:
+    model = subject("gpt2").model
+    with pytest.raises(AnalysisUnavailable, match=r'no head "L1H8".* Nearest: "L1H'):
+        score_paths(run(model, [1, 2], read=score_sites(model)), "L1H8")
