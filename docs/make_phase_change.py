@@ -125,7 +125,7 @@ def draw(histories: list[History], found: list[Trajectory], phases: list[PhaseCh
         for name, path, colour in zip(NAMES, found, COLOURS):
             values = path.measures.select(measure=measure).values[1:]
             panels[i].plot((path.tokens.values[1:] / 1e6).tolist(), values.tolist(), color=colour, label=name, lw=1.5)
-    panels[0].set_ylim(2.8, 4.2)
+    panels[0].set_ylim(2.7, 4.2)
     panels[0].legend(frameon=False, fontsize=8)
     panels[3].set_title("loss by position, two layers (means of 8), nats", fontsize=10)
     for (moment, step), colour in zip(moments(found[0], phase).items(), COLOURS):
@@ -193,10 +193,14 @@ def main(folders: list[str]) -> None:
     found = [trajectory(history, *batches) for history in histories]
     phases = [phase_change(path) for path in found]
     heads = circuit(histories[0])
+    tables = {
+        "moments": table(histories[0], found[0], phases[0], heads),
+        "runs": compared(histories, found, phases),
+        "paths": paths(histories),
+    }
     page = PAGE.read_text(encoding="utf-8")
-    page = fill(page, "moments", table(histories[0], found[0], phases[0], heads))
-    page = fill(page, "runs", compared(histories, found, phases))
-    page = fill(page, "paths", paths(histories))
+    for name, lines in tables.items():
+        page = fill(page, name, lines)
     PAGE.write_text(page, encoding="utf-8")
     draw(histories, found, phases, heads).savefig(PICTURE, dpi=110)
     for path, phase in zip(found, phases, strict=True):

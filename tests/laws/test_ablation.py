@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from closeness import close
-from glassformer.analysis import ablate, ablate_each
+from glassformer.analysis import ablate, ablate_each, before_after
 from glassformer.analysis.heads import heads
 from glassformer.analysis.losses import losses_of
 from glassformer.attention import QueryKeyOnly
@@ -134,6 +134,18 @@ def test_the_mean_takes_the_place_of_what_a_head_writes(name: str) -> None:
     edit = [(f"{path}.head_out", lambda w: torch.cat((w[:, :index], mean.expand_as(w[:, index:])), 1))]
     expected = losses_of(model(*inputs, tape=Tape(model, edit=edit)), batch).detach().mean(0)
     close(ablate(model, label, batch, value="mean").loss_by_position.values[0], expected)
+
+
+def test_ablation_undoes_what_the_head_alone_was_made_of() -> None:
+    after, before = induction_model(gamma=6.0), induction_model(gamma=6.0)
+    layer: Any = before.stack.blocks[1].attn
+    with torch.no_grad():
+        layer.merge.matrix()[0].zero_()
+    found = before_after(before, after, "L1H0", repeated(batch=2))
+    assert (found.cosine, found.projection) == (pytest.approx(1), pytest.approx(1))
+    assert found.rise_by_ablation == pytest.approx(found.rise_by_going_back)
+    idle = before_after(before, after, "L0H1", repeated(batch=2))
+    assert idle.projection == pytest.approx(0, abs=1e-12)
 
 
 def test_packed_and_padded_rows_count_what_they_hold() -> None:

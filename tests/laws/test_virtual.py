@@ -1,4 +1,4 @@
-"""Virtual weights are products of writes and reads, rotations of the stream change nothing, and coordinates are told apart."""
+"""Virtual weights are products of writes and reads; turning the stream changes nothing that a model does."""
 
 import math
 

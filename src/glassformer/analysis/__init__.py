@@ -1,6 +1,6 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
-from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
@@ -91,6 +91,7 @@ __all__ = [
     "Argument",
     "Attribution",
     "Bandwidth",
+    "BeforeAfter",
     "Bigrams",
     "Circuits",
     "Composition",
@@ -141,6 +142,7 @@ __all__ = [
     "ablate_each",
     "attribution",
     "bandwidth",
+    "before_after",
     "bigrams",
     "circuits",
     "composed_pattern",

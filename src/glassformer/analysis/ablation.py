@@ -23,7 +23,7 @@ from torch import Tensor
 from glassformer.analysis.heads import Head, heads
 from glassformer.analysis.icl import icl_or_nan
 from glassformer.analysis.inputs import token_ids
-from glassformer.analysis.losses import losses_of
+from glassformer.analysis.losses import losses_of, token_losses
 from glassformer.analysis.run import evaluating
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
@@ -115,6 +115,61 @@ def ablate_each(
     return _ablate(model, {label: _find(model, [label]) for label in labels}, inputs, kind, value, norms)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class BeforeAfter(Result):
+    """Whether ablating heads undoes what training did between two moments, token by token.
+
+    Args:
+        cosine: Between the rise of every token's loss by ablation and by going back in time; 1 if they are alike.
+        projection: The rise by ablation along the rise by going back, in units of the latter: 1 if it undoes all of it.
+        rise_by_ablation: Mean over tokens, in nats.
+        rise_by_going_back: Mean over tokens, in nats.
+        heads: What was ablated.
+        kind: `full` or `pattern_preserving`.
+        tokens: How many were compared.
+    """
+
+    cosine: float
+    projection: float
+    rise_by_ablation: float
+    rise_by_going_back: float
+    heads: tuple[str, ...]
+    kind: Kind
+    tokens: int
+
+
+def before_after(
+    before: Any,
+    after: Any,
+    chosen: str | Iterable[str],
+    *inputs: Any,
+    kind: Kind = "pattern_preserving",
+    value: Value = "zero",
+    norms: Norms = "live",
+) -> BeforeAfter:
+    """Compare what heads do for each token's loss with what changed between two checkpoints of a run.
+
+    Args:
+        before: The model at the earlier moment.
+        after: The model at the later one; its heads are ablated.
+        chosen: As in `ablate`, like the other arguments and errors.
+        inputs: As in `ablate`.
+        kind: As in `ablate`.
+        value: As in `ablate`.
+        norms: As in `ablate`.
+
+    Source: Olsson et al. 2022, argument 3 (before-and-after vectors); normalising them is our choice.
+    """
+    labels = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    batches, whole, found, weight = _losses(after, {" ".join(labels): _find(after, labels)}, inputs, kind, value, norms)
+    earlier = token_losses(before, *batches)[0][weight].double()
+    back, lost = earlier - whole[weight].double(), found[0][weight].double() - whole[weight].double()
+    return BeforeAfter(
+        float(lost @ back / (lost.norm() * back.norm())), float(lost @ back / (back @ back)), float(lost.mean()),
+        float(back.mean()), labels, kind, int(weight.sum()),
+    )  # fmt: skip
+
+
 def _find(model: Any, labels: Sequence[str]) -> list[Head]:
     known = {head.label: head for head in heads(model)}
     for label in labels:
@@ -126,6 +181,14 @@ def _find(model: Any, labels: Sequence[str]) -> list[Head]:
 def _ablate(
     model: Any, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind, value: Value, norms: Norms
 ) -> Ablation:
+    _, whole, found, weight = _losses(model, sets, inputs, kind, value, norms)
+    return _summary(whole, found, weight, list(sets), kind, value, norms)
+
+
+def _losses(
+    model: Any, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind, value: Value, norms: Norms
+) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
+    """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
     batches = [_batch(model, given) for given in inputs]
     if not batches or len({batch.tokens.shape[1] for batch in batches}) > 1:
         raise ShapeMismatch("ablate: give at least one batch, all with rows of one length.")
@@ -138,13 +201,8 @@ def _ablate(
         raise AnalysisUnavailable("ablate: the model has no heads.")
     with evaluating(model), torch.no_grad():
         surgery = _Surgery(model, kind, value, norms, batches, [h for members in sets.values() for h in members])
-        whole, found, weight = [], [], []
-        for batch in batches:
-            base, ablated = surgery.losses(batch, list(sets.values()))
-            whole.append(base)
-            found.append(ablated)
-            weight.append(batch.weight)
-        return _summary(torch.cat(whole), torch.cat(found, 1), torch.cat(weight), list(sets), kind, value, norms)
+        whole, found = zip(*(surgery.losses(batch, list(sets.values())) for batch in batches), strict=True)
+    return batches, torch.cat(whole), torch.cat(found, 1), torch.cat([batch.weight for batch in batches])
 
 
 def _summary(

@@ -66,14 +66,14 @@ def rotation_test(
         source: Tokens of the encoder, if there is one.
         seed: Of the rotation.
     """
-    changes = []
+    changes: list[float] = []
     folded = weights.of(model, fold=True)
     with torch.no_grad():
         for w in (folded, weights.of(model)):
             before, after = (weights.logits(x, ids, source).log_softmax(-1) for x in (w, rotate(w, seed)))
             changes.append(float((after - before).abs().max()))
     left = tuple(path for path, (gain, _) in folded.norms.items() if gain is not None)
-    return RotationTest(*changes, left, seed)
+    return RotationTest(changes[0], changes[1], left, seed)
 
 
 def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:

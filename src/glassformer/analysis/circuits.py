@@ -10,7 +10,7 @@ Learning and Induction Heads".
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -171,11 +171,10 @@ def _heads(
 
 def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
     edges = []
-    mean, sd = found.null_mean, found.null_sd
     for edge in found.edges()[:k]:
         at = {"kind": edge.kind, "earlier": edge.earlier, "later": edge.later}
-        base, spread = float(mean.select(**at).values), float(sd.select(**at).values)
-        edges.append(EdgeFacts(*at.values(), edge.score, base, spread, edge.score - base))
+        base, spread = (float(table.select(**at).values) for table in (found.null_mean, found.null_sd))
+        edges.append(EdgeFacts(edge.kind, edge.earlier, edge.later, edge.score, base, spread, edge.score - base))
     return tuple(edges)
 
 
@@ -198,7 +197,8 @@ def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
     rules = []
     for head in map(str, found.contribution.labels("head")):
         for s, d, o, *numbers in zip(*(field.select(head=head).values.tolist() for field in fields)):
-            rules.append(TrigramFacts(head, *(found.names[int(i)] for i in (s, d, o)), *numbers))
+            source, destination, out = (_text(found.names, int(i)) for i in (s, d, o))
+            rules.append(TrigramFacts(head, source, destination, out, *numbers))
     return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
 
 
@@ -222,7 +222,9 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
         name = str(found.values.labels("head")[0])
         over = f", mean over keys {found.offsets[0]} to {found.offsets[-1]} back" if found.offsets else ""
         words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
-        rows[circuit] = tuple(Pair(*row) for row in found.table(name, k)), words
+        fields = (found.rows, found.columns, found.values)
+        table = zip(*(field.select(head=name).values.tolist() for field in fields))
+        rows[circuit] = tuple(Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table), words
     return Pairs(label, *rows["OV"], *rows["QK"])
 
 
@@ -235,6 +237,11 @@ def _orders(found: Importance) -> tuple[OrderFacts, ...]:
 
 def _dimensions(read: Bandwidth | None, port: str) -> float | None:
     return None if read is None else _at(read.dimensions.select(measure="participation_ratio"), port, "component")
+
+
+def _text(names: Mapping[int, str], token: int) -> str:
+    # names begin with the id, to tell equal texts apart; where tokens stand by themselves their text is enough
+    return names[token].partition(":")[2]
 
 
 def _times(score: float, n_tokens: int) -> float:

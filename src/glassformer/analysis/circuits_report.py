@@ -142,7 +142,6 @@ class Pairs:
     ov_caption: str
     qk: tuple[Pair, ...]
     qk_caption: str
-    open: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.selection import LeftOut, by_head, labels_of, layers_for, token_choice
+from glassformer.analysis.selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -238,8 +238,7 @@ def _eigenvalues(small: Tensor) -> Tensor:
 
 def _named(labels: Sequence[str], values: Sequence[Tensor], axis: str) -> Labelled:
     width = max(v.shape[-1] for v in values)
-    rows = [torch.nn.functional.pad(v, (0, width - v.shape[-1]), value=torch.nan) for v in values]
-    return Labelled(torch.cat(rows), ("head", axis), {"head": list(labels)})
+    return Labelled(torch.cat([filled(v, width) for v in values]), ("head", axis), {"head": list(labels)})
 
 
 def _each(values: Sequence[Tensor], what: Any) -> Tensor:

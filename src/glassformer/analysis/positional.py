@@ -2,7 +2,7 @@
 
 Position-only scores are what is left when tokens are drawn at random and averaged over, on both sides:
 
-    S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors, added to the stream or to queries, keys
+    S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors
     S_ij = (mean query) R(i - j) (mean key)' * scale             rotary positions
     S_ij - slope * |i - j|                                       ALiBi
 
@@ -307,7 +307,7 @@ class _Parts:
         bias = position_bias(self.layer, self.query.shape[-2])
         return self._turned(self.query) @ self._turned(self.key).mT * self.layer.scale + bias
 
-    def share(self, scores: Tensor) -> Float[Tensor, "head *stream"]:
+    def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
         """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
         allowed = self.allowed.to(scores.dtype)
         count = allowed.sum(-1)[:, None]

@@ -53,11 +53,19 @@ def by_head(layers: Iterable[AttentionWeights], values: Iterable[Tensor], *axes:
     """Return one labelled tensor of each layer's `head …` values; shorter rows are filled with NaN."""
     rows = [row for value in values for row in value]
     width = max((row.shape[-1] for row in rows if row.ndim), default=0)
-    rows = [
-        row if not row.ndim or row.shape[-1] == width else torch.nn.functional.pad(row, (0, width - row.shape[-1]), value=torch.nan)
-        for row in rows
-    ]  # fmt: skip
+    rows = [filled(row, width) if row.ndim else row for row in rows]
     return Labelled(torch.stack(rows), ("head", *axes), {"head": labels_of(layers)} | coords)
+
+
+def filled(values: Tensor, width: int) -> Tensor:
+    """Return values with the last axis made this wide by NaN."""
+    missing = width - values.shape[-1]
+    return torch.nn.functional.pad(values, (0, missing), value=torch.nan) if missing else values
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return values in a precision that decompositions exist for: half precision becomes float32."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def token_names(w: HeadWeights, ids: Tensor) -> list[str]:

@@ -26,7 +26,7 @@ from glassformer import weights
 from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.basis import stream_rows
 from glassformer.analysis.run import Run
-from glassformer.analysis.selection import LeftOut, by_head, layers_for
+from glassformer.analysis.selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.virtual import Port, ports, product_norms
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
@@ -235,7 +235,7 @@ def erasure(run: Run) -> Erasure:
     cosines: list[Tensor] = []
     left_out: LeftOut = {}
     for block, name, part in _parts(run.model):
-        x = run[_read_site(block, name)].values
+        x = wide(run[_read_site(block, name)].values)
         if _attends(block, name):
             layer = next(a for a in w.attention if a.path == part)
             if layer.part.startswith("cross"):
@@ -292,7 +292,8 @@ def stream_dimensions(run: Run) -> StreamDimensions:
             n = len(rows)
     if not found:
         raise AnalysisUnavailable(
-            "stream_dimensions: this run read no site of the stream.\n    Read some: gf.run(…, read=['blocks.*.resid_pre'])."
+            "stream_dimensions: this run read no site of the stream.\n"
+            "    Read some: gf.run(…, read=['blocks.*.resid_pre'])."
         )
     return StreamDimensions(Labelled(torch.stack(found), ("site",), {"site": labels}), n)
 
@@ -344,7 +345,7 @@ def _core(matrix: Tensor) -> Tensor:
 
 def _basis(rows: Tensor) -> Float[Tensor, "rank d_model"]:
     """Return an orthonormal basis of what some rows span."""
-    _, s, vh = torch.linalg.svd(_core(rows), full_matrices=False)
+    _, s, vh = torch.linalg.svd(_core(wide(rows)), full_matrices=False)
     top = s.max() if len(s) else s.new_zeros(())
     return vh[(s > top * max(rows.shape) * torch.finfo(rows.dtype).eps) & (s > 0)]
 
@@ -373,7 +374,7 @@ def _rows(run: Run, site: str, values: Tensor) -> Float[Tensor, "n d_model"]:
 
 
 def _cosine(written: Float[Tensor, "batch pos d_model"], read: Tensor, run: Run) -> Tensor:
-    found = torch.nn.functional.cosine_similarity(written, read, dim=-1)
+    found = torch.nn.functional.cosine_similarity(wide(written), wide(read), dim=-1)
     if run.lengths is None:
         return found.flatten()
     return found[torch.arange(found.shape[1], device=found.device) < run.lengths[:, None].to(found.device)]

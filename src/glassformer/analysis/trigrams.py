@@ -27,7 +27,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.run import run
-from glassformer.analysis.selection import LeftOut, layers_for, token_choice
+from glassformer.analysis.selection import LeftOut, layers_for, token_choice, wide
 from glassformer.analysis.tables import Offset, full_circuit, names_of, offsets_of, require_circuit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -159,7 +159,7 @@ def skip_trigrams(
         ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=True)
         look = _Looking(w, layer, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
-        length = (ov.left @ torch.linalg.qr(ov.right.mT)[1].mT).norm(dim=-1)
+        length = (wide(ov.left) @ torch.linalg.qr(wide(ov.right.mT))[1].mT).norm(dim=-1)
         n = len(ids) if n_sources is None else min(n_sources, len(ids))
         for h, chosen in enumerate(length.topk(n).indices):
             effect = ov[h].rows(chosen)
@@ -223,7 +223,7 @@ def crossed_trigrams(
             attention = look.columns(h, s)[1][d]
             found.append(attention.mT[:, :, None] * effect[h][:, None])
     cells = torch.stack(found)
-    unwanted = ~follows_more(documents, s, d, o)
+    unwanted = ~follows_more(documents, s, d, o).to(cells.device)
     wrong = (cells > 0) & unwanted
     positive = cells.clamp_min(0).sum((2, 3))
     mass = (cells * wrong).sum((2, 3)) / positive
@@ -231,7 +231,7 @@ def crossed_trigrams(
     names = [[names_of(w, group)[i] for i in group.tolist()] for group in (s, d, o)]
     labels = [label for layer in layers for label in layer.labels]
     axes = ("head", "source", "destination", "output")
-    coords = dict(zip(axes, [labels, *names]))
+    coords: dict[str, list[str]] = dict(zip(axes, [labels, *names]))
     direct = _direct(w)
     return CrossedTrigrams(
         Labelled(cells, axes, coords),

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
+from glassformer.analysis.selection import wide
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block
@@ -147,7 +148,8 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
         reads = {"in": mlp.W_in} | ({} if mlp.W_gate is None else {"gate": mlp.W_gate})
         found += [Port(f"{mlp.label} {name}", m.mT, mlp.stack, place, parallel) for name, m in reads.items()]
     found.sort(key=lambda port: (port.stack == "decoder", port.place))
-    return found + ([] if side == "write" else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))])
+    found += [] if side == "write" else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))]
+    return [port._replace(matrix=wide(port.matrix)) for port in found]
 
 
 def product_norms(
@@ -205,6 +207,7 @@ def _pick(found: list[Port], labels: Sequence[str] | None) -> list[Port]:
     for label in labels:
         if label not in known:
             raise AnalysisUnavailable(
-                f'virtual weights: no component "{label}" here.{nearest(label, known)} Some: {", ".join(list(known)[:8])}.'
+                f'virtual weights: no component "{label}" here.{nearest(label, known)} '
+                f"Some: {', '.join(list(known)[:8])}."
             )
     return [known[label] for label in labels]

@@ -46,7 +46,7 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
         contents[TOKENIZER] = model.tokenizer.to_json()
     config = model.config.to_dict()
     digests = {name: sha256(content) for name, content in contents.items()}
-    envelope = {"format": FORMAT, "model": config, "sha256": digests | {"model": _digest_of(config)}}
+    envelope = {"format": FORMAT, "model": config, "sha256": digests | {"model": digest_of(config)}}
     # the envelope goes last: a folder without it is no model yet
     return files.write_all(folder, contents | {CONFIG: json.dumps(envelope, indent=1)})
 
@@ -73,7 +73,7 @@ def load(name: str | Path) -> Model:
         raise CheckpointError(f'"{folder / WEIGHTS}" is not a whole safetensors file ({error}).') from error
     model = _skeleton(config, len(tensors), folder)
     _fit(model, tensors, folder)
-    model.load_state_dict({k: v.float() if v.dtype in _HALF else v for k, v in tensors.items()}, assign=True)
+    model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
     if TOKENIZER in envelope["sha256"]:
         text = _verified(folder, TOKENIZER, envelope)
         try:
@@ -113,8 +113,8 @@ def folder_of(name: str | Path) -> Path:
     return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
 
 
-_HALF = (torch.float16, torch.bfloat16)
-_TYPES = (*_HALF, torch.float32, torch.float64)
+HALF = (torch.float16, torch.bfloat16)
+_TYPES = (*HALF, torch.float32, torch.float64)
 # protocols 2 to 5, and the archive that torch.save writes
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
@@ -139,7 +139,7 @@ def _envelope(folder: Path) -> dict[str, Any]:
     strange = [*(envelope.keys() - {"format", "model", "sha256"}), *(digests.keys() - {"model", WEIGHTS, TOKENIZER})]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
-    if digests.get("model") != _digest_of(envelope["model"]):
+    if digests.get("model") != digest_of(envelope["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
     return envelope
 
@@ -149,7 +149,8 @@ def sha256(content: bytes | str) -> str:
     return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
 
 
-def _digest_of(config: object) -> str:
+def digest_of(config: object) -> str:
+    """Return the digest of a config's JSON data."""
     try:
         return sha256(json.dumps(config, sort_keys=True))
     except (ValueError, RecursionError):  # nested too deeply, or a number too long to be written

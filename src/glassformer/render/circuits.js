@@ -79,7 +79,7 @@ function composition() {
   }));
   return section("composition", "What heads read of earlier heads",
     "How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is.",
-    headGraph(layers.filter(Boolean), data.edges, "Heads by layer, joined where a later one reads what an earlier one writes`),
+    headGraph(layers.filter(Boolean), data.edges.slice(0, DRAWN), `The ${DRAWN} strongest edges: heads by layer, joined where a later one reads what an earlier one writes`),
     el("details", { open: true }, el("summary", {}, "Strongest edges"),
       scroller("strongest edges", bars({ heads: ["edge", "score", "baseline", "spreads above"], rows }))));
 }
@@ -111,9 +111,9 @@ function pairTable(caption, names, rows) {
 function pairs() {
   return section("pairs", "What heads look for, and what they then raise",
     "Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score.",
-    data.pairs.map((p) => el("details", { open: p.open }, el("summary", {}, el("span", { class: "mono" }, p.label)),
+    data.pairs.map((p, i) => el("details", { open: i < 2 }, el("summary", {}, el("span", { class: "mono" }, p.label)),
       el("div", { class: "columns" },
-        pairTable("OV: attending to … raises …", ["source", "raises", "logits"], p.ov),
+        p.ov.length ? pairTable(p.ov_caption, ["source", "raises", "logits"], p.ov) : el("p", { class: "soft" }, p.ov_caption),
         p.qk.length ? pairTable(p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
 }
 

@@ -53,8 +53,8 @@ def _heads(report: Circuits) -> RenderableType:
 
 
 def _bandwidth(report: Circuits) -> list[RenderableType]:
-    known = [(h.read_dimensions, h.write_dimensions) for h in report.heads]
-    reads, writes = ([x[i] for x in known if x[i] is not None] for i in range(2))
+    reads = [h.read_dimensions for h in report.heads if h.read_dimensions is not None]
+    writes = [h.write_dimensions for h in report.heads if h.write_dimensions is not None]
     if not reads or not writes:
         return []
     ends = [f"{min(x):.0f} to {max(x):.0f}" for x in (reads, writes)]

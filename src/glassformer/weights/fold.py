@@ -13,7 +13,7 @@ behind a sub-layer (its scale depends on what its gain would change); key biases
 # pyright: reportUnnecessaryComparison=false
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,11 +45,11 @@ def fold(w: HeadWeights) -> HeadWeights:
     mlps = [_fold_mlp(w, layer, norms) for layer in w.mlps]
     embeddings, tables = dict(w.embeddings), dict(w.tables)
     for name in w.embeddings:
-        if _all_centre(w, name):
+        if all_centre(w.model, name):
             embeddings[name] = _centred(embeddings[name])
             table = tables[name]
             tables[name] = None if table is None else _centred(table)
-            attention = [_centre_write(a) if a.stack == name else a for a in attention]
+            attention = [centre_write(a) if a.stack == name else a for a in attention]
             mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
     final = _reading(stack_of(w.model, w.stack).final, norms)
     unembed = _times(final, w.U)
@@ -152,18 +152,19 @@ def _read_through(w: HeadWeights) -> dict[str, Norm]:
     return {norm.at_out: norm for norm in found if norm.at_out in w.norms}
 
 
-def _all_centre(w: HeadWeights, stack: str) -> bool:
+def all_centre(model: Any, stack: str) -> bool:
     """Return whether everything that reads a stream subtracts its mean first."""
-    blocks = stack_of(w.model, stack).blocks
+    blocks = stack_of(model, stack).blocks
     configs = [block.config for block in blocks]  # type: ignore[union-attr]
-    ends = stack_of(w.model, stack).final.config
+    ends = stack_of(model, stack).final.config
     return isinstance(ends, LayerNorm) and all(
         isinstance(c.norm, LayerNorm) and c.wiring in ("pre", "parallel")  # type: ignore[union-attr]
         for c in configs
     )
 
 
-def _centre_write(a: AttentionWeights) -> AttentionWeights:
+def centre_write(a: AttentionWeights) -> AttentionWeights:
+    """Return a layer that writes no mean."""
     return dataclasses.replace(a, O=_centred(a.O), bO=None if a.bO is None else _centred(a.bO))
 
 

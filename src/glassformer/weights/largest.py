@@ -10,6 +10,9 @@ What is left is screened in bfloat16 where the machine multiplies it faster. A s
 the two lengths, so that few entries come near enough to the worst of the best to be computed exactly.
 """
 
+# torch does not type its linear algebra
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import math
 
 import torch
@@ -18,8 +21,8 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
 
-# entries made at a time on a CPU: what its second-level cache holds; beyond that the product waits for memory
-CACHED = 1 << 18
+# entries made at a time on a CPU: what its caches hold; beyond that the product waits for memory
+CACHED = 1 << 20
 # two factors and a product rounded to 8 bits: 3 times 2^-9, and what second orders and the sum add
 COARSE = 2.0**-7
 

@@ -223,7 +223,7 @@ class HeadWeights:
         return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
-        """Return the unembedding with what is linear in the final norm, gain and centring, if it is not in there yet."""
+        """Return the unembedding with the final norm's gain and centring, if they are not in there yet."""
         gain = self.norms.get(self.final_norm().at_out, (None, None))[0]
         if gain is None:
             return self.U

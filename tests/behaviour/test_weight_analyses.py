@@ -1,0 +1,71 @@
+"""Analyses of weights on every architecture: a finite result, or an error that says what is missing."""
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import analysis, weights
+from glassformer.errors import AnalysisUnavailable
+from strategies import ARCHITECTURES, subject
+
+WEIGHTS = {
+    "copying": lambda w: analysis.copying(w).ratio,
+    "copying_rates": lambda w: analysis.copying_rates(w).z,
+    "OV pairs": lambda w: analysis.token_pairs(w, "OV", k=3).values,
+    "QK pairs": lambda w: analysis.token_pairs(w, "QK", k=3).values,
+    "token_circuits": lambda w: analysis.token_circuits(w, 3, k=2).raised,
+    "skip_trigrams": lambda w: analysis.skip_trigrams(w, k=3).contribution,
+    "crossed_trigrams": lambda w: analysis.crossed_trigrams(w, [[1, 2, 3]], [1], [2], [3, 4]).contribution,
+    "positional_heads": lambda w: analysis.positional_heads(w, offsets=3).scores,
+    "offset_profile": lambda w: analysis.offset_profile(w, offsets=5),
+    "bigrams": lambda w: analysis.bigrams(w, k=2).probability,
+    "virtual_weights": lambda w: analysis.virtual_weights(w).strength.select(writer="token", reader=slice(-1, None)),
+    "bandwidth": lambda w: analysis.bandwidth(w).dimensions,
+    "overlaps": lambda w: analysis.overlaps(w).overlap,
+    "erasers": lambda w: analysis.erasers(w).head_ratio,
+    "joint_pca": lambda w: analysis.joint_pca(w).variance,
+}
+RUNS = {
+    "offset_scores": (analysis.offset_needs, lambda run: analysis.offset_scores(run, offsets=3).scores),
+    "erasure": (analysis.erasure_needs, lambda run: analysis.erasure(run).cosine),
+    "kurtosis": (analysis.kurtosis_needs, lambda run: analysis.kurtosis(run).coordinates),
+    "stream_dimensions": (analysis.kurtosis_needs, lambda run: analysis.stream_dimensions(run).participation_ratio),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("what", sorted(WEIGHTS))
+def test_every_analysis_of_weights_is_defined_or_says_why(what, name):
+    model = subject(name).model
+    for fold in (True, False):
+        try:
+            found = WEIGHTS[what](weights.of(model, fold=fold))
+        except AnalysisUnavailable as error:
+            # what was asked, what was found, and where to go from here
+            assert len(str(error).splitlines()) >= 2 or "Heads:" in str(error), error
+            continue
+        assert found.values.numel() > 0
+        assert found.values.isfinite().all()
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("what", sorted(RUNS))
+def test_every_analysis_of_a_run_beside_weights_is_defined_or_says_why(what, name):
+    model = subject(name)
+    needs, analyse = RUNS[what]
+    run = gf.run(model.model, *model.inputs, read=needs(model.model))
+    try:
+        found = analyse(run)
+    except AnalysisUnavailable:
+        return
+    assert found.values.numel() > 0
+    assert found.values.isfinite().all()
+
+
+@pytest.mark.parametrize("what", sorted(WEIGHTS))
+def test_half_precision_weights_give_what_full_ones_do(what):
+    model = subject("llama", dtype=torch.float32).model
+    full = WEIGHTS[what](model)
+    half = WEIGHTS[what](model.bfloat16())
+    assert half.values.shape == full.values.shape
+    assert float((half.values.float() - full.values.float()).abs().mean()) < 0.2 * (1 + float(full.values.abs().mean()))
