@@ -7,8 +7,9 @@ MLPs wrote; further over what queries and keys get besides it: `positions` (adde
 (of the norm and of the projection). Terms fall in four classes by whether earlier heads had a part in them: `direct` in
 neither side, `Q` in the query, `K` in the key, `QK` in both. MLPs count as direct: a leaf of its own.
 
-Where keys are mixed with those before them (smeared), so is each of their components: a key's term then holds its
-share of the key before. Norms divide by the scale they had in the run (frozen), those on queries and keys too; then the terms sum to the score.
+Where keys are mixed with those before them (smeared), so is each of their components: a term at a key then holds its
+share of the key before. Norms divide by the scale they had in the run (frozen), those on queries and keys too; then
+the terms sum to the score.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (path expansion of attention scores,
 Q- and K-composition).
