@@ -1,4 +1,4 @@
-"""Induction circuits from weights: small matrices have the eigenvalues of the large ones, and wired models are found."""
+"""Induction from weights: small matrices have the eigenvalues of the large ones, and wired circuits are found."""
 
 import pytest
 import torch
@@ -52,6 +52,7 @@ def test_the_stream_of_a_token_holds_what_was_written_where_it_stands(norm):
     model = _model(norm, positions=QueryKeyOnly(2.0), mlp=Mlp(8, "silu", gated=True, bias=False))
     w = weights.of(model, fold=True)
     found = induction_circuits(w, draws=0)
+    assert not any(u.values.requires_grad for u in (found.match, found.copy, found.trace))
     current = found.current.values[:4]
     assert (current > 0.02).all()
     layer = model.stack.blocks[0]
