@@ -1,8 +1,8 @@
 """One process of the circuits benchmark: `python circuit_side.py SIDE TASK SHAPE MODE OUT [--seconds S]`.
 
-SIDE is `glassformer` or `transformer_lens`; the file runs in the environment of either and imports nothing of the other.
-Weights are random and the same everywhere. MODE `time` compares with plain PyTorch in this process, `memory` makes one
-call and keeps what it returned (its time too). OUT gets a dictionary, saved by torch.
+SIDE is `glassformer` or `transformer_lens`; the file runs in the environment of either and imports nothing of the
+other. Weights are random and the same everywhere. MODE `time` compares with plain PyTorch in this process, `memory`
+makes one call and keeps what it returned (its time too). OUT gets a dictionary, saved by torch.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
 python circuits.py --peer-python ENV/bin/python [ENV2/bin/python …] [--shapes 2-layer gpt2-small] [--json FILE]
 
-Each peer lives in an environment of its own; nothing of it is needed here. Both sides run `circuit_side.py` in processes
-of their own, where they take turns with the same plain PyTorch on the same random weights. What is compared are the two
-ratios to that, so that it matters little how busy the machine was in either process. Finished processes leave their
-result in --work and are not run again.
+Each peer lives in an environment of its own; nothing of it is needed here. Both sides run `circuit_side.py` in
+processes of their own, where they take turns with the same plain PyTorch on the same random weights. What is compared
+are the two ratios to that, so that it matters little how busy the machine was in either process. Finished processes
+leave their result in --work and are not run again.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def difference(task: str, ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table."""
-    head = "task | shape | peer | faster (CPU) | quartiles | faster (wall) | aim | peak memory, peer / ours | aim | equal to"
+    head = "task | shape | peer | faster (CPU) | quartiles | faster (wall) | aim | memory, peer / ours | aim | equal to"
     lines = [f"| {head} |", "|" + "---|" * len(head.split("|"))]
     for r in rows:
         memory = f"{r['bytes']['theirs'] / 2**20:.0f} / {r['bytes']['ours'] / 2**20:.1f} MiB = {r['memory_ratio']:.0f}"

@@ -1,8 +1,8 @@
 """Composition scores of a model read from disk one layer at a time, and token pairs of whole vocabularies.
 
 python circuits_large.py write FOLDER [--tiny]            a random checkpoint, bf16, attention of Llama 3 8B's shape
-python circuits_large.py score FOLDER [--json FILE]       all composition scores: time, memory, and a check of some pairs
-python circuits_large.py pairs [--heads N] [--json FILE]  the 100 largest entries of QK and OV circuits, GPT-2 small shape
+python circuits_large.py score FOLDER [--json FILE]       all composition scores: time, memory, a check of some
+python circuits_large.py pairs [--heads N] [--json FILE]  the 100 largest entries of full QK and OV circuits
 """
 
 import argparse

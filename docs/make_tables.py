@@ -97,7 +97,7 @@ def speed(*, chinese: bool) -> str:
 
 
 def circuits(*, chinese: bool) -> str:
-    """Return one row per task, shape and peer: how many times faster, how many times less memory, aims and whether met."""
+    """Return one row per task, shape and peer: times faster and peak memory of both sides, aims and whether met."""
     language = int(chinese)
     heads = (
         ("all heads of a model", "shape", "against", "times faster (CPU)", "aim", "met", "peak memory", "aim", "met"),
@@ -111,10 +111,11 @@ def circuits(*, chinese: bool) -> str:
     for row in json.loads(CIRCUITS.read_text(encoding="utf-8"))["rows"]:
         low, high = row["faster_quartiles"]
         theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
+        faster, peer = row["faster"]["cpu"], row["peer"].replace("transformer_lens", "TransformerLens")
         rows.append((
-            tasks[row["task"]][language], row["shape"], row["peer"].replace("transformer_lens", "TransformerLens"),
-            f"{row['faster']['cpu']:.1f} ({low:.1f}-{high:.1f})", f"≥ {row['aim']:g}", _met(row["faster"]["cpu"], row["aim"]),
-            f"{theirs:,.0f} / {ours:,.0f} MiB", f"≥ {row['memory_aim']:g}", _met(row["memory_ratio"], row["memory_aim"]),
+            tasks[row["task"]][language], row["shape"], peer, f"{faster:.1f} ({low:.1f}-{high:.1f})",
+            f"≥ {row['aim']:g}", _met(faster, row["aim"]), f"{theirs:,.0f} / {ours:,.0f} MiB",
+            f"1/{row['memory_aim']:g}", _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
     return _table(rows)
 
