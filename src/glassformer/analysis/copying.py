@@ -27,6 +27,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
+from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -212,7 +213,7 @@ class _Grams:
             stop = min(start + CHUNK, n)
             ids = torch.arange(start, stop, device=total.device) if self.ids is None else self.ids[start:stop]
             rows = w.source_rows(layer, "value", "token", ids, scale=scale)
-            total.addmm_(self.out[:, start:stop].to(wide), rows.to(wide))
+            total += linear(self.out[:, start:stop].to(wide), rows.to(wide).mT)
         return total
 
 

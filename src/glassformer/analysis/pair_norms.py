@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.attention import linear
+
 Turn = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 28  # bytes of Gram matrices that `grams` holds at a time
@@ -103,7 +105,7 @@ def side(
 
 def products(earlier: Float[Tensor, "n_head d_model n"], later: Float[Tensor, "m_head d_model m"]) -> Tensor:
     """Return squared norms of earlier.mT @ later, `n_head m_head`, from factors that touch the stream."""
-    met = earlier.movedim(1, 0).flatten(1).mT @ later.movedim(1, 0).flatten(1)
+    met = linear(earlier.mT.flatten(0, 1), later.mT.flatten(0, 1))
     return met.square_().view(len(earlier), earlier.shape[-1], len(later), later.shape[-1]).sum((1, 3))
 
 
@@ -137,12 +139,9 @@ def grams(
         last = min(first + step, d_model)
         size = (last - first) * (d_model - first)
         for i, (write, reads) in enumerate(layers()):
-            if before[i]:
-                stored, at = writes[: before[i], :size], 0
-                for read in reads:
-                    rows = read.rows(first, last)
-                    found[i][:, at : at + len(rows)] += (stored @ rows.mT).double()
-                    at += len(rows)
+            if before[i] and reads:
+                rows = torch.cat([read.rows(first, last) for read in reads])
+                found[i] += linear(writes[: before[i], :size], rows).double()
             if write is not None:
                 rows = write.rows(first, last)
                 # entries right of the block on the diagonal stand for their mirror images too
