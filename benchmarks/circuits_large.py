@@ -67,7 +67,8 @@ def score(folder: Path) -> dict[str, Any]:
     n = len(reader)
     errors = [abs(got - exact) / exact for got, exact in _sample(reader, found, [(0, n - 1), (n // 2, n // 2 + 1)])]
     return {
-        "heads": found.scores.size("earlier"), "scores": int(found.scores.values.isfinite().sum()), **spent,
+        "task": "scores", "shape": "Llama 3 8B" if n == 32 else "tiny", "heads": found.scores.size("earlier"),
+        "scores": int(found.scores.values.isfinite().sum()), **spent,
         "peak_bytes_beyond_start": grown, "max_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "budget_bytes": BUDGET, "largest_relative_error_of_sample": max(errors), "sample": len(errors),
         "threads": torch.get_num_threads(), "load": load,
@@ -113,7 +114,7 @@ def pairs(heads: int | None, shape: str) -> dict[str, Any]:
     cpu, wall = time.process_time(), time.perf_counter()
     n, grown = memory_of(all_pairs)
     return {
-        "shape": shape, "heads": len(labels), "entries": n, "cpu_seconds": time.process_time() - cpu,
+        "task": "pairs", "shape": shape, "heads": len(labels), "entries": n, "cpu_seconds": time.process_time() - cpu,
         "wall_seconds": time.perf_counter() - wall, "peak_bytes_beyond_start": grown,
         "bytes_of_one_dense_circuit": 4.0 * sizes.vocab**2, "threads": torch.get_num_threads(), "load": load,
     }  # fmt: skip

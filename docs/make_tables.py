@@ -108,7 +108,8 @@ def circuits(*, chinese: bool) -> str:
         "copying": ("OV copying eigenvalues, full vocabulary", "OV 复制特征值，完整词表"),
     }
     rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
-    for row in json.loads(CIRCUITS.read_text(encoding="utf-8"))["rows"]:
+    found = json.loads(CIRCUITS.read_text(encoding="utf-8"))
+    for row in found["rows"]:
         low, high = row["faster_quartiles"]
         theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
         faster, peer = row["faster"]["cpu"], row["peer"].replace("transformer_lens", "TransformerLens")
@@ -117,6 +118,14 @@ def circuits(*, chinese: bool) -> str:
             f"≥ {row['aim']:g}", _met(faster, row["aim"]), f"{theirs:,.0f} / {ours:,.0f} MiB",
             f"1/{row['memory_aim']:g}", _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
+    alone = {
+        "scores": ("the same scores, one layer at a time from disk", "同样的得分，逐层从磁盘读取"),
+        "pairs": ("100 largest entries of full QK and OV circuits", "完整 QK 与 OV 电路的前 100 项"),
+    }
+    for row in found["large"]:
+        seconds, memory = f"{row['cpu_seconds']:,.0f} s CPU", f"{row['peak_bytes_beyond_start'] / 2**20:,.0f} MiB"
+        shape = f"{row['shape']}, {row['heads']:,} {('heads', '个头')[language]}"
+        rows.append((alone[row["task"]][language], shape, "", seconds, "", "", memory, "", ""))
     return _table(rows)
 
 
