@@ -60,7 +60,7 @@ def test_damage_is_told_where_it_shows(tmp_path):
     name = "stack.blocks.1.attn.projection.qkv.weight"
     file = tmp_path / places["weight_map"].pop(name)
     index.write_text(json.dumps(places))
-    with pytest.raises(CheckpointError, match="qkv.weight.* is missing"):
+    with pytest.raises(CheckpointError, match=r"qkv.weight.* is missing"):
         AttentionReader(tmp_path)[1]
     save_shards(model.config, _by_block(model), tmp_path)
     file.write_bytes(file.read_bytes()[:200])
