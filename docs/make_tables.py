@@ -17,6 +17,7 @@ from glassformer.attention import MixerConfig
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
 RESULTS = ROOT / "benchmarks" / "results" / "x86_64-2-cores.json"
+CIRCUITS = ROOT / "benchmarks" / "results" / "circuits-x86_64-2-cores.json"
 
 # what a figure is called in each README; a figure without an entry goes by its name
 FIGURES = {
@@ -46,10 +47,16 @@ def tables() -> dict[Path, dict[str, str]]:
     """Return every generated table by file and marker."""
     cards = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(ZOO.glob("*/card.json"))]
     return {
-        ROOT / "README.md": {"models": models(cards, chinese=False), "speed": speed(chinese=False)},
-        ROOT / "README.zh.md": {"models": models(cards, chinese=True), "speed": speed(chinese=True)},
+        ROOT / "README.md": readme(cards, chinese=False),
+        ROOT / "README.zh.md": readme(cards, chinese=True),
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
     }
+
+
+def readme(cards: Sequence[dict[str, Any]], *, chinese: bool) -> dict[str, str]:
+    """Return the tables of a README."""
+    made = {"models": models(cards, chinese=chinese), "speed": speed(chinese=chinese)}
+    return made | {"circuits": circuits(chinese=chinese)}
 
 
 def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
@@ -87,6 +94,34 @@ def speed(*, chinese: bool) -> str:
         compared = f"{row['subject']} / {row['baseline']}{unit}"
         rows.append((compared, row["case"], str(row["threads"]), ratio, aim, row["met"] or ""))
     return _table(rows)
+
+
+def circuits(*, chinese: bool) -> str:
+    """Return one row per task, shape and peer: times faster and peak memory of both sides, aims and whether met."""
+    language = int(chinese)
+    heads = (
+        ("all heads of a model", "shape", "against", "times faster (CPU)", "aim", "met", "peak memory", "aim", "met"),
+        ("全部注意力头", "形状", "对照", "快多少倍（CPU）", "目标", "达到", "峰值内存", "目标", "达到"),
+    )[language]
+    tasks = {
+        "composition": ("Q-, K-, V-composition scores", "Q、K、V 组合得分"),
+        "copying": ("OV copying eigenvalues, full vocabulary", "OV 复制特征值，完整词表"),
+    }
+    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    for row in json.loads(CIRCUITS.read_text(encoding="utf-8"))["rows"]:
+        low, high = row["faster_quartiles"]
+        theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
+        faster, peer = row["faster"]["cpu"], row["peer"].replace("transformer_lens", "TransformerLens")
+        rows.append((
+            tasks[row["task"]][language], row["shape"], peer, f"{faster:.1f} ({low:.1f}-{high:.1f})",
+            f"≥ {row['aim']:g}", _met(faster, row["aim"]), f"{theirs:,.0f} / {ours:,.0f} MiB",
+            f"1/{row['memory_aim']:g}", _met(row["memory_ratio"], row["memory_aim"]),
+        ))  # fmt: skip
+    return _table(rows)
+
+
+def _met(found: float, aim: float) -> str:
+    return "yes" if found >= aim else "no"
 
 
 def mechanisms() -> str:

@@ -149,3 +149,14 @@ def test_grouped_batches_broadcast():
 def test_shapes_that_do_not_fit_say_so(what, match):
     with pytest.raises(ShapeMismatch, match=match):
         what()
+
+
+def test_batch_axes_broadcast_as_those_of_tensors_do():
+    for a, b in (((), (3,)), ((2, 1), (3,)), ((1,), (0,)), ((4, 1, 2), (1, 5, 2))):
+        product = Factored(torch.ones(*a, 2, 3), torch.ones(*b, 3, 4))
+        assert product.batch == torch.broadcast_shapes(a, b)
+        assert product.dense().shape[:-2] == product.batch
+    with pytest.raises(ShapeMismatch, match="do not broadcast"):
+        Factored(torch.ones(2, 2, 3), torch.ones(3, 3, 4))
+    with pytest.raises(ShapeMismatch, match="do not broadcast"):
+        Factored(torch.ones(2, 2, 3), torch.ones(3, 4)) + Factored(torch.ones(3, 2, 3), torch.ones(3, 4))

@@ -61,9 +61,11 @@ class TokenSums:
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.to_logits: dict[str, Float[Tensor, "d_model d_model"]] = {}
         out = w.read_out()
-        for start in range(0, len(ids), CHUNK):
-            some = ids[start : start + CHUNK]
-            self._add(self._rows(some), out[:, some])
+        # views on weights carry no gradients, MLPs would
+        with torch.no_grad():
+            for start in range(0, len(ids), CHUNK):
+                some = ids[start : start + CHUNK]
+                self._add(self._rows(some), out[:, some])
 
     def __call__(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
         return self.sums[earlier.path, later.path]

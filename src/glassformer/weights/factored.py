@@ -60,13 +60,7 @@ class Factored:
                 f"Factored needs left `rows rank` and right `rank columns` of one rank; found {_size(left)} and "
                 f"{_size(right)}."
             )
-        try:
-            self.batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        except RuntimeError as error:
-            raise ShapeMismatch(
-                f"Factored: batch axes {tuple(left.shape[:-2])} of left and {tuple(right.shape[:-2])} of right do not "
-                "broadcast."
-            ) from error
+        self.batch = _broadcast(left.shape[:-2], right.shape[:-2])
         self.left, self.right = left, right
 
     @property
@@ -127,7 +121,7 @@ class Factored:
         """Add by laying the factors side by side: ranks add up."""
         if self.shape[-2:] != other.shape[-2:]:
             raise ShapeMismatch(f"cannot add factored matrices of {tuple(self.shape)} and {tuple(other.shape)}.")
-        batch = torch.broadcast_shapes(self.batch, other.batch)
+        batch = _broadcast(self.batch, other.batch)
         lefts = [m.left.expand(*batch, *m.left.shape[-2:]) for m in (self, other)]
         rights = [m.right.expand(*batch, *m.right.shape[-2:]) for m in (self, other)]
         return Factored(torch.cat(lefts, -1), torch.cat(rights, -2))
@@ -245,6 +239,17 @@ class Factored:
             raise ShapeMismatch(
                 f"{what} is defined for square matrices; this one is {self.shape[-2]} x {self.shape[-1]}."
             )
+
+
+def _broadcast(first: torch.Size, second: torch.Size) -> torch.Size:
+    """Return the common shape; what torch has for this loads its symbolic shapes, and sympy with them."""
+    n = max(len(first), len(second))
+    a, b = ((1,) * (n - len(shape)) + tuple(shape) for shape in (first, second))
+    if any(x != y and 1 not in (x, y) for x, y in zip(a, b)):
+        raise ShapeMismatch(
+            f"Factored: batch axes {tuple(first)} of one matrix and {tuple(second)} of the other do not broadcast."
+        )
+    return torch.Size(y if x == 1 else x for x, y in zip(a, b))
 
 
 def _size(tensor: Tensor) -> str:
