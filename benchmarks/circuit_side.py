@@ -109,7 +109,8 @@ def glassformer_side(task: str, shape: Shape, w: Weights) -> tuple[Callable[[], 
 
 
 def transformer_lens_side(task: str, shape: Shape, w: Weights) -> tuple[Callable[[], Any], Callable[[Any], Tensor]]:
-    import transformer_lens
+    # lives in an environment of its own
+    import transformer_lens  # pyright: ignore[reportMissingImports]
 
     settings: dict[str, Any] = {
         "n_layers": shape.n_layers, "n_heads": shape.n_heads, "d_model": shape.d_model, "d_head": shape.d_head,
@@ -120,8 +121,8 @@ def transformer_lens_side(task: str, shape: Shape, w: Weights) -> tuple[Callable
     if version("transformer_lens").split()[1] < "4":
         model = transformer_lens.HookedTransformer(transformer_lens.HookedTransformerConfig(**settings))
     else:
-        from transformer_lens.config import TransformerBridgeConfig
-        from transformer_lens.model_bridge.sources import boot_native
+        from transformer_lens.config import TransformerBridgeConfig  # pyright: ignore[reportMissingImports]
+        from transformer_lens.model_bridge.sources import boot_native  # pyright: ignore[reportMissingImports]
 
         model = boot_native(TransformerBridgeConfig(**settings))
     with torch.no_grad():

@@ -110,7 +110,7 @@ class BareDecoder(nn.Module):
         self.norm = BareNorm(model.stack.final)
         for module in self.modules():
             if plain and isinstance(module, LinearMap):
-                module.__class__ = nn.Linear
+                module.__class__ = nn.Linear  # type: ignore[assignment]  # the same parameters, torch's own forward
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.embed)

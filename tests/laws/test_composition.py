@@ -1,6 +1,7 @@
 """Composition scores are ratios of Frobenius norms of dense products, however they are computed."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -257,7 +258,8 @@ def test_results_survive_json_and_draw_themselves():
 @pytest.mark.parametrize("norm", [LayerNorm(), RmsNorm()])
 def test_scores_of_folded_weights_do_not_depend_on_how_a_gain_is_split(norm):
     layers = (block(n_heads=2, norm=norm, positions=QueryKeyOnly()), block(n_heads=2, norm=norm))
-    model = randomise(DecoderConfig(7, 16, layers, max_len=4, tied=False, positions=Learned()).build().double(), 4)
+    config = DecoderConfig(7, 16, layers, max_len=4, tied=False, positions=Learned())
+    model: Any = randomise(config.build().double(), 4)
     before = composition(model, draws=0).scores.values
     with torch.no_grad():
         for part in model.stack.blocks:

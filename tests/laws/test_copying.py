@@ -1,5 +1,7 @@
 """Copying scores from small matrices are those of the vocabulary-sized ones, and hand-made models get what they are."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -77,7 +79,7 @@ def test_rates_count_where_the_diagonal_stands_in_its_row(name, tokens):
 
 
 def test_the_induction_head_copies_and_its_negative_suppresses():
-    model = handmade.induction_model()
+    model: Any = handmade.induction_model()
     found = analysis.copying(model)
     close(found.ratio.select(head="L1H0").values, torch.tensor(1.0, dtype=torch.float64))
     # what the previous-token head writes is read by no unembedding: nothing to copy with
@@ -93,7 +95,7 @@ def test_the_induction_head_copies_and_its_negative_suppresses():
 
 
 def test_a_random_head_of_large_norm_does_not_copy():
-    model = handmade.induction_model()
+    model: Any = handmade.induction_model()
     model = handmade.plant(model, 1, handmade.random_head(model, 1, silent=False))
     found = analysis.copying(model)
     decoy = model.config.layers[1].parts[0].n_heads - 1
@@ -102,7 +104,7 @@ def test_a_random_head_of_large_norm_does_not_copy():
 
 
 def test_weights_alone_cannot_tell_a_copying_head_that_never_looks():
-    model = handmade.induction_model()
+    model: Any = handmade.induction_model()
     model = handmade.plant(model, 1, handmade.resting_copier(model, 1))
     label = f"L1H{model.config.layers[1].parts[0].n_heads - 1}"
     assert float(analysis.copying(model).ratio.select(head=label).values) > 0.9

@@ -1,5 +1,7 @@
 """Induction from weights: small matrices have the eigenvalues of the large ones, and wired circuits are found."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,7 +51,7 @@ def test_ratios_are_those_of_vocabulary_by_vocabulary_matrices(positions, norm):
 
 @pytest.mark.parametrize("norm", [LayerNorm(), RmsNorm()])
 def test_the_stream_of_a_token_holds_what_was_written_where_it_stands(norm):
-    model = _model(norm, positions=QueryKeyOnly(2.0), mlp=Mlp(8, "silu", gated=True, bias=False))
+    model: Any = _model(norm, positions=QueryKeyOnly(2.0), mlp=Mlp(8, "silu", gated=True, bias=False))
     w = weights.of(model, fold=True)
     found = induction_circuits(w, draws=0)
     assert not any(u.values.requires_grad for u in (found.match, found.copy, found.trace))

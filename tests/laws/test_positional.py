@@ -78,7 +78,8 @@ def test_the_share_of_position_is_that_in_the_variance_of_all_scores(kind):
                     table = table[..., j : j + 1] if key == "position" else table
                     blocks[:, i, j] += table
             blocks[:, i, j] += analysis.position_bias(layer, 6)[:, i, j, None, None]
-    total, of_position, mean = 0.0, 0.0, blocks.mean((-2, -1))
+    mean = blocks.mean((-2, -1))
+    total, of_position = torch.zeros(len(blocks)).double(), torch.zeros(len(blocks)).double()
     for i in range(6):
         row = blocks[:, i, : i + 1]
         total = total + (row - row.mean((1, 3), keepdim=True)).square().mean((2, 3)).sum(1)

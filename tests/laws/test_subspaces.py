@@ -1,5 +1,7 @@
 """Dimensions and overlaps of what components read and write; erasers that were planted are found."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -79,7 +81,7 @@ def test_planted_erasers_are_found_by_weights_and_by_what_they_do():
 
 def test_a_head_that_takes_out_what_it_reads_has_a_cosine_of_minus_one():
     eye = torch.eye(6, dtype=torch.float64)[None]
-    model = handmade.skip_trigram_model(handmade.keep_in_mind()._replace(attention=100 * eye, effect=eye))
+    model: Any = handmade.skip_trigram_model(handmade.keep_in_mind()._replace(attention=100 * eye, effect=eye))
     layer = model.stack.blocks[0].attn
     with torch.no_grad():
         layer.merge.matrix()[0].copy_(-layer.projection.matrix("value")[0].mT)

@@ -7,6 +7,7 @@ import torch
 
 from closeness import close
 from glassformer import analysis, handmade, weights
+from glassformer.analysis.trigrams import follows_more
 from glassformer.errors import AnalysisUnavailable
 from strategies import subject
 
@@ -107,7 +108,7 @@ def test_what_follows_in_any_case_is_no_rule_of_the_source():
     # 3 follows 2 whether or not 1 came before; 4 follows 2 only after 1
     text = [[1, 2, 3], [0, 2, 3], [1, 2, 4], [0, 2, 3]]
     s, d, o = torch.tensor([1]), torch.tensor([2]), torch.tensor([3, 4])
-    assert analysis.trigrams.follows_more(text, s, d, o).tolist() == [[[False, True]]]
+    assert follows_more(text, s, d, o).tolist() == [[[False, True]]]
 
 
 def test_patterns_that_are_differences_and_capped_logits_are_refused():

@@ -1,11 +1,13 @@
 """Per-head matrices are the model: whatever is folded, the forward pass written out from them gives the same."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from closeness import close
 from glassformer import weights
-from glassformer.attention import Lightning, QueryKeyOnly, Rope, Softmax
+from glassformer.attention import Lightning, NoPositions, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, EncoderDecoder, LayerNorm, Learned, NoNorm, RmsNorm, block
 from glassformer.trace import Scale, Set, Tape
@@ -105,9 +107,9 @@ def test_one_head_is_a_slice_of_its_layer():
 
 
 def test_a_key_bias_changes_nothing_without_rotary_positions():
-    for positions, same in (({}, True), ({"positions": Rope()}, False)):
-        config = DecoderConfig(11, 16, (block(n_heads=2, bias=True, **positions),), max_len=24)
-        model = randomise(config.build().double().eval(), 2, std=0.4)
+    for positions, same in ((NoPositions(), True), (Rope(), False)):
+        config = DecoderConfig(11, 16, (block(n_heads=2, bias=True, positions=positions),), max_len=24)
+        model: Any = randomise(config.build().double().eval(), 2, std=0.4)
         tokens = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(1))
         before = model(tokens)
         attn = model.stack.blocks[0].attn
@@ -146,7 +148,9 @@ def test_token_position_and_bias_blocks_sum_to_the_scores_of_the_first_layer(kin
     edits = []
     if kind == "learned" and not isinstance(norm, NoNorm):
         # both addends are divided by one scale: freeze the norm at it
-        edits = [Set("blocks.0.attn.scale", w.source_scale(w[0]).expand(1, 9))]
+        scale = w.source_scale(w[0])
+        assert scale is not None
+        edits = [Set("blocks.0.attn.scale", scale.expand(1, 9))]
     tape = Tape(model, ["blocks.0.attn.scores"], edits)
     model(tokens, tape=tape)
     sources = w.sources(w[0])
@@ -154,10 +158,10 @@ def test_token_position_and_bias_blocks_sum_to_the_scores_of_the_first_layer(kin
     for i in range(9):
         for j in range(i + 1):
             place = {"token": lambda t: int(tokens[0, t]), "position": lambda t: t, "bias": lambda t: 0}
-            found = sum(
+            blocks = [
                 w.full_qk(0, a, b, offset=i - j).rows(place[a](i))[:, place[b](j)] for a in sources for b in sources
-            )
-            close(found, tape.values["blocks.0.attn.scores"][0, :, i, j])
+            ]
+            close(torch.stack(blocks).sum(0), tape.values["blocks.0.attn.scores"][0, :, i, j])
 
 
 def test_a_one_layer_model_is_its_direct_path_and_its_patterns_times_its_ov_circuits():

@@ -2,10 +2,10 @@
 
 Three things make a pair an induction circuit, and each is a number that needs no text:
 
-    previous   the earlier head attends one position back by position alone
-    match      the K-composed QK circuit of the pair, E QK2 OV1' E', looks for its own token: the sum of its eigenvalues
-               over the sum of their sizes, in [-1, 1]; those that are not zero are the ones of a d_head x d_head matrix
-    copy       the later head's OV circuit raises what it looks at: the same ratio of E OV2 U
+- previous: the earlier head attends one position back by position alone;
+- match: the K-composed QK circuit of the pair, E QK2 OV1' E', looks for its own token: the sum of its eigenvalues over
+  the sum of their sizes, in [-1, 1]; those that are not zero are the ones of a d_head x d_head matrix;
+- copy: the later head's OV circuit raises what it looks at: the same ratio of E OV2 U.
 
 A pointer does the same through Q-composition: an earlier head that attends to a copy of its token (duplicate: the ratio
 of E QK1 E') writes where that was, and the later head looks one position further (pointer: the ratio of P OV1 QK2 P',

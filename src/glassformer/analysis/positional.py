@@ -4,7 +4,7 @@ Position-only scores are what is left when tokens are drawn at random and averag
 
     S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors
     S_ij = (mean query) R(i - j) (mean key)' * scale             rotary positions
-    S_ij - slope * |i - j|                                       ALiBi
+    S_ij - slope * abs(i - j)                                    ALiBi
 
 biases included (a key's bias matters under rotary positions). The softmax of these scores over the keys a query may see
 is the position-only pattern. An offset's score is the mean of that pattern at (query, query - offset) over queries, the

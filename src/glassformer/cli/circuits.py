@@ -29,7 +29,7 @@ def circuits(
         glassformer circuits attn-only-2l
         glassformer circuits attn-only-2l --heads L0H1 L1H6 --html circuits.html
         glassformer circuits --run runs/attn-only-2l --json circuits.json
-        glassformer circuits my-model --data notes/*.txt
+        glassformer circuits my-model --data notes
 
     Args:
         model: A shipped model, or a folder; with --run, the run's last checkpoint by default.

@@ -91,6 +91,7 @@ def pointer_model(
 
     Known in closed form, for rows in which no token stands more than twice (averaging two pointers would point
     nowhere):
+
       - For `<bos>` and different tokens twice over, the loss is ln V in the first copy and 0 in the second; L0H0 is a
         duplicate-token head and L1H0 an induction head by their patterns. L0H0 at query q in the second copy puts
         e^gamma / (e^gamma + e^(gamma/2) + e^-gamma + q - 2) on the first copy.
