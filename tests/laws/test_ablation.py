@@ -157,14 +157,18 @@ def test_packed_and_padded_rows_count_what_they_hold() -> None:
     alone = [ablate(model, "L0H1", row) for row in ([1, 2, 1, 2], [1, 2, 3, 1, 2, 3])]
     expected = (3 * float(alone[0].loss_change.values) + 5 * float(alone[1].loss_change.values)) / 8
     assert float(found.loss_change.values) == pytest.approx(expected)
+    # batches of different lengths are one set of rows, as padded ones are
+    apart = ablate(model, "L0H1", [1, 2, 1, 2], [1, 2, 3, 1, 2, 3])
+    assert float(apart.loss_change.values) == pytest.approx(expected)
+    close(apart.loss_by_position.values, found.loss_by_position.values)
 
 
 def test_what_cannot_be_ablated_is_said() -> None:
     model, batch = batch_for("gpt2")
     with pytest.raises(AnalysisUnavailable, match=r'no head "L9H9".*Heads: L0H0'):
         ablate(model, "L9H9", batch)
-    with pytest.raises(ShapeMismatch, match="rows of one length"):
-        ablate(model, "L0H0", [1, 2, 3], [1, 2, 3, 4])
+    with pytest.raises(ShapeMismatch, match="at least one batch"):
+        ablate(model, "L0H0")
     with pytest.raises(AnalysisUnavailable, match="give a Batch"):
         ablate(subject("translator_pre").model, "L0H0", [1, 2, 3])
 

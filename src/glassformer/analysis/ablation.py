@@ -23,7 +23,7 @@ from torch import Tensor
 from glassformer.analysis.heads import Head, heads
 from glassformer.analysis.icl import icl_or_nan
 from glassformer.analysis.inputs import token_ids
-from glassformer.analysis.losses import losses_of, token_losses
+from glassformer.analysis.losses import joined, losses_of, token_losses
 from glassformer.analysis.run import evaluating
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
@@ -190,8 +190,8 @@ def _losses(
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
     batches = [_batch(model, given) for given in inputs]
-    if not batches or len({batch.tokens.shape[1] for batch in batches}) > 1:
-        raise ShapeMismatch("ablate: give at least one batch, all with rows of one length.")
+    if not batches:
+        raise ShapeMismatch("ablate: give at least one batch.")
     if kind == "pattern_preserving" and (lacking := [h for h in heads(model) if h.reading is None]):
         raise NoPattern(
             f'ablate: kind="pattern_preserving" holds patterns, and {lacking[0].label} ("{lacking[0].mechanism}") has '
@@ -202,7 +202,7 @@ def _losses(
     with evaluating(model), torch.no_grad():
         surgery = _Surgery(model, kind, value, norms, batches, [h for members in sets.values() for h in members])
         whole, found = zip(*(surgery.losses(batch, list(sets.values())) for batch in batches), strict=True)
-    return batches, torch.cat(whole), torch.cat(found, 1), torch.cat([batch.weight for batch in batches])
+    return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
 
 
 def _summary(

@@ -1,6 +1,7 @@
 """Loss by position, and how much of it the context saves."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,23 +25,24 @@ def loss_by_position(model: Any, *batches: Batch) -> Labelled:
 
     Args:
         model: A decoder or an encoder-decoder.
-        batches: Rows of one length; `weight` says what counts.
+        batches: Rows; `weight` says what counts.
     """
-    total: Tensor | float = 0.0
-    count: Tensor | float = 0.0
-    with evaluating(model), torch.no_grad():
-        for batch in batches:
-            total = total + (_losses(model, batch) * batch.weight).sum(0)
-            count = count + batch.weight.sum(0)
-    means = torch.as_tensor(total / count)
+    losses, weight = token_losses(model, *batches)
+    means = (losses * weight).sum(0) / weight.sum(0)
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
 
 
 def token_losses(model: Any, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
-    """Return every row's loss on every token in nats, and which of them count."""
+    """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
     with evaluating(model), torch.no_grad():
-        losses = torch.cat([_losses(model, batch) for batch in batches])
-    return losses, torch.cat([batch.weight for batch in batches])
+        losses = joined([_losses(model, batch) for batch in batches])
+    return losses, joined([batch.weight for batch in batches])
+
+
+def joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Concatenate tensors whose last axis, positions, may differ in length; what is missing is zero, or False."""
+    longest = max(part.shape[-1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts], dim)
 
 
 def icl_places(length: int) -> tuple[range, range]:

@@ -8,6 +8,8 @@ import tyro
 from glassformer.cli.given import model_of
 from glassformer.files import check_writable, write
 
+TOKENS = 16_384  # of text that is run unless rows are asked for
+
 
 def circuits(
     model: Annotated[str | None, tyro.conf.Positional] = None,
@@ -15,7 +17,7 @@ def circuits(
     heads: tuple[str, ...] = (),
     run: Path | None = None,
     data: tuple[str, ...] = (),
-    rows: int = 256,
+    rows: int | None = None,
     top: int = 12,
     html: Path | None = None,
     json: Path | None = None,
@@ -37,7 +39,7 @@ def circuits(
         run: A run folder: shows what changed in training. Shipped models carry their own metrics.
         data: Text for losses and ablations: files, folders, globs, python-stdlib. By default the held-out text of the
             model's recipe or run, else python-stdlib.
-        rows: Rows of text to run.
+        rows: Rows of text to run; by default as many as hold 16,384 tokens. Every head is ablated on all of them.
         top: Entries per table.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/circuits-json.md.
@@ -51,7 +53,7 @@ def circuits(
     from glassformer.errors import AnalysisUnavailable, ConfigError
     from glassformer.render.terminal import show
 
-    require(rows >= 1, f"--rows must be at least 1, found {rows}.")
+    require(rows is None or rows >= 1, f"--rows must be at least 1, found {rows}.")
     require(top >= 1, f"--top must be at least 1, found {top}.")
     if model is None and run is None:
         raise ConfigError("circuits: give a model (glassformer models lists those that ship) or --run FOLDER.")
@@ -89,7 +91,9 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
     return read_metrics(checkpoints.folder_of(model)) if model in checkpoints.shipped() else []
 
 
-def _text(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int) -> tuple[list[Any], Any]:
+def _text(
+    loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
+) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it."""
     from glassformer.analysis import frequent_tokens, read_history
     from glassformer.data import TextConfig
@@ -108,6 +112,8 @@ def _text(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...
         config = TextConfig(length=length)
     built = config.build(loaded.tokenizer)
     split = "train" if data else "heldout"
-    batches = [built.batch(i, split) for i in range(-(-rows // config.batch_size))]
+    wanted = -(-TOKENS // built.batch(0, split).tokens.shape[1]) if rows is None else rows
+    batches = [built.batch(i, split) for i in range(-(-wanted // config.batch_size))]
+    batches[-1] = batches[-1].rows(config.batch_size - (-wanted) % config.batch_size)
     tokens = frequent_tokens(built.documents(split)) if isinstance(config, TextConfig) else None
     return batches, tokens
