@@ -3,7 +3,7 @@
 A score names a head from a threshold on that is a habit of the field, not a law; the number stands beside the name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from glassformer.analysis.circuits_report import Circuits, EdgeFacts, HeadCircuits
 
@@ -120,15 +120,14 @@ def _copying(report: Circuits) -> Iterator[str]:
     direct = [h for h in known if (h.copying or 0.0) >= COPIES]
     behind = [h for h in known if h not in direct and (h.copying_through or 0.0) >= COPIES]
     text = f"{len(direct)} of {len(known)} heads copy tokens by the eigenvalues of their own circuit"
-    text += f" ({', '.join(h.label for h in direct)})" if 0 < len(direct) <= 8 else ""
+    text += f" ({_names(direct)})" if direct else ""
     if behind:
-        names = ", ".join(h.label for h in behind)
-        text += f"; {names} by those of tokens as earlier layers hand them on"
+        text += f"; {_names(behind)} by those of tokens as earlier layers hand them on"
     yield text + "."
     idle = [h for h in [*direct, *behind] if h.copying_measured is not None and h.copying_measured < RAISES]
     if idle:
         yield (
-            f"Of these, {', '.join(h.label for h in idle)} did not copy on repeated random tokens: what a head is "
+            f"Of these, {_names(idle)} did not copy on repeated random tokens: what a head is "
             "given to copy, weights alone do not tell."
         )
 
@@ -140,3 +139,8 @@ def _importance(report: Circuits) -> Iterator[str]:
             f"The direct path alone brings the loss to {report.importance[0].loss:.2f} nats; paths are worth "
             f"{', '.join(parts)} (patterns and norms frozen)."
         )
+
+
+def _names(heads: Sequence[HeadCircuits]) -> str:
+    """Return the heads' labels; of many, how many there are."""
+    return f"{len(heads)} heads" if len(heads) > 8 else ", ".join(head.label for head in heads)

@@ -1,8 +1,10 @@
-"""`python -m glassformer.zoo NAME RUN`: ship the model of a finished run under a name."""
+"""`python -m glassformer.zoo NAME RUN`: ship a finished run's model; without RUN, renew the findings on its card."""
 
 import sys
 from pathlib import Path
 
-from glassformer.zoo.build import build
+from glassformer.zoo.build import build, refresh
 
-print(build(sys.argv[1], Path(sys.argv[2]), Path(__file__).parent).to_markdown())
+here = Path(__file__).parent
+name, *run = sys.argv[1:]
+print((build(name, Path(run[0]), here) if run else refresh(name, here)).to_markdown())

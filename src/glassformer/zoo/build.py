@@ -1,9 +1,10 @@
-"""From a run folder to a shipped model: `python -m glassformer.zoo NAME RUN`.
+"""From a run folder to a shipped model: `python -m glassformer.zoo NAME RUN`; findings again: without RUN.
 
 Weights are stored in half precision; every figure on the card is measured on the stored weights.
 """
 
 import ast
+import dataclasses
 import lzma
 import platform
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from glassformer import checkpoints, files
+from glassformer.analysis.circuits import circuits
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.heldout import bits_per_byte, document_losses
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
@@ -19,9 +21,10 @@ from glassformer.analysis.measures import ROLES
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
 from glassformer.models import Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
-from glassformer.zoo.card import Card, write_card
+from glassformer.training.recipes import recipe
+from glassformer.zoo.card import Card, card, write_card
 
-N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM = 100, 240, 2000, 5
+N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES = 100, 240, 2000, 5, 64
 
 
 def build(name: str, run: Path, out: Path) -> Card:
@@ -47,11 +50,31 @@ def build(name: str, run: Path, out: Path) -> Card:
         data=data,
         figures={k: v if isinstance(v, int) else round(v, 4) for k, v in figures.items()},
         notes=tuple(notes),
+        findings=findings(model, config),
         samples=tuple(samples),
         versions={"torch": str(torch.__version__).split("+")[0], "python": platform.python_version()},
     )
     write_card(card, folder)
     return card
+
+
+def refresh(name: str, out: Path) -> Card:
+    """Write a shipped model's findings into its card again, from the weights it ships with; return the card."""
+    found = dataclasses.replace(card(name), findings=findings(checkpoints.load(out / name), recipe(name)))
+    write_card(found, out / name)
+    return found
+
+
+def findings(model: Any, config: TrainConfig) -> tuple[str, ...]:
+    """Return what `circuits` says of a model, run on held-out rows of its recipe's text."""
+    data = (config.evaluate or config.data).build(model.tokenizer)
+    batches = [data.batch(i, "heldout") for i in range(N_BATCHES)]
+    found = circuits(model, *batches)
+    rows = sum(len(batch.tokens) for batch in batches)
+    return (
+        *found.findings,
+        f"by glassformer circuits, on {rows} held-out rows of up to {batches[0].tokens.shape[1]} tokens",
+    )
 
 
 ABOUT = {
@@ -78,7 +101,7 @@ def _language(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str
     bigram, ngram = BigramModel(train, text.vocab_size), NGramModel(train, text.vocab_size, NGRAM)
     counted = {n: torch.cat([m.loss(ids) for ids in heldout]) for n, m in (("bigram", bigram), ("ngram", ngram))}
     packed = lzma.compress(b"".join(d.text.encode() for d in text.split["heldout"]), preset=9)
-    by_position = loss_by_position(model, *(text.batch(i, "heldout") for i in range(64)))
+    by_position = loss_by_position(model, *(text.batch(i, "heldout") for i in range(N_BATCHES)))
     early, late = icl_places(by_position.size("pos"))
     figures: dict[str, Any] = {
         "heldout_loss": float(losses.mean()),
@@ -103,7 +126,7 @@ def _language(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str
         f"bigram (Witten-Bell) and {NGRAM}-gram (interpolated Kneser-Ney) fitted on the training files, same tokens; "
         "xz -9 on the held-out files concatenated",
         f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats; "
-        "512 windows of held-out text",
+        f"{N_BATCHES * text_config.batch_size} windows of held-out text",
         "best head per role on repeated random tokens: " + ", ".join(best),
     ]
     if config.data is text_config:

@@ -27,6 +27,7 @@ class Card:
         data: What `Data.describe()` says of the corpus.
         figures: Measured numbers by name; units in the name or in `notes`.
         notes: What the figures mean and how they were taken.
+        findings: What `glassformer circuits` finds in the model, in sentences.
         samples: A few outputs.
         licence: Of weights and card.
     """
@@ -43,6 +44,7 @@ class Card:
     data: dict[str, Any]
     figures: dict[str, float]
     notes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
     licence: str = "Apache-2.0"
     versions: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class Card:
             f"- versions: {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),
             *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
+            *(["## Circuits\n\n" + "\n".join(f"- {line}" for line in self.findings)] if self.findings else []),
             f"## Data\n\n{fence}json\n{json.dumps(self.data, indent=1, ensure_ascii=False)}\n{fence}",
         ]
         if self.samples:
@@ -89,7 +92,7 @@ def card(name: str) -> Card:
         known = checkpoints.shipped()
         raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Card(**(data | {"notes": tuple(data["notes"]), "samples": tuple(data["samples"])}))
+    return Card(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 
 
 def _number(value: float) -> str:
