@@ -3,6 +3,7 @@
 python benchmarks/run.py                          every figure, one thread and two
 python benchmarks/run.py sites reading --threads 1 --seconds 60
 python benchmarks/run.py --json benchmarks/results/NAME.json     also writes NAME.md beside it
+python benchmarks/run.py training --json …                       renews one figure, keeps the others
 """
 
 import argparse
@@ -26,7 +27,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures: {', '.join(FIGURES)}; all by default")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="numbers of threads")
     parser.add_argument("--seconds", type=float, default=30.0, help="longest time per comparison")
-    parser.add_argument("--json", type=Path, help="where the numbers go; a table of the same name goes beside them")
+    parser.add_argument(
+        "--json", type=Path, help="where the numbers go, beside those of other figures; a table goes beside it"
+    )
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(FIGURES):
         parser.error(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
@@ -40,10 +43,21 @@ def main() -> None:
                     print(*table(rows[-1:])[-1:], sep="\n", flush=True)
     result = {"machine": machine(), "rows": rows}
     if asked.json is not None:
+        result["rows"] = [*kept(asked.json, result["machine"], set(asked.names or FIGURES)), *rows]
+        result["rows"].sort(key=lambda row: list(FIGURES).index(row["figure"]))
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
         asked.json.with_suffix(".md").write_text(report(result))
     print("\n" + report(result))
+
+
+def kept(path: Path, here: dict[str, Any], measured: set[str]) -> list[dict[str, Any]]:
+    """Return the rows that a file has of figures not measured now; none if it was made on another machine."""
+    if not path.exists():
+        return []
+    known = json.loads(path.read_text())
+    same = all(known["machine"][fact] == here[fact] for fact in here if fact != "date")
+    return [row for row in known["rows"] if same and row["figure"] not in measured]
 
 
 def record(name: str, threads: int, row: Row) -> dict[str, Any]:
@@ -56,6 +70,7 @@ def record(name: str, threads: int, row: Row) -> dict[str, Any]:
     facts |= {"ratio_of": "speeds" if row.speed else "times", "rounds": c.rounds, "aim": row.aim}
     facts |= {clock: dataclasses.asdict(spread) for clock, spread in ratios.items()}
     facts |= {"subject_seconds": c.subject._asdict(), "baseline_seconds": c.baseline._asdict(), "notes": row.notes}
+    facts |= {"date": date.today().isoformat()}
     return facts | {"met": met(facts)}
 
 

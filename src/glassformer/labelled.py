@@ -140,6 +140,12 @@ class Result:
     and pages are views made elsewhere.
     """
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # the decorator would write a longer one, with every number and every string
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Result.__repr__
+
     def to_dict(self) -> dict[str, Any]:
         return {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in _fields(self)}
 

@@ -36,6 +36,16 @@ def test_what_is_not_finite_is_null_in_json_and_nan_again_when_read():
     assert torch.isnan(again.values).tolist() == [[False, True], [False, True]]
 
 
+def test_a_result_prints_in_brief_whatever_it_holds():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Long(Result):
+        names: tuple[str, ...]
+        table: Labelled
+
+    shown = repr(Long(tuple(f"L{i}H{i}" for i in range(500)), Labelled(torch.zeros(500), ("head",))))
+    assert shown.startswith("Long(names=('L0H0'") and len(shown) < 200
+
+
 def test_complex_values_survive_json_and_frames():
     found = _found().spectrum
     again = Labelled.from_dict(json.loads(json.dumps(found.to_dict())))

@@ -24,6 +24,7 @@ from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import Card, card, write_card
 
+FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES = 100, 240, 2000, 5, 64
 
 
@@ -68,7 +69,9 @@ def refresh(name: str, out: Path) -> Card:
 def findings(model: Any, config: TrainConfig) -> tuple[str, ...]:
     """Return what `circuits` says of a model, run on held-out rows of its recipe's text."""
     data = (config.evaluate or config.data).build(model.tokenizer)
-    batches = [data.batch(i, "heldout") for i in range(N_BATCHES)]
+    first = data.batch(0, "heldout")
+    n = min(FINDING_ROWS // len(first.tokens), FINDING_TOKENS // first.tokens.numel())
+    batches = [data.batch(i, "heldout") for i in range(n)]
     found = circuits(model, *batches)
     rows = sum(len(batch.tokens) for batch in batches)
     return (
