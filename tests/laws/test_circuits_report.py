@@ -89,6 +89,12 @@ def test_without_either_head_of_the_circuit_nothing_is_learnt_in_context(turn: T
     assert [order.marginal > 1 for order in found.importance] == [False, True, False]
 
 
+def test_in_a_short_context_a_previous_token_head_is_no_induction_head() -> None:
+    # two tokens over and over: what came before is also what followed the earlier copy
+    found = report(induction_model(vocab=6, max_len=11), repeated(6, batch=3))
+    assert named(found) == {"L0H0": [PREVIOUS], "L1H0": [INDUCTION, COPIES]}
+
+
 def test_of_two_heads_that_do_the_same_removing_both_shows_what_removing_one_hides() -> None:
     found = report(induction_model(redundant=True))
     assert named(found) == {"L0H0": [PREVIOUS], "L1H0": [INDUCTION, COPIES], "L1H1": [INDUCTION, COPIES]}

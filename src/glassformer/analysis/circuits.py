@@ -53,6 +53,8 @@ from glassformer.weights import HeadWeights
 T = TypeVar("T")
 
 NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
+# positions from which random tokens are repeated more than once: copies that are short look alike one and two back
+ROOM = 40
 # of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
 WIRED = 0.5
 
@@ -91,13 +93,14 @@ def circuits(
     placed = asked("heads that go by position", lambda: positional_heads(w))
     read = asked("bandwidth", lambda: bandwidth(w))
     composed = asked("composition", lambda: composition(w, seed=seed))
-    scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed))
+    repeats = 4 if model.config.max_len >= ROOM else 2
+    scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
     wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
     removed = asked("ablation", lambda: ablate_each(model, *_given(rows, "ablation")))
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
-    facts = _heads(model, seed, copied, placed, read, scored, wired, removed)
+    facts = _heads(model, seed, repeats, copied, placed, read, scored, wired, removed)
     together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
@@ -144,6 +147,7 @@ def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
 def _heads(
     model: Any,
     seed: int,
+    repeats: int,
     copied: Copying | None,
     placed: PositionalHeads | None,
     read: Bandwidth | None,
@@ -152,7 +156,7 @@ def _heads(
     removed: Ablation | None,
 ) -> tuple[HeadCircuits, ...]:
     measured = None if scored is None else scored.scores.select(setting="repeated")
-    n_tokens = 0 if scored is None else len(settings_of(model, seed=seed)["repeated"][0].unique())
+    n_tokens = 0 if scored is None else _distinct(model, seed, repeats)
     found = []
     for head in heads_of(model):
         roles = {} if measured is None else _row(measured, head.label, "evaluator")
@@ -174,6 +178,11 @@ def _heads(
         )  # fmt: skip
         found.append(dataclasses.replace(facts, verdict=verdict(facts), doubts=doubts(facts)))
     return tuple(found)
+
+
+def _distinct(model: Any, seed: int, repeats: int) -> int:
+    """Return how many different tokens a row of the evaluation holds."""
+    return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
 
 
 def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
