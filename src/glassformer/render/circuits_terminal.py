@@ -30,6 +30,8 @@ def _(report: Circuits) -> RenderableType:
     parts += [_pairs(pairs) for pairs in report.pairs[:3]]
     parts += [_importance(report)] if report.importance else []
     parts += [_losses(report)] if report.losses else []
+    if report.training is not None and report.training.change is not None:
+        parts.append(Text(f"In training, in-context learning set in fastest at {report.training.change:,} tokens."))
     notes = [Text(f"Not available: {u.analysis}: {' '.join(u.why.split())}", style=QUIET) for u in report.unavailable]
     return Group(*[line for part in parts for line in (part, Text(""))], *notes)
 
