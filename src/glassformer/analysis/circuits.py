@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.ablation import Ablation, ablate_each
+from glassformer.analysis.ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.circuits_report import (
     Circuits,
     EdgeFacts,
     HeadCircuits,
     InductionFacts,
+    JointFacts,
     LossFacts,
     OrderFacts,
     Pair,
@@ -31,7 +32,7 @@ from glassformer.analysis.circuits_report import (
     TrigramFacts,
     Unavailable,
 )
-from glassformer.analysis.circuits_words import doubts, findings, verdict
+from glassformer.analysis.circuits_words import doubts, findings, induction_heads, verdict
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, copying
 from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads, settings_of
@@ -50,6 +51,10 @@ from glassformer.labelled import Labelled
 from glassformer.weights import HeadWeights
 
 T = TypeVar("T")
+
+NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
+# of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
+WIRED = 0.5
 
 
 def circuits(
@@ -93,6 +98,7 @@ def circuits(
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
     facts = _heads(model, seed, copied, placed, read, scored, wired, removed)
+    together = [head.label for head in induction_heads(facts)]
     chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
     found = Circuits(
         model=model_facts(model),
@@ -107,6 +113,7 @@ def circuits(
         losses=() if losses is None else (LossFacts.of("the text given", losses),),
         ablated_loss=None if removed is None else removed.loss,
         ablated_icl=None if removed is None else _known(removed.icl),
+        together=_together(model, together, rows) if removed is not None and len(together) > 1 else None,
         unavailable=tuple(asked.unavailable),
     )
     return found.replace(findings=findings(found))
@@ -186,19 +193,27 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
             seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
             seen[c.later].get("prefix_matching"),
         )
-        for c in wired.circuits(k)
+        for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= WIRED][:k]
     )  # fmt: skip
+
+
+def _together(model: Any, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
+    removed = ablate(model, labels, *rows)
+    return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
 
 
 def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
     first = [label for layer in w.of_stack() if layer.layer == 0 for label in layer.labels]
+    if not first:
+        raise AnalysisUnavailable("skip-trigrams are rules of single heads of the first layer, which has no attention.")
     found = skip_trigrams(w, first, k=k, tokens=tokens)
     fields = (found.sources, found.destinations, found.outputs, found.attention, found.effect, found.contribution)
     rules = []
     for head in map(str, found.contribution.labels("head")):
         for s, d, o, *numbers in zip(*(field.select(head=head).values.tolist() for field in fields)):
             source, destination, out = (_text(found.names, int(i)) for i in (s, d, o))
-            rules.append(TrigramFacts(head, source, destination, out, *numbers))
+            if numbers[-1] >= NOTHING:
+                rules.append(TrigramFacts(head, source, destination, out, *numbers))
     return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
 
 
@@ -207,7 +222,7 @@ def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
     ratios = copied.ratio.values.tolist()
     for label, row, ratio in zip(copied.eigenvalues.labels("head"), copied.eigenvalues.values, ratios):
         values = tuple((float(x.real), float(x.imag)) for x in row if torch.isfinite(x))
-        found.append(Spectrum(str(label), values, ratio))
+        found.append(Spectrum(str(label), values, _known(ratio)))
     return tuple(found)
 
 
@@ -224,7 +239,8 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
         words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
         fields = (found.rows, found.columns, found.values)
         table = zip(*(field.select(head=name).values.tolist() for field in fields))
-        rows[circuit] = tuple(Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table), words
+        pairs = (Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
+        rows[circuit] = tuple(pairs), words
     return Pairs(label, *rows["OV"], *rows["QK"])
 
 

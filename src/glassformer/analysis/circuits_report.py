@@ -76,6 +76,15 @@ class EdgeFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class JointFacts:
+    """What removing several heads at once changes, in nats: loss and in-context-learning score, as for one head."""
+
+    heads: tuple[str, ...]
+    ablation_loss: float
+    ablation_icl: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class InductionFacts:
     """An earlier head and a later one that are wired for induction by their weights, and what they were seen to do.
 
@@ -117,11 +126,11 @@ class TrigramFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a head's full OV circuit as (real, imaginary), and their ratio."""
+    """Eigenvalues of a head's full OV circuit as (real, imaginary), and their ratio; None if they are only rounding."""
 
     label: str
     values: tuple[tuple[float, float], ...]
-    ratio: float
+    ratio: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +232,7 @@ class Circuits(Result):
         losses: Loss by position of the texts that were given.
         ablated_loss: Loss of the whole model on the rows of the ablations, nats.
         ablated_icl: Its in-context-learning score there.
+        together: All induction heads removed at once, if there are several and text was given.
         training: What changed in training, if a run was given.
         unavailable: What could not be said.
     """
@@ -239,6 +249,7 @@ class Circuits(Result):
     losses: tuple[LossFacts, ...]
     ablated_loss: float | None
     ablated_icl: float | None
+    together: JointFacts | None
     unavailable: tuple[Unavailable, ...]
     training: TrainingFacts | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from glassformer.analysis.circuits_report import Circuits, EdgeFacts, HeadCircuits
 
 NAMED, COPIES, RAISES = 0.4, 0.5, 3.0
+SAME = 0.005  # ratios that print alike
 ROLE_WORDS = {
     "previous_token": "attends to the previous token",
     "prefix_matching": "attends to what followed earlier copies of the token (induction)",
@@ -15,6 +16,7 @@ ROLE_WORDS = {
     "first_token": "rests on the first token",
     "current_token": "attends to its own token",
 }
+PORTS = {"K": "keys", "Q": "queries", "V": "values"}
 
 
 def verdict(head: HeadCircuits) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ def doubts(head: HeadCircuits) -> tuple[str, ...]:
 def _ratio(head: HeadCircuits) -> tuple[float, str]:
     """Return the higher of the two eigenvalue ratios, and which it is."""
     own, behind = (-1.0 if x is None else x for x in (head.copying, head.copying_through))
-    return (own, "") if own >= behind else (behind, " as tokens reach it")
+    return (own, "") if own >= behind - SAME else (behind, " as tokens reach it")
 
 
 def _from_weights(head: HeadCircuits, role: str) -> str:
@@ -59,58 +61,104 @@ def _from_weights(head: HeadCircuits, role: str) -> str:
     return f"; by weights position alone would give {head.offset_score:.2f} at offset {head.offset}"
 
 
+def induction_heads(heads: Sequence[HeadCircuits]) -> list[HeadCircuits]:
+    """Return the heads that were seen to match prefixes, best first."""
+    scored = [head for head in heads if head.roles.get("prefix_matching", 0.0) >= NAMED]
+    return sorted(scored, key=lambda head: -head.roles["prefix_matching"])
+
+
 def findings(report: Circuits) -> tuple[str, ...]:
     """Return the main results in sentences."""
-    return (*_induction(report), *_copying(report), *_importance(report))
+    parts = (_induction, _compositions, _copying, _trigrams, _importance)
+    return tuple(line for part in parts for line in part(report))
 
 
 def _induction(report: Circuits) -> Iterator[str]:
-    scored = {h.label: h for h in report.heads if "prefix_matching" in h.roles}
+    if not report.heads:
+        yield "There are no attention heads: the direct path, a bigram table, is all there is."
+    scored = [head for head in report.heads if "prefix_matching" in head.roles]
     if not scored:
         return
-    ranked = sorted(scored.values(), key=lambda h: -h.roles["prefix_matching"])
-    best = ranked[0]
-    score = best.roles["prefix_matching"]
-    if score < NAMED:
+    found = induction_heads(scored)
+    if not found:
+        best = max(scored, key=lambda head: head.roles["prefix_matching"])
+        score = best.roles["prefix_matching"]
         yield f"No head matches prefixes (best: {best.label}, {score:.2f}): there is no induction head."
         return
-    names = [h.label for h in ranked if h.roles["prefix_matching"] >= NAMED]
-    others = (
-        f" So is {', '.join(names[1:])}."
-        if len(names) == 2
-        else f" So are {', '.join(names[1:])}."
-        if names[1:]
-        else ""
-    )
+    best, *others = found
     times = best.copying_measured
     copies = "" if times is None else f", and it raises the token it finds {times:.1f} times as much as the average one"
+    more = f" So {'is' if len(others) == 1 else 'are'} {_names(others)}." if others else ""
+    score = best.roles["prefix_matching"]
     yield (
         f"{best.label} is an induction head: {score:.2f} of its attention goes to what followed earlier copies of the "
-        f"token{copies}.{others}"
+        f"token{copies}.{more}"
     )
     edge = _source(report, best)
     if edge is not None:
-        earlier = scored.get(edge.earlier)
-        looks = "" if earlier is None else f" ({earlier.roles.get('previous_token', 0.0):.2f} on the previous token)"
-        rank = 1 + sum(other.score > edge.score for other in report.edges)
-        place = "the strongest of all compositions" if rank == 1 else f"number {rank} of all compositions"
-        yield (
-            f"Its keys read what {edge.earlier}{looks} writes: K-composition {edge.score:.3f} against "
-            f"{edge.baseline:.3f} for random matrices, {place}."
-        )
-    chain = [best] + ([] if edge is None else [report[edge.earlier]])
-    if report.ablated_icl is not None and all(h.ablation_icl is not None for h in chain):
-        parts = [f"without {h.label} to {report.ablated_icl + (h.ablation_icl or 0.0):+.3f}" for h in chain]
-        yield (
-            f"The in-context-learning score is {report.ablated_icl:+.3f} nats on the text given; it goes "
-            f"{' and '.join(parts)}."
-        )
+        yield _reading(report, edge)
+    yield from _without(report, [best] + ([] if edge is None else [report[edge.earlier]]))
 
 
 def _source(report: Circuits, head: HeadCircuits) -> EdgeFacts | None:
-    """Return the strongest composition into a head's keys."""
-    into = [edge for edge in report.edges if edge.kind == "K" and edge.later == head.label]
-    return max(into, key=lambda edge: edge.score, default=None)
+    """Return the composition that an induction head works by: that of its circuit, else the strongest into its keys."""
+    circuit = next((c for c in report.induction if c.induction == head.label), None)
+    into = [edge for edge in report.edges if edge.later == head.label]
+    if circuit is not None:
+        into.sort(key=lambda edge: (edge.kind, edge.earlier) != (circuit.kind, circuit.previous))
+        if into and (into[0].kind, into[0].earlier) == (circuit.kind, circuit.previous):
+            return into[0]
+    return max((edge for edge in into if edge.kind == "K"), key=lambda edge: edge.score, default=None)
+
+
+def _reading(report: Circuits, edge: EdgeFacts) -> str:
+    role, words = {"K": ("previous_token", "the previous token"), "Q": ("duplicate_token", "earlier copies")}[edge.kind]
+    score = report[edge.earlier].roles.get(role)
+    looks = "" if score is None else f" ({score:.2f} on {words})"
+    rank = 1 + sum(other.score > edge.score for other in report.edges)
+    place = "the strongest of all compositions" if rank == 1 else f"number {rank} of all compositions"
+    return (
+        f"Its {PORTS[edge.kind]} read what {edge.earlier}{looks} writes: {edge.kind}-composition {edge.score:.3f} "
+        f"against {edge.baseline:.3f} for random matrices, {place}."
+    )
+
+
+def _without(report: Circuits, chain: Sequence[HeadCircuits]) -> Iterator[str]:
+    """Say what removing the heads of the circuit does to in-context learning."""
+    icl = report.ablated_icl
+    if icl is None or any(head.ablation_icl is None for head in chain):
+        return
+    parts = [f"without {head.label} {icl + (head.ablation_icl or 0.0):+.3f}" for head in chain]
+    both = report.together
+    if both is not None and both.ablation_icl is not None:
+        many = "both" if len(both.heads) == 2 else f"all {len(both.heads)}"
+        parts.append(f"without {many} induction heads {icl + both.ablation_icl:+.3f}")
+    yield f"The in-context-learning score is {icl:+.3f} nats on the text given; {', '.join(parts)}."
+
+
+def _compositions(report: Circuits) -> Iterator[str]:
+    """Name the strongest composition of each kind."""
+    parts = []
+    for kind, port in PORTS.items():
+        found = max((e for e in report.edges if e.kind == kind), key=lambda e: e.score, default=None)
+        if found is not None:
+            parts.append(f"{found.later}'s {port} with {found.earlier} ({kind} {found.score:.3f})")
+    if parts:
+        yield f"Strongest compositions by weights: {', '.join(parts)}; random matrices give {_chance(report)}."
+
+
+def _chance(report: Circuits) -> str:
+    ends = [f"{end(edge.baseline for edge in report.edges):.3f}" for end in (min, max)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def _trigrams(report: Circuits) -> Iterator[str]:
+    rule = next(iter(report.trigrams), None)
+    if rule is not None:
+        yield (
+            f"Strongest skip-trigram: {rule.source!r} … {rule.destination!r} -> {rule.out!r} by {rule.head} "
+            f"(attention {rule.attention:.2f}, {rule.effect:+.1f} logits)."
+        )
 
 
 def _copying(report: Circuits) -> Iterator[str]:
@@ -133,12 +181,13 @@ def _copying(report: Circuits) -> Iterator[str]:
 
 
 def _importance(report: Circuits) -> Iterator[str]:
-    if len(report.importance) >= 2:
-        parts = [f"{order.marginal:+.2f} through {order.name}" for order in report.importance[1:]]
-        yield (
-            f"The direct path alone brings the loss to {report.importance[0].loss:.2f} nats; paths are worth "
-            f"{', '.join(parts)} (patterns and norms frozen)."
-        )
+    if not report.importance:
+        return
+    direct, *others = report.importance
+    parts = [f"{order.marginal:+.2f} through {order.name}" for order in others]
+    yield f"The direct path alone brings the loss to {direct.loss:.2f} nats" + (
+        f"; paths are worth {', '.join(parts)} (patterns and norms frozen)." if parts else "."
+    )
 
 
 def _names(heads: Sequence[HeadCircuits]) -> str:

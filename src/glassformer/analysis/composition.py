@@ -155,6 +155,8 @@ def composition(
         )
     options = _Options(form, offsets, without_top, exact)
     nulls = _Nulls(options, draws, seed)
+    if len(w) == 0:
+        raise _no_pairs([], {})
     read = [
         # nothing comes before the first layer or after the last
         _Heads.of(w.model, layer, options, half, nulls, (*KINDS,) * (i > 0) + ("write",) * (i + 1 < len(w)))

@@ -30,7 +30,7 @@ from glassformer.analysis.selection import LeftOut, by_head, filled, labels_of, 
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, Factored, HeadWeights
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 BLOCK = 1 << 22  # logits held at a time
@@ -41,7 +41,8 @@ class Copying(Result):
     """How much each head copies, by the eigenvalues of its full OV circuit.
 
     Args:
-        ratio: Sum of the eigenvalues over the sum of their sizes, in [-1, 1], by `head`; NaN for a head without any.
+        ratio: Sum of the eigenvalues over the sum of their sizes, in [-1, 1], by `head`; NaN for a head without any, or
+            with none but rounding errors.
         positive: Share of the eigenvalues that are not negligible whose real part is positive, by `head`.
         trace: Sum of the eigenvalues, which is that of the diagonal, in logits per unit of attention, by `head`.
         eigenvalues: `head eigenvalue`, complex, largest first; filled with NaN where heads have fewer.
@@ -109,22 +110,25 @@ def copying(
     ids = None if tokens is None else token_choice(w, tokens)
     grams = _Grams(w, ids)
     values = [_eigenvalues(_small(layer, grams[layer])) for layer in layers]
+    floors = [rounding(layer.ov(), grams[layer]) for layer in layers]
     labels = labels_of(layers)
     for names in sums:
         parts = [w[name] for name in names]
         for part in parts:
             _check(w, "copying by eigenvalues")(part)
         values.append(_eigenvalues(_joint(parts, grams)))
+        floors.append(torch.stack([rounding(part.ov(), grams[part])[0] for part in parts]).sum(0, keepdim=True))
         labels.append("+".join(names))
     spectra = _named(labels, values, "eigenvalue")
     total = _each(values, lambda x: x.real.sum(-1))
+    real = _each(values, lambda x: x.abs().amax(-1)) > torch.cat(floors)
     size = _each(values, lambda x: x.abs().sum(-1))
     # what rounding leaves of zero eigenvalues has no sign
     large = [x.abs() > 1e-6 * x.abs().amax(-1, keepdim=True) for x in values]
     positive = torch.cat([((x.real > 0) & keep).sum(-1) / keep.sum(-1) for x, keep in zip(values, large)])
     coords = {"head": labels}
     return Copying(
-        Labelled(total / size, ("head",), coords),
+        Labelled((total / size).where(real, torch.nan), ("head",), coords),
         Labelled(positive, ("head",), coords),
         Labelled(total, ("head",), coords),
         spectra,
@@ -223,6 +227,12 @@ def _small(layer: AttentionWeights, gram: Tensor) -> Float[Tensor, "head d_value
     # all heads' values side by side: one product instead of one per head
     read = (gram @ ov.left.to(wide).movedim(0, 1).flatten(1)).unflatten(1, (len(ov.left), -1)).movedim(1, 0)
     return ov.right.to(wide) @ read
+
+
+def rounding(ov: Factored, between: Float[Tensor, "d_model d_model"]) -> Float[Tensor, " head"]:
+    """Return how large eigenvalues of `right @ between @ left` can be by rounding alone."""
+    norms = ov.left.norm(dim=(-2, -1)) * ov.right.norm(dim=(-2, -1))
+    return 8 * torch.finfo(between.dtype).eps * between.norm() * norms.to(between.dtype)
 
 
 def _joint(parts: Sequence[AttentionWeights], grams: _Grams) -> Float[Tensor, "1 width width"]:

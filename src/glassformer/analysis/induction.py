@@ -31,6 +31,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.composition import Composition, composition
+from glassformer.analysis.copying import rounding
 from glassformer.analysis.head_sides import Place
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.positional import positional_heads
@@ -193,7 +194,7 @@ def induction_circuits(
     current, previous = (u.to(w.E.dtype) for u in _by_position(w, labels))
     sums = TokenSums(w, layers, through, _split(current.nan_to_num(), layers), ids)
     ovs = [(layer.ov(), sums.to_logits[layer.path]) for layer in layers]
-    copy = torch.cat([_ratio(ov.right @ (to_logits @ ov.left)) for ov, to_logits in ovs])
+    copy = torch.cat([_ratio(ov.right @ (between @ ov.left), rounding(ov, between)) for ov, between in ovs])
     duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), offsets)) for layer in layers])
     match, trace, pointer = (copy.new_full((n, n), torch.nan) for _ in range(3))
     combined = copy.new_full((n,), torch.nan)
@@ -369,10 +370,11 @@ def _ratio_of(small: Float[Tensor, "earlier later n n"], chosen: Tensor) -> Floa
     return found
 
 
-def _ratio(small: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Return the sum of the eigenvalues over the sum of their sizes; NaN if all are zero."""
+def _ratio(small: Float[Tensor, "*batch n n"], floor: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
+    """Return the sum of the eigenvalues over the sum of their sizes; NaN if all are zero, or below a floor."""
     values = torch.linalg.eigvals(small)
-    return values.real.sum(-1) / values.abs().sum(-1)
+    ratio = values.real.sum(-1) / values.abs().sum(-1)
+    return ratio if floor is None else ratio.where(values.abs().amax(-1) > floor, torch.nan)
 
 
 def _correlation(first: Tensor, second: Tensor) -> float:

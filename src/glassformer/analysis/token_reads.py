@@ -44,7 +44,7 @@ class TokenSums:
         w: HeadWeights,
         layers: Sequence[AttentionWeights],
         through: Through,
-        current: Sequence[Float[Tensor, " head"]],
+        current: Sequence[Float[Tensor, " _"]],
         ids: Int[Tensor, " n"],
     ) -> None:
         if w.augmented:

@@ -100,7 +100,7 @@ function spectra() {
   const largest = Math.max(...data.eigenvalues.flatMap((e) => e.values.map(([re, im]) => Math.hypot(re, im))));
   return section("eigenvalues", "Copying, as eigenvalues",
     "Each head’s token-to-logit circuit (OV) as eigenvalues in the complex plane; the radius is logarithmic over three decades. Points on the right raise the token itself, points on the left lower it. Non-normal matrices can mislead: the measured columns above decide.",
-    el("div", { class: "planes" }, data.eigenvalues.map((e) => planeChart(e.label, e.values, largest, plain(e.ratio)))));
+    el("div", { class: "planes" }, data.eigenvalues.map((e) => planeChart(e.label, e.values, largest, score(e.ratio)))));
 }
 
 function pairTable(caption, names, rows) {
