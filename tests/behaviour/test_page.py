@@ -3,72 +3,22 @@
 import base64
 import copy
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Page
 
 from explanations import sample
 from glassformer.render.page import page
+from pages import NASTY, Opener, accessibility_report
 
 browser_test = pytest.mark.browser
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-NASTY = [
-    "</script>",
-    "<!--<script>",
-    "<img src=x onerror=window.ran=1>",
-    "&amp;",
-    "'\"`",
-    "",
-    "\n\t ",
-    "\u2028",
-    "\u202e",
-]
-
-Opener = Callable[..., Page]
 
 
 @cache
 def document(name: str) -> dict[str, Any]:
     return sample(name).to_dict()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: Path) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
-    """Return a function that opens a document's page; afterwards, no page may have complained or asked for anything."""
-    contexts, complaints, requests, addresses = [], [], [], []
-
-    def open_page(payload: dict[str, Any], *, scheme: Any = "light", width: int = 1280) -> Page:
-        path = tmp_path / f"{len(addresses)}.html"
-        path.write_text(page(payload), encoding="utf-8")
-        size = ViewportSize(width=width, height=900)
-        context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-        contexts.append(context)
-        shown = context.new_page()
-        shown.on("console", lambda message: complaints.append(message.text))
-        shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("request", lambda request: requests.append(request.url))
-        addresses.append(path.as_uri())
-        shown.goto(path.as_uri())
-        return shown
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert requests == addresses
 
 
 def weights(pattern: dict[str, Any]) -> list[list[float | None]]:
@@ -100,11 +50,6 @@ def pixels(shown: Page, label: str) -> list[list[list[int]]]:
 
 def open_head(shown: Page, label: str) -> None:
     shown.click(f'.thumbs [data-label="{label}"]')
-
-
-def accessibility_report(shown: Page, part: str | None = None) -> str:
-    results = Axe().run(shown, context=part)
-    return results.generate_report() if results.violations_count else ""
 
 
 @browser_test

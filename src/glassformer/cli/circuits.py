@@ -39,7 +39,8 @@ def circuits(
         run: A run folder: shows what changed in training. Shipped models carry their own metrics.
         data: Text for losses and ablations: files, folders, globs, python-stdlib. By default the held-out text of the
             model's recipe or run, else python-stdlib.
-        rows: Rows of text to run; by default as many as hold 16,384 tokens. Every head is ablated on all of them.
+        rows: Rows of text to run, as far as --data has so many; by default as many as hold 16,384 tokens. Every head is
+            ablated on all of them.
         top: Entries per table.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/circuits-json.md.
@@ -47,7 +48,7 @@ def circuits(
     """
     from rich.console import Console
 
-    from glassformer import analysis
+    from glassformer import analysis, weights
     from glassformer.analysis.training_facts import training_facts
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
@@ -55,12 +56,18 @@ def circuits(
 
     require(rows is None or rows >= 1, f"--rows must be at least 1, found {rows}.")
     require(top >= 1, f"--top must be at least 1, found {top}.")
+    require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
+    require(html is None or html != json, f'--html and --json would both write "{html}".')
     if model is None and run is None:
-        raise ConfigError("circuits: give a model (glassformer models lists those that ship) or --run FOLDER.")
+        raise ConfigError("give a model (glassformer models lists those that ship) or --run FOLDER.")
     for path in (html, json):
         if path is not None:
             check_writable(path)
+    if run is not None:
+        analysis.read_history(run)  # whether it is a run folder
     loaded = model_of(str(run) if model is None else model)
+    for label in heads:
+        weights.of(loaded)[label]  # before anything is run
     metrics = _metrics(model, run)
     console = Console(stderr=True)
     with console.status("reading text") as status:
@@ -94,26 +101,54 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
 def _text(
     loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
-    """Return batches of held-out text and the ids that are frequent in it."""
-    from glassformer.analysis import frequent_tokens, read_history
+    """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
+    from glassformer.analysis import frequent_tokens
+    from glassformer.config import require
     from glassformer.data import TextConfig
+    from glassformer.data.text import TextData
+    from glassformer.errors import TextError
+    from glassformer.models import Decoder
+
+    config, split = _config(loaded, model, run, data), "train" if data else "heldout"
+    if isinstance(config, TextConfig):
+        able = isinstance(loaded, Decoder) and loaded.tokenizer is not None
+        lack = "has no tokenizer" if isinstance(loaded, Decoder) else "reads pairs of texts"
+        require(able or not data, f"--data is for models that read text, and this one {lack}: leave it out.")
+        if not able:
+            return [], None
+    try:
+        built = config.build(loaded.tokenizer)
+    except TextError:
+        # a model of its own words: the standard library is no text for it, and no other was named
+        if data or run is not None:
+            raise
+        return [], None
+    first = built.batch(0, split)
+    n, length = first.tokens.shape
+    wanted = -(-TOKENS // length) if rows is None else rows
+    if data and isinstance(built, TextData):
+        wanted = min(wanted, -(-built.n_tokens[split] // length))
+    batches = [built.batch(i, split) for i in range(-(-wanted // n))]
+    batches[-1] = batches[-1].rows(n - (-wanted) % n)
+    largest, size = max(int(batch.tokens.max()) for batch in batches), loaded.config.vocab_size
+    require(largest < size, f"the text holds token {largest}, and the model has {size} tokens: it is another model's.")
+    return batches, frequent_tokens(built.documents(split)) if isinstance(config, TextConfig) else None
+
+
+def _config(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+    """Return where text comes from: what was named, else what the run or the recipe holds out, else Python's own."""
+    from glassformer.analysis import read_history
+    from glassformer.data import DataConfig, TextConfig
     from glassformer.training.recipes import RECIPES, recipe
 
     length = min(256, loaded.config.max_len)
     if data:
-        config: Any = TextConfig(length=length, sources=data, heldout=0.0)
-    elif run is not None:
+        # in consecutive cuts: no more rows than there is text for
+        return TextConfig(length=length, sources=data, heldout=0.0, crop="cut")
+    if run is not None:
         history = read_history(run).config
-        config = TextConfig.from_dict(history.get("evaluate") or history["data"])
-    elif model in RECIPES:
+        return DataConfig.from_dict(history.get("evaluate") or history["data"])
+    if model in RECIPES:
         known = recipe(model)
-        config = known.evaluate or known.data
-    else:
-        config = TextConfig(length=length)
-    built = config.build(loaded.tokenizer)
-    split = "train" if data else "heldout"
-    wanted = -(-TOKENS // built.batch(0, split).tokens.shape[1]) if rows is None else rows
-    batches = [built.batch(i, split) for i in range(-(-wanted // config.batch_size))]
-    batches[-1] = batches[-1].rows(config.batch_size - (-wanted) % config.batch_size)
-    tokens = frequent_tokens(built.documents(split)) if isinstance(config, TextConfig) else None
-    return batches, tokens
+        return known.evaluate or known.data
+    return TextConfig(length=length)

@@ -89,6 +89,8 @@ def _paths(source: str) -> list[Path]:
     files = sorted(p for p in found if p.is_file())
     if not files:
         folder = os.path.dirname(source) or "."
+        if os.path.isdir(source):
+            raise DataError(f'the folder "{source}" holds no files, hidden ones left aside.')
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{source}".{nearest(os.path.basename(source), siblings)} A source is a file, a folder, a glob, '

@@ -58,7 +58,7 @@ function headTable() {
     [el("strong", {}, "Seen on repeated random tokens: "), "the share of attention (signed over absolute where rows do not sum to one) on the previous token, on what followed earlier copies (prefix matching), on earlier copies, on the first token, on the token itself; and how many times as much the head raises the token it attends to as the average one (copies). ",
       el("strong", {}, "By weights: "), "copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for tokens as they reach the head (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. ",
       el("strong", {}, "By ablation: "), "loss and in-context-learning score without the head, less those of the whole model, in nats."],
-    scroller("heads by role", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
+    scroller("table of heads", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
     el("ul", { class: "findings later" }, data.heads.filter((h) => h.verdict.length || h.doubts.length).map((h) =>
       el("li", {}, el("span", { class: "mono" }, h.label), ": ", [...h.verdict, ...h.doubts].join("; ")))));
 }
@@ -68,10 +68,11 @@ function headTable() {
 const DRAWN = 14; // more edges than this hide each other
 
 function composition() {
-  const layers = [];
+  const layers = new Map(); // a row for every layer of attention, in the order the model runs them
   for (const h of data.heads) {
-    if (h.part !== "attn" || h.stack === "encoder") continue;
-    (layers[h.layer] ??= { heads: [] }).heads.push({ label: h.label, role: h.verdict.length ? "named" : "" });
+    const row = `${h.stack} ${h.layer} ${h.part}`;
+    if (!layers.has(row)) layers.set(row, { heads: [] });
+    layers.get(row).heads.push({ label: h.label, role: h.verdict.length ? "named" : "" });
   }
   const rows = data.edges.map((e) => ({
     name: el("span", { class: "mono" }, `${e.earlier} → ${e.later} `, el("span", { class: `kind-${e.kind}` }, e.kind)),
@@ -79,7 +80,7 @@ function composition() {
   }));
   return section("composition", "What heads read of earlier heads",
     "How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is.",
-    headGraph(layers.filter(Boolean), data.edges.slice(0, DRAWN), `The ${DRAWN} strongest edges: heads by layer, joined where a later one reads what an earlier one writes`),
+    headGraph([...layers.values()], data.edges.slice(0, DRAWN), `The ${Math.min(DRAWN, data.edges.length)} strongest edges: heads by layer, joined where a later one reads what an earlier one writes`),
     el("details", { open: true }, el("summary", {}, "Strongest edges"),
       scroller("strongest edges", bars({ heads: ["edge", "score", "baseline", "spreads above"], rows }))));
 }
@@ -103,8 +104,8 @@ function spectra() {
     el("div", { class: "planes" }, data.eigenvalues.map((e) => planeChart(e.label, e.values, largest, score(e.ratio)))));
 }
 
-function pairTable(caption, names, rows) {
-  return scroller(caption, el("table", { class: "data" }, el("caption", {}, caption), heading(names),
+function pairTable(head, caption, names, rows) {
+  return scroller(`${head}, ${caption}`, el("table", { class: "data" }, el("caption", {}, caption), heading(names),
     el("tbody", {}, rows.map((r) => el("tr", {}, el("th", { scope: "row" }, chip(r.first)), el("td", { class: "number" }, chip(r.second)), cell(signed(r.value)))))));
 }
 
@@ -113,8 +114,8 @@ function pairs() {
     "Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score.",
     data.pairs.map((p, i) => el("details", { open: i < 2 }, el("summary", {}, el("span", { class: "mono" }, p.label)),
       el("div", { class: "columns" },
-        p.ov.length ? pairTable(p.ov_caption, ["source", "raises", "logits"], p.ov) : el("p", { class: "soft" }, p.ov_caption),
-        p.qk.length ? pairTable(p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
+        p.ov.length ? pairTable(p.label, p.ov_caption, ["source", "raises", "logits"], p.ov) : el("p", { class: "soft" }, p.ov_caption),
+        p.qk.length ? pairTable(p.label, p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
 }
 
 function trigrams() {
@@ -123,7 +124,7 @@ function trigrams() {
     cell(percent(t.attention)), cell(signed(t.effect)), cell(signed(t.score, 3))));
   return section("trigrams", "Skip-trigrams",
     "Rules “source … destination → out” that single heads of the first layer implement: attention on the source against a reference context, times the logit it raises. One head cannot choose: every out of a source goes with every destination that looks for it.",
-    scroller("skip-trigrams", el("table", { class: "data" }, heading(["head", "source", "destination", "out", "attention", "logit", "score"]), el("tbody", {}, rows))));
+    scroller("table of skip-trigrams", el("table", { class: "data" }, heading(["head", "source", "destination", "out", "attention", "logit", "score"]), el("tbody", {}, rows))));
 }
 
 // ---- terms, losses, training
@@ -134,7 +135,7 @@ function importance() {
   }));
   return section("importance", "How much each order of paths matters",
     "Loss in nats with only paths through at most so many heads, patterns frozen as in the real run; each row’s gain over the row before.",
-    scroller("term importance", bars({ heads: ["paths", "loss", "gain", "terms"], rows })));
+    scroller("table of term importance", bars({ heads: ["paths", "loss", "gain", "terms"], rows })));
 }
 
 function losses() {

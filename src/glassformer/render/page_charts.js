@@ -103,9 +103,9 @@ function headGraph(layers, edges, words) {
     return line;
   });
   const nodes = layers.flatMap((l) => l.heads).map((head) => {
-    const [x, y] = at.get(head.label);
+    const [x, y] = at.get(head.label), half = Math.max(25, 4.2 * head.label.length + 4);
     return svg("g", { class: `node ${head.role ?? ""}` },
-      svg("rect", { x: x - 25, y: y - 15, width: 50, height: 30, rx: 8 }),
+      svg("rect", { x: x - half, y: y - 15, width: 2 * half, height: 30, rx: 8 }),
       svg("text", { x, y: y + 4.5, class: "middle" }, head.label));
   });
   const kinds = [["Q", "into the query"], ["K", "into the key"], ["V", "into the value"]];

@@ -1,0 +1,98 @@
+"""The HTML page of a circuits report, opened from disk in a real browser."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from glassformer.render.page import circuits_page
+from pages import NASTY, Opener, accessibility_report
+from reports import SAMPLES, sample
+
+browser_test = pytest.mark.browser
+
+
+@browser_test
+@pytest.mark.parametrize(("name", "scheme", "width"), [("gpt", "light", 1280), ("translation", "dark", 390)])
+def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: int) -> None:
+    assert accessibility_report(opened(sample(name).to_dict(), scheme=scheme, width=width)) == ""
+
+
+@browser_test
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
+    shown = opened(sample(name).to_dict(), scheme=scheme, width=width)
+    for summary in shown.locator("details:not([open]) > summary").all():
+        summary.click()
+    assert accessibility_report(shown) == ""
+
+
+@browser_test
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_narrow_window_scrolls_only_downwards(opened: Opener, name: str) -> None:
+    shown = opened(sample(name).to_dict(), width=360)
+    assert shown.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@browser_test
+def test_the_page_states_the_documents_numbers(opened: Opener) -> None:
+    payload = sample("hand").to_dict()
+    shown = opened(payload)
+    assert shown.locator("header .findings li").all_inner_texts() == list(payload["findings"])
+    rows = shown.locator("#heads tbody tr")
+    assert rows.count() == len(payload["heads"])
+    for row, head in zip(rows.all(), payload["heads"]):
+        cells = row.locator("th, td").all_inner_texts()
+        assert cells[0] == head["label"] and number(cells[1]) == pytest.approx(
+            head["roles"]["previous_token"], abs=6e-3
+        )
+        assert number(cells[-3]) == pytest.approx(head["ablation_icl"], abs=6e-4)
+    edge = payload["edges"][0]
+    assert f"{edge['score']:.3f}" in shown.inner_text("#composition tbody tr:first-child")
+    assert shown.locator("#eigenvalues .planes > *").count() == len(payload["eigenvalues"])
+
+
+def number(cell: str) -> float:
+    return float(re.sub(r"[^\d.+-]", "", cell.replace("−", "-")))
+
+
+@browser_test
+def test_sections_that_have_nothing_to_show_are_not_there(opened: Opener) -> None:
+    shown = opened(sample("translation").to_dict())
+    found = {section.get_attribute("id") for section in shown.locator("main > section").all()}
+    assert {"heads", "eigenvalues", "unavailable", "words"} <= found
+    assert not {"composition", "importance", "phase"} & found
+    assert {link.get_attribute("href") for link in shown.locator("nav a").all()} == {f"#{name}" for name in found}
+
+
+@browser_test
+def test_training_is_drawn_where_a_run_is_given(opened: Opener) -> None:
+    payload = sample("gpt").to_dict()
+    shown = opened(payload)
+    assert shown.locator("#phase svg").count() == len(payload["training"]["charts"])
+    assert f"{payload['training']['change']:,}" in shown.inner_text("#phase").replace("\u202f", ",").replace(" ", ",")
+
+
+@browser_test
+def test_no_token_becomes_markup(opened: Opener) -> None:
+    payload: dict[str, Any] = copy.deepcopy(sample("gpt").to_dict())
+    payload["model"]["name"] = NASTY[2]
+    payload["findings"] = NASTY
+    for pairs in payload["pairs"]:
+        for i, pair in enumerate([*pairs["ov"], *pairs["qk"]]):
+            pair["first"], pair["second"] = NASTY[i % len(NASTY)], NASTY[(i + 3) % len(NASTY)]
+    for i, rule in enumerate(payload["trigrams"]):
+        rule["source"] = rule["destination"] = rule["out"] = NASTY[i % len(NASTY)]
+    shown = opened(payload)
+    assert shown.evaluate("window.ran") is None
+    assert shown.locator("img").count() == 0 and shown.locator("main > section").count() >= 6
+    first = shown.locator("#trigrams tbody tr").first.locator("td").first
+    assert first.inner_text().strip() == NASTY[0]
+
+
+def test_a_number_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        circuits_page({"model": {"name": "m"}, "edges": float("inf")})

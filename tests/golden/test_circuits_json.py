@@ -1,0 +1,47 @@
+"""The circuits report's JSON document: its stored form, and the page that describes it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import SAMPLES, sample
+
+STORED = Path(__file__).with_name("circuits.json")
+PAGE = Path(__file__).parents[2] / "docs" / "circuits-json.md"
+
+
+def document() -> Any:
+    """Return the report on a model set by hand, with numbers rounded."""
+    return json.loads(sample("hand").to_json(), parse_float=lambda text: round(float(text), 4) + 0.0)
+
+
+def fields(value: Any) -> set[str]:
+    """Return the names of all fields; keys of `roles` are data."""
+    if isinstance(value, dict):
+        return set(value) | {name for key, item in value.items() if key != "roles" for name in fields(item)}
+    return {name for item in value for name in fields(item)} if isinstance(value, list) else set()
+
+
+def test_the_document_of_a_known_model_is_the_stored_one() -> None:
+    assert document() == json.loads(STORED.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_document_is_plain_finite_json(name: str) -> None:
+    text = sample(name).to_json()
+    read = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+    assert list(read.items())[:2] == [("format", "glassformer.circuits"), ("version", 1)]
+
+
+def test_every_field_is_described_on_the_page() -> None:
+    described = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
+    found = {name for sampled in SAMPLES for name in fields(json.loads(sample(sampled).to_json()))}
+    assert found - described == set()
+    assert {"change", "series", "ov_caption", "ablation_icl"} <= found
+
+
+if __name__ == "__main__":
+    STORED.write_text(json.dumps(document(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
