@@ -2,10 +2,10 @@
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 import glassformer as gf
@@ -168,12 +168,8 @@ def shown(report: object) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en"])
-def test_shipped_models_are_reported_in_under_a_minute_of_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import time
-
+def test_a_shipped_model_takes_less_than_two_minutes_of_one_core(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     start = time.process_time()
     assert main(["circuits", name]) == 0
-    # with one thread; two cores are allowed a minute
     assert time.process_time() - start < 120
-    assert torch.get_num_threads() == 1
     capsys.readouterr()
