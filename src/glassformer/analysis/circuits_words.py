@@ -9,6 +9,7 @@ from glassformer.analysis.circuits_report import Circuits, EdgeFacts, HeadCircui
 
 NAMED, COPIES, RAISES = 0.4, 0.5, 3.0
 SAME = 0.005  # ratios that print alike
+MANY = 8  # heads that are counted and no longer named
 ROLE_WORDS = {
     "previous_token": "attends to the previous token",
     "prefix_matching": "attends to what followed earlier copies of the token (induction)",
@@ -168,7 +169,7 @@ def _copying(report: Circuits) -> Iterator[str]:
     direct = [h for h in known if (h.copying or 0.0) >= COPIES]
     behind = [h for h in known if h not in direct and (h.copying_through or 0.0) >= COPIES]
     text = f"{len(direct)} of {len(known)} heads copy tokens by the eigenvalues of their own circuit"
-    text += f" ({_names(direct)})" if direct else ""
+    text += f" ({_names(direct)})" if 0 < len(direct) <= MANY else ""
     if behind:
         text += f"; {_names(behind)} by those of tokens as earlier layers hand them on"
     yield text + "."
@@ -192,4 +193,4 @@ def _importance(report: Circuits) -> Iterator[str]:
 
 def _names(heads: Sequence[HeadCircuits]) -> str:
     """Return the heads' labels; of many, how many there are."""
-    return f"{len(heads)} heads" if len(heads) > 8 else ", ".join(head.label for head in heads)
+    return f"{len(heads)} heads" if len(heads) > MANY else ", ".join(head.label for head in heads)
