@@ -1,0 +1,418 @@
+"""One process of the sweeps benchmark: `python sweep_side.py SIDE TASK SHAPE OUT [--threads 1 2]`.
+
+SIDE is `glassformer`, `transformer_lens` or `nnsight`; the file runs in the environment of either and imports nothing
+of the others. Weights are random and the same everywhere. First comes one call whose growth of memory and values are
+kept, then the task takes turns with plain PyTorch. OUT gets a dictionary, saved by torch.
+
+A row of a peer's sweep costs what any other costs, so peers run a sample of rows, and the time of a sweep is that of its
+clean run plus that of the sample times rows / sample. Ours runs all rows: they share work.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from circuit_side import memory_of
+from paired import Timing, compare_timed
+
+RIGHT, WRONG = 17, 23  # the answers, as token ids
+BASE_SECONDS = 1.0  # of forward passes between two readings of the clock
+
+
+@dataclass(frozen=True)
+class Shape:
+    n_layers: int
+    n_heads: int
+    d_model: int
+    vocab: int
+    context: int = 128
+
+
+SHAPES = {"gpt2-small": Shape(12, 12, 768, 50257), "tiny": Shape(3, 2, 32, 101)}
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is computed: `kind` of sweep or reading, on `batch` prompts of `length` tokens."""
+
+    kind: str
+    length: int
+    batch: int = 1
+
+    def rows(self, shape: Shape) -> int:
+        layers, length = shape.n_layers, self.length
+        sizes = {"resid": layers * length, "z": layers * shape.n_heads, "blocks": 3 * layers * length}
+        return sizes.get(self.kind, 1)
+
+
+TASKS = {
+    "resid-16": Task("resid", 16), "resid-64": Task("resid", 64), "z-16": Task("z", 16), "z-64": Task("z", 64),
+    "blocks-16": Task("blocks", 16), "lens-64": Task("lens", 64), "dla-8x64": Task("dla", 64, 8),
+}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """What a side does.
+
+    Args:
+        prepare: What a sweep needs of the clean prompt, timed with it; once and untimed for what is no sweep.
+        run: Of that and of row numbers: a number per row, or for what is no sweep a tensor.
+        sample: How many rows are timed; all by default.
+        notes: How it was done.
+    """
+
+    prepare: Callable[[], Any]
+    run: Callable[[Any, Sequence[int]], Tensor]
+    sample: int | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def draw(shape: Shape) -> Weights:
+    """Return random weights under the names of GPT-2, each drawn from a seed of its own; `c_…` as `in out`."""
+    d, sizes = shape.d_model, {"wte": (shape.vocab, shape.d_model), "wpe": (shape.context, shape.d_model)}
+    for i in range(shape.n_layers):
+        inside = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, 4 * d), "mlp.c_proj": (4 * d, d)}
+        sizes |= {f"h.{i}.{name}": size for name, size in inside.items()}
+        sizes |= {f"h.{i}.ln_1": (d,), f"h.{i}.ln_2": (d,)}
+    sizes["ln_f"] = (d,)
+    found: Weights = {}
+    for name, size in sizes.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        value = torch.randn(size, generator=generator)
+        if name in ("wte", "wpe"):
+            found[name] = 0.3 * value
+            continue
+        # gains about one, matrices that keep the size of what they read
+        found[f"{name}.weight"] = 1 + 0.1 * value if len(size) == 1 else value / size[0] ** 0.5
+        found[f"{name}.bias"] = 0.1 * torch.randn(size[-1], generator=generator)
+    return found
+
+
+def prompts(task: Task, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return clean and corrupt ids, `batch pos`."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(shape.vocab, (2, task.batch, task.length), generator=generator)
+    return drawn[0], drawn[1]
+
+
+def difference(logits: Tensor) -> Tensor:
+    """Return the metric, a number per row of the batch."""
+    return logits[:, -1, RIGHT] - logits[:, -1, WRONG]
+
+
+def forward(w: Weights, shape: Shape, ids: Tensor) -> Tensor:
+    """Return GPT-2's logits, in plain PyTorch: what everything is timed against."""
+    d, heads = shape.d_model, shape.n_heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (d,), w[f"{name}.weight"], w[f"{name}.bias"])
+
+    def times(x: Tensor, name: str) -> Tensor:
+        return torch.addmm(w[f"{name}.bias"], x.flatten(0, 1), w[f"{name}.weight"]).unflatten(0, x.shape[:2])
+
+    x = w["wte"][ids] + w["wpe"][: ids.shape[1]]
+    for i in range(shape.n_layers):
+        qkv = times(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").split(d, -1)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv)
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        x = x + times(z, f"h.{i}.attn.c_proj")
+        hidden = F.gelu(times(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc"), approximate="tanh")
+        x = x + times(hidden, f"h.{i}.mlp.c_proj")
+    return norm(x, "ln_f") @ w["wte"].T
+
+
+# ---- the sides: each returns what it does for a task
+
+
+def glassformer_model(shape: Shape, w: Weights) -> Any:
+    """Return our decoder with these weights."""
+    from glassformer.models import DecoderConfig, Learned, Mlp, block
+
+    layer = block(n_heads=shape.n_heads, mlp=Mlp(activation="gelu_tanh"), bias=True)
+    config = DecoderConfig(
+        shape.vocab, shape.d_model, (layer,) * shape.n_layers, max_len=shape.context, positions=Learned()
+    )  # fmt: skip
+    model: Any = config.build()
+    names = {"attn.c_attn": "attn.projection.qkv", "attn.c_proj": "attn.merge.output", "mlp.c_fc": "mlp.input"}
+    names |= {"mlp.c_proj": "mlp.output", "ln_1": "attn_norm", "ln_2": "mlp_norm"}
+    state = {"embed.matrix": w["wte"], "embed.positions.weight": w["wpe"]}
+    for part in ("weight", "bias"):
+        state[f"stack.final.{part}"] = w[f"ln_f.{part}"]
+        for i in range(shape.n_layers):
+            for theirs, ours in names.items():
+                value = w[f"h.{i}.{theirs}.{part}"]
+                state[f"stack.blocks.{i}.{ours}.{part}"] = value.mT if value.ndim == 2 else value
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def glassformer_side(task: Task, shape: Shape, w: Weights) -> Job:
+    from glassformer.analysis import causal
+    from glassformer.trace import At, Set
+
+    model, (clean, corrupt) = glassformer_model(shape, w), prompts(task, shape)
+    if task.kind in ("lens", "dla"):
+        return _reading(model, task, clean)
+    layers, positions, heads = range(shape.n_layers), range(task.length), range(shape.n_heads)
+
+    def run(donor: Any, _: Sequence[int]) -> Tensor:
+        def patch(layer: int, site: str, **where: int) -> list[Set]:
+            return [Set(f"blocks.{layer}.{site}", donor, at=At(**where))]
+
+        if task.kind == "z":
+            plan = causal.grid(lambda layer, head: patch(layer, "attn.z", head=head), layer=layers, head=heads)
+        else:
+            sites = ["resid_pre"] if task.kind == "resid" else ["resid_pre", "attn.out", "mlp.out"]
+            plan = causal.grid(
+                lambda site, layer, pos: patch(layer, site, pos=pos), site=sites, layer=layers, pos=positions
+            )  # fmt: skip
+        found = causal.sweep(model, corrupt, plan, causal.logit_difference(RIGHT, WRONG))
+        job.notes |= {"work": found.work, "passes": found.passes}
+        return found.values.values.flatten()
+
+    job = Job(lambda: causal.Donor(clean), run)
+    return job
+
+
+def _reading(model: Any, task: Task, ids: Tensor) -> Job:
+    """Return the lens, or direct effects, of a run that is there already."""
+    from glassformer import run
+    from glassformer.analysis import direct_effects, direct_sites, lens_grid, lens_sites
+
+    if task.kind == "lens":
+        sites = [name for name in lens_sites(model) if not name.endswith("resid_mid")]
+
+        def lens(found: Any, _: Sequence[int]) -> Tensor:
+            top = lens_grid(found, sites=sites, measures=("top",), k=5).top
+            assert top is not None
+            return top.values
+
+        return Job(lambda: run(model, ids, read=sites), lens)
+
+    def effects(found: Any, _: Sequence[int]) -> Tensor:
+        split = direct_effects(found, RIGHT, WRONG)
+        heads = [i for i, part in enumerate(split.components) if part.kind == "head"]
+        return split.contributions.values[..., heads].permute(2, 0, 1)
+
+    return Job(lambda: run(model, ids, read=direct_sites(model)), effects)
+
+
+def huggingface_model(shape: Shape, w: Weights, *, folded: bool = False) -> Any:
+    """Return `transformers`' GPT-2 with these weights; with `folded`, the final gain is in the unembedding."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+
+    config = GPT2Config(
+        n_layer=shape.n_layers, n_head=shape.n_heads, n_embd=shape.d_model, vocab_size=shape.vocab,
+        n_positions=shape.context, bos_token_id=0, eos_token_id=0, tie_word_embeddings=not folded,
+    )  # fmt: skip
+    model: Any = GPT2LMHeadModel(config).eval()
+    state = {f"transformer.{name}": value for name, value in w.items() if name not in ("wte", "wpe")}
+    state |= {"transformer.wte.weight": w["wte"], "transformer.wpe.weight": w["wpe"], "lm_head.weight": w["wte"]}
+    if folded:
+        state["lm_head.weight"] = w["wte"] * w["ln_f.weight"]
+        state |= {"transformer.ln_f.weight": torch.ones_like(w["ln_f.weight"])}
+        state |= {"transformer.ln_f.bias": torch.zeros_like(w["ln_f.bias"])}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(name.endswith((".attn.bias", ".masked_bias")) for name in missing)
+    return model
+
+
+def hooked_model(shape: Shape, w: Weights, *, folded: bool = False) -> Any:
+    """Return TransformerLens' own model of version 3 with these weights."""
+    import transformer_lens  # pyright: ignore[reportMissingImports]
+
+    config = transformer_lens.HookedTransformerConfig(
+        n_layers=shape.n_layers, n_heads=shape.n_heads, d_model=shape.d_model, d_head=shape.d_model // shape.n_heads,
+        d_mlp=4 * shape.d_model, n_ctx=shape.context, d_vocab=shape.vocab, act_fn="gelu_new", normalization_type="LN",
+        device="cpu",
+    )  # fmt: skip
+    model: Any = transformer_lens.HookedTransformer(config)
+    gain, bias = w["ln_f.weight"], w["ln_f.bias"]
+    state = {"embed.W_E": w["wte"], "pos_embed.W_pos": w["wpe"], "unembed.b_U": torch.zeros(shape.vocab)}
+    state["unembed.W_U"] = (w["wte"] * gain if folded else w["wte"]).mT.contiguous()
+    state["ln_final.w"] = torch.ones_like(gain) if folded else gain
+    state["ln_final.b"] = torch.zeros_like(bias) if folded else bias
+    for i in range(shape.n_layers):
+        ours, theirs = f"h.{i}", f"blocks.{i}"
+        for name in ("ln_1", "ln_2"):
+            short = f"{theirs}.{name.replace('_', '')}"
+            state |= {f"{short}.w": w[f"{ours}.{name}.weight"], f"{short}.b": w[f"{ours}.{name}.bias"]}
+        matrices, biases = (w[f"{ours}.attn.c_attn.{part}"].chunk(3, -1) for part in ("weight", "bias"))
+        for name, matrix, vector in zip("QKV", matrices, biases):
+            state[f"{theirs}.attn.W_{name}"] = matrix.unflatten(1, (shape.n_heads, -1)).transpose(0, 1)
+            state[f"{theirs}.attn.b_{name}"] = vector.unflatten(0, (shape.n_heads, -1))
+        state[f"{theirs}.attn.W_O"] = w[f"{ours}.attn.c_proj.weight"].unflatten(0, (shape.n_heads, -1))
+        state[f"{theirs}.attn.b_O"] = w[f"{ours}.attn.c_proj.bias"]
+        for end, name in (("in", "c_fc"), ("out", "c_proj")):
+            state[f"{theirs}.mlp.W_{end}"] = w[f"{ours}.mlp.{name}.weight"]
+            state[f"{theirs}.mlp.b_{end}"] = w[f"{ours}.mlp.{name}.bias"]
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(name.endswith((".mask", ".IGNORE")) for name in missing), (missing, unexpected)
+    return model.eval()
+
+
+def transformer_lens_side(task: Task, shape: Shape, w: Weights) -> Job:
+    import pandas  # pyright: ignore[reportMissingImports]
+    from transformer_lens import patching  # pyright: ignore[reportMissingImports]
+
+    patching.tqdm = lambda items: items
+    folded = task.kind == "dla"
+    if version("transformer_lens").split()[1] < "4":
+        model = hooked_model(shape, w, folded=folded)
+    else:
+        from transformer_lens.model_bridge.sources import (  # pyright: ignore[reportMissingImports]
+            build_bridge_from_module,
+        )
+
+        inner = huggingface_model(shape, w, folded=folded)
+        model = build_bridge_from_module(inner, "GPT2LMHeadModel", hf_config=inner.config).eval()
+    clean, corrupt = prompts(task, shape)
+
+    def cache() -> Any:
+        return model.run_with_cache(clean)[1]
+
+    if task.kind == "lens":
+
+        def lens(cache: Any, _: Sequence[int]) -> Tensor:
+            stream = cache.accumulated_resid(apply_ln=True)
+            return (stream @ model.W_U + model.b_U).topk(5, -1).indices
+
+        return Job(cache, lens)
+    if task.kind == "dla":
+
+        def effects(cache: Any, _: Sequence[int]) -> Tensor:
+            # what the cache was given by an earlier call is made anew
+            for name in [name for name in cache.cache_dict if name.endswith("hook_result")]:
+                del cache.cache_dict[name]
+            return cache.logit_attrs(cache.stack_head_results(), torch.tensor(RIGHT), torch.tensor(WRONG))
+
+        return Job(cache, effects)
+
+    def metric(logits: Tensor) -> Tensor:
+        return difference(logits)[0]
+
+    layers, length = shape.n_layers, task.length
+    second, size = ("head", shape.n_heads) if task.kind == "z" else ("pos", length)
+    sweeps = {
+        "resid": [patching.get_act_patch_resid_pre],
+        "z": [patching.get_act_patch_attn_head_out_all_pos],
+        # these three are what get_act_patch_block_every runs, one after the other
+        "blocks": [patching.get_act_patch_resid_pre, patching.get_act_patch_attn_out, patching.get_act_patch_mlp_out],
+    }[task.kind]
+
+    def run(cache: Any, rows: Sequence[int]) -> Tensor:
+        found = dict[int, float]()
+        for i, sweep in enumerate(sweeps):
+            own = [row for row in rows if row // (layers * size) == i]
+            if not own:
+                continue
+            table = pandas.DataFrame([divmod(row % (layers * size), size) for row in own], columns=["layer", second])
+            values = sweep(model, corrupt, cache, metric, index_axis_names=None, index_df=table)
+            found |= dict(zip(own, values.tolist()))
+        return torch.tensor([found[row] for row in rows])
+
+    return Job(cache, run, sample=24 if length < 64 else 12)
+
+
+def nnsight_side(task: Task, shape: Shape, w: Weights) -> Job:
+    from nnsight.modeling.transformers import TransformersModel  # pyright: ignore[reportMissingImports]
+
+    raise NotImplementedError
+
+
+SIDES = {"glassformer": glassformer_side, "transformer_lens": transformer_lens_side, "nnsight": nnsight_side}
+PACKAGES = {"transformer_lens": "transformer-lens"}
+
+
+def version(side: str) -> str:
+    from importlib.metadata import version as installed
+
+    return f"{side} {installed(PACKAGES.get(side, side))}"
+
+
+# ---- measuring
+
+
+def timed(run: Callable[[], object]) -> Timing:
+    cpu, wall = time.process_time(), time.perf_counter()
+    run()
+    return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def measure(job: Job, rows: Sequence[int], count: int, base: Callable[[], object], rounds: int, seconds: float) -> Any:
+    """Return the comparison of the whole task with one forward pass."""
+    ready = None if count > 1 else job.prepare()
+    passes = max(1, round(BASE_SECONDS / max(timed(base).cpu, 1e-9)))
+
+    def once() -> Timing:
+        if ready is not None:
+            return timed(lambda: job.run(ready, rows))
+        kept: list[Any] = []
+        first = timed(lambda: kept.append(job.prepare()))
+        rest = timed(lambda: job.run(kept[0], rows))
+        return Timing(*(a + b * count / len(rows) for a, b in zip(first, rest)))
+
+    def several() -> Timing:
+        taken = timed(lambda: [base() for _ in range(passes)])
+        return Timing(*(t / passes for t in taken))
+
+    once()
+    return asdict(compare_timed(once, several, rounds=rounds, seconds=seconds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=60.0, help="longest time per number of threads, beyond five rounds")
+    parser.add_argument("--all-rows", action="store_true", help="let a peer run every row in the first call")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    task, shape = TASKS[asked.task], SHAPES[asked.shape]
+    count, w = task.rows(shape), draw(shape)
+    with torch.no_grad():
+        # what a first call loads is no part of what the computation needs
+        tiny = SIDES[asked.side](task, SHAPES["tiny"], draw(SHAPES["tiny"]))
+        tiny.run(tiny.prepare(), range(1))
+        job = SIDES[asked.side](task, shape, w)
+        sample = count if job.sample is None else min(job.sample, count)
+        rows = sorted(random.Random(0).sample(range(count), sample))
+        found: dict[str, Any] = {"version": version(asked.side), "torch": str(torch.__version__), "count": count}
+        found |= {"rows": rows, "load": os.getloadavg()}
+        first = list(range(count)) if asked.all_rows else rows
+        if count > 1:
+            values, found["bytes"] = memory_of(lambda: job.run(job.prepare(), first))
+        else:
+            ready = job.prepare()
+            values, found["bytes"] = memory_of(lambda: job.run(ready, first))
+        found |= {"first": first, "values": values, "notes": job.notes, "times": {}}
+        torch.save(found, asked.out)
+        _, corrupt = prompts(task, shape)
+        for threads in asked.threads:
+            torch.set_num_threads(threads)
+            base = lambda: forward(w, shape, corrupt)  # noqa: E731
+            measured = measure(job, rows, count, base, asked.rounds, asked.seconds)
+            found["times"][threads] = json.loads(json.dumps(measured)) | {"load": os.getloadavg()}
+            torch.save(found, asked.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
