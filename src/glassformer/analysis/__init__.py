@@ -9,6 +9,15 @@ from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
+from glassformer.analysis.direct_effects import DirectEffects, direct_effects, direct_sites
+from glassformer.analysis.direct_parts import (
+    NeuronEffects,
+    SourceEffects,
+    direct_source_sites,
+    neuron_effects,
+    neuron_sites,
+    source_effects,
+)
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
@@ -99,6 +108,7 @@ __all__ = [
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "DirectEffects",
     "Erasers",
     "Erasure",
     "Explanation",
@@ -114,6 +124,7 @@ __all__ = [
     "Linearity",
     "LossTrajectories",
     "MatchingTrace",
+    "NeuronEffects",
     "Offsets",
     "Overlaps",
     "Path",
@@ -125,6 +136,7 @@ __all__ = [
     "ScorePaths",
     "SixArguments",
     "SkipTrigrams",
+    "SourceEffects",
     "Sources",
     "StreamDimensions",
     "TokenCircuits",
@@ -152,6 +164,9 @@ __all__ = [
     "crossed_cost",
     "crossed_trigrams",
     "detect",
+    "direct_effects",
+    "direct_sites",
+    "direct_source_sites",
     "erasers",
     "erasure",
     "erasure_needs",
@@ -175,6 +190,8 @@ __all__ = [
     "loss_by_position",
     "loss_trajectories",
     "matching_trace",
+    "neuron_effects",
+    "neuron_sites",
     "offset_needs",
     "offset_profile",
     "offset_scores",
@@ -195,6 +212,7 @@ __all__ = [
     "score_sites",
     "six_arguments",
     "skip_trigrams",
+    "source_effects",
     "source_map",
     "sources",
     "step_sites",
