@@ -28,6 +28,7 @@ from glassformer.analysis.icl import InContextLearning, in_context_learning
 from glassformer.analysis.importance import Importance, importance
 from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
 from glassformer.analysis.lens import Lens, lens
+from glassformer.analysis.lens_grid import LensGrid, lens_grid, lens_sites
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
 from glassformer.analysis.phase_change import (
@@ -85,6 +86,8 @@ from glassformer.analysis.trigrams import (
     crossed_trigrams,
     skip_trigrams,
 )
+from glassformer.analysis.tuned_lens import TunedLens
+from glassformer.analysis.tuned_lens_fit import LensDivergence, fit_tuned_lens, lens_divergence
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
 from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 from glassformer.analysis.virtual_heads import (
@@ -121,6 +124,8 @@ __all__ = [
     "JointPca",
     "Kurtosis",
     "Lens",
+    "LensDivergence",
+    "LensGrid",
     "Linearity",
     "LossTrajectories",
     "MatchingTrace",
@@ -142,6 +147,7 @@ __all__ = [
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
+    "TunedLens",
     "Unavailable",
     "UnseenWordsStudy",
     "VirtualCopying",
@@ -173,6 +179,7 @@ __all__ = [
     "evaluate_heads",
     "expand_paths",
     "explain",
+    "fit_tuned_lens",
     "frequent_tokens",
     "frozen_edits",
     "frozen_sites",
@@ -186,6 +193,9 @@ __all__ = [
     "kurtosis",
     "kurtosis_needs",
     "lens",
+    "lens_divergence",
+    "lens_grid",
+    "lens_sites",
     "linearity",
     "loss_by_position",
     "loss_trajectories",

@@ -180,11 +180,11 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
     run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
     assert run.logits is not None, "a run of one of our models has logits"
     logits = at.of_stream((run.logits if cap is None else run[model.unembed.at_raw].values).detach())
-    chosen = logits.argmax(-1) if answer is None else _tokens(model, answer, at)
+    chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
     total = logits.gather(-1, chosen[..., None])[..., 0]
     pairs, other = chosen[..., None], None
     if against is not None:
-        other = _tokens(model, against, at)
+        other = tokens_at(model, against, at)
         total = total - logits.gather(-1, other[..., None])[..., 0]
         pairs = torch.stack((chosen, other), -1)
     # as many directions as there are different answers: often one, for hundreds of positions
@@ -276,7 +276,7 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
 
 
-def _tokens(model: Any, given: Answers, at: Places) -> Int[Tensor, "row place"]:
+def tokens_at(model: Any, given: Answers, at: Places) -> Int[Tensor, "row place"]:
     """Return the id of every place: one for all, one per row, or one each."""
     shape = tuple(at.positions.shape)
     device = at.positions.device

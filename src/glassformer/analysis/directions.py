@@ -106,7 +106,7 @@ class Directions:
         ones = given.new_ones(n_rows, n_places)
         return cls(given.reshape(-1, given.shape[-1]), None if given.ndim == 1 else which, ones)
 
-    def spread(self, values: Float[Tensor, "distinct *rest"]) -> Float[Tensor, "row place *rest"]:
+    def spread(self, values: Float[Tensor, "distinct ..."]) -> Float[Tensor, "row place ..."]:
         """Return the value of each place's vector, factors left out; both axes are 1 if all places share one."""
         return values[0][None, None] if self.which is None else values[self.which]
 
