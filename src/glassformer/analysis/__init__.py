@@ -30,6 +30,7 @@ from glassformer.analysis.induction import InductionCircuits, MatchingTrace, ind
 from glassformer.analysis.lens import Lens, lens
 from glassformer.analysis.lens_grid import LensGrid, lens_grid, lens_sites
 from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.analysis.meaning import MeaningShift, meaning_shift
 from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
 from glassformer.analysis.phase_change import (
     LossTrajectories,
@@ -129,6 +130,7 @@ __all__ = [
     "Linearity",
     "LossTrajectories",
     "MatchingTrace",
+    "MeaningShift",
     "NeuronEffects",
     "Offsets",
     "Overlaps",
@@ -200,6 +202,7 @@ __all__ = [
     "loss_by_position",
     "loss_trajectories",
     "matching_trace",
+    "meaning_shift",
     "neuron_effects",
     "neuron_sites",
     "offset_needs",
