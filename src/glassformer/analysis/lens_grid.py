@@ -7,16 +7,18 @@ reduced site by site to what was asked for.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer import figures
 from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.analysis.direct_effects import Answers, place_labels, tokens_at
 from glassformer.analysis.directions import Places, Positions, places
+from glassformer.analysis.inputs import readable
 from glassformer.analysis.lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.run import Run
 from glassformer.errors import UnknownSite, nearest
@@ -43,6 +45,7 @@ class LensGrid(Result):
         settled: Index of the site from which on it stays the likeliest, `batch pos`.
         sites: The places of the stream, in the order of the forward pass.
         tuned: Whether streams went through translators first.
+        words: Text of every id among `top`.
     """
 
     top: Labelled | None
@@ -56,6 +59,23 @@ class LensGrid(Result):
     settled: Labelled
     sites: tuple[str, ...]
     tuned: bool = False
+    words: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def plot(self, *fields: str) -> Any:
+        """Return a figure with a map over sites and positions for each field, of each row of the batch.
+
+        By default of `probability`, `entropy_bits` and `kl_bits`, as far as they were computed.
+        """
+        known = [name for name in ("probability", "entropy_bits", "kl_bits") if getattr(self, name) is not None]
+        if fields or not known:
+            return super().plot(*fields)
+        rows = self.first.size("batch")
+        panels = [
+            (f"{name}, row {row}" if rows > 1 else name, getattr(self, name).select(batch=row))
+            for row in range(rows)
+            for name in known
+        ]
+        return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
 
 
 def lens_sites(model: Any) -> list[str]:
@@ -135,7 +155,7 @@ def lens_grid(
         None if answers is None else Labelled(answers, ("batch", "pos"), placed),
         grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
         Labelled(matches.long().argmax(0), ("batch", "pos"), placed), Labelled(settled, ("batch", "pos"), placed),
-        tuple(names), translators is not None,
+        tuple(names), translators is not None, _words(model, readings.found.get("top")),
     )  # fmt: skip
 
 
@@ -222,3 +242,10 @@ def _checked(run: Run, sites: Sequence[str]) -> list[str]:
             )
     run.require([*names, *(added if embed.at_token in names else [])], "lens_grid")
     return names
+
+
+def _words(model: Any, top: Tensor | None) -> dict[int, str]:
+    if top is None:
+        return {}
+    ids = top.unique()
+    return dict(zip(ids.tolist(), readable(model, ids[None])[0]))

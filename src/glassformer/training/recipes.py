@@ -86,7 +86,7 @@ def senses() -> TrainConfig:
     model = DecoderConfig(len(data.symbols()), 64, repeat(layer, 2), max_len=64, final_norm=RmsNorm())
     optim = OptimConfig(lr=3e-3, warmup=50)
     return TrainConfig(
-        model, data, optim=optim, steps=400, log_every=50, evaluate_every=100, evaluate_batches=4, save_every=200
+        model, data, optim=optim, steps=200, log_every=50, evaluate_every=100, evaluate_batches=4, save_every=100
     )
 
 
