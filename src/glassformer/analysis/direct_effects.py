@@ -18,7 +18,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.components import Component, Kind, attention_of, decoder_side, read_through, sub_layers
-from glassformer.analysis.directions import Directions, Path, Places, Positions, Write, places, pull_back, scale_sites
+from glassformer.analysis.directions import (
+    Directions,
+    Path,
+    Places,
+    Positions,
+    Write,
+    places,
+    products,
+    pull_back,
+    scale_sites,
+)
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.live_norm import FinalNorm
 from glassformer.analysis.run import Run
@@ -182,20 +192,18 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
     logits = at.of_stream((run.logits if cap is None else run[model.unembed.at_raw].values).detach())
     chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
     total = logits.gather(-1, chosen[..., None])[..., 0]
-    pairs, other = chosen[..., None], None
-    if against is not None:
-        other = tokens_at(model, against, at)
+    other = None if against is None else tokens_at(model, against, at)
+    if other is not None:
         total = total - logits.gather(-1, other[..., None])[..., 0]
-        pairs = torch.stack((chosen, other), -1)
     # as many directions as there are different answers: often one, for hundreds of positions
-    distinct, which = torch.unique(pairs.flatten(0, 1), dim=0, return_inverse=True)
-    vectors, bias = model.unembed.direction(distinct[:, 0]), model.unembed.bias
+    vocab = model.config.vocab_size
+    pairs, which = torch.unique(chosen if other is None else chosen + vocab * other, return_inverse=True)
+    vectors, bias = model.unembed.direction(pairs % vocab), model.unembed.bias
     constant = None if bias is None else bias[chosen]
     if other is not None:
-        vectors = vectors - model.unembed.direction(distinct[:, 1])
+        vectors = vectors - model.unembed.direction(pairs // vocab)
         constant = None if bias is None or constant is None else constant - bias[other]
-    index = None if len(distinct) == 1 else which.reshape(chosen.shape)
-    directions = Directions(vectors.detach(), index, vectors.new_ones(chosen.shape))
+    directions = Directions.chosen(vectors.detach(), which)
     return Target(directions, total, chosen, other, constant)
 
 
@@ -267,12 +275,13 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
     u = write.directions
     if part.at.head_out in run:
         written = at.of_heads(run[part.at.head_out].values)
-        effect = (written * u.spread(u.distinct)[..., None, :]).sum(-1) * u.factor[..., None]
+        directions = u.spread(u.distinct)[..., None, :]
+        effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
         return effect if scale is None else scale.of_vectors(written, effect)
     reads = read_through(write.block, write.name)
     run.require(merge_sites(part, reads), "direct_effects")
     mixed, matrix = mixed_values(run, part, reads, at), part.merge.matrix()
-    effect = torch.einsum("rphe,rphe->rph", mixed, u.through(matrix).expand_as(mixed)) * u.factor[..., None]
+    effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
 
 

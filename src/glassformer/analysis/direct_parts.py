@@ -162,7 +162,7 @@ def by_key(run: Run, path: Path, at: Places, chosen: Sequence[tuple[Block, str]]
 
 def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Tensor, "row place head key"]:
     u, pattern = write.directions, at.of_heads(run[part.at.pattern].values)
-    through = u.through(part.merge.matrix())
+    through = u.through(part.merge)
     if not part.merge.linear or part.merge.gate is not None:
         # norm and gate multiply mixed values one by one: what they make of ones is what they multiply by
         ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)

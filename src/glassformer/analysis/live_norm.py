@@ -78,8 +78,8 @@ class FinalNorm:
     ) -> Float[Tensor, "row place head"]:
         """Return live effects of heads from what their output matrices read."""
         matrix = _centred(self.norm, matrix)
-        along = torch.einsum("rphe,rphe->rph", mixed, torch.einsum("rpd,hed->rphe", self.x, matrix))
-        square = torch.einsum("rphe,hef,rphf->rph", mixed, matrix @ matrix.mT, mixed)
+        along = (mixed * torch.einsum("rpd,hed->rphe", self.x, matrix)).sum(-1)
+        square = (mixed * torch.einsum("rphe,hef->rphf", mixed, matrix @ matrix.mT)).sum(-1)
         return self._removed(along, square, frozen)
 
     def _removed(self, along: Tensor, square: Tensor, frozen: Tensor) -> Tensor:
