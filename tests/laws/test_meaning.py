@@ -41,7 +41,7 @@ def test_components_sum_to_the_movement_at_every_place(name: str) -> None:
     model, first, second = contexts(name)
     shift = meaning_shift(model, first, second, (6, 3))
     moved = torch.stack(
-        [stream(model, second, s, 3) - stream(model, first, s, 6) for s in shift.distance.labels("site")]
+        [stream(model, second, s, 3) - stream(model, first, s, 6) for s in map(str, shift.distance.labels("site"))]
     )
     close(shift.distance.values, moved.norm(dim=-1))
     close(shift.along.values.sum(-1), moved.norm(dim=-1), 1e-8)
@@ -53,7 +53,7 @@ def test_components_sum_to_the_movement_along_any_direction(name: str) -> None:
     direction = torch.arange(16.0, dtype=torch.float64).sin()
     shift = meaning_shift(model, first, second, (-1, 0), direction=direction)
     moved = torch.stack(
-        [stream(model, second, s, 0) - stream(model, first, s, 6) for s in shift.distance.labels("site")]
+        [stream(model, second, s, 0) - stream(model, first, s, 6) for s in map(str, shift.distance.labels("site"))]
     )
     close(shift.along.values.sum(-1), moved @ direction / direction.norm(), 1e-8)
 

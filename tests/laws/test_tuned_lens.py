@@ -187,3 +187,12 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     done = run(found.model, [1, 2], read=lens_sites(found.model))
     with pytest.raises(UnknownSite, match=r'no translator for "blocks.0.resid_mid"'):
         lens_grid(done, sites=["blocks.0.resid_mid"], translators=TunedLens.identity(found.model))
+
+
+def test_a_model_of_half_precision_has_a_lens_of_single_precision() -> None:
+    found = subject("gpt2", dtype=torch.bfloat16)
+    batches = texts(found, 4)
+    tuned = fit_tuned_lens(found.model, batches, start="ridge", steps=10)
+    assert tuned.weight.dtype == torch.float32
+    kl = lens_divergence(found.model, tuned, batches).kl_bits.values
+    assert (kl[1, :-1] < kl[0, :-1]).all()

@@ -236,7 +236,8 @@ def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> Any:
     """Yield components with their contributions `row place component`, in the order of the forward pass."""
     _, embed = decoder_side(run.model)
     entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]
-    entries += [] if embed.positions is None else [(embed.at_position, "position")]
+    if embed.positions is not None:
+        entries.append((embed.at_position, "position"))
     for site, kind in entries:
         run.require([site], "direct_effects")
         yield [Component(kind, kind)], _of_vector(path.entry, at.of_stream(run[site].values), scale)

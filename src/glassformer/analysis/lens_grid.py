@@ -21,6 +21,7 @@ from glassformer.analysis.directions import Places, Positions, places
 from glassformer.analysis.inputs import readable
 from glassformer.analysis.lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.run import Run
+from glassformer.analysis.tuned_lens import TunedLens
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 
@@ -99,7 +100,7 @@ def lens_grid(
     positions: Positions = None,
     measures: Sequence[Measure] = MEASURES,
     k: int = 5,
-    translators: Any = None,
+    translators: TunedLens | None = None,
     budget: int = 1 << 28,
 ) -> LensGrid:
     """Read the stream at many places and positions through the final norm and the unembedding.
@@ -125,9 +126,8 @@ def lens_grid(
     """
     model = run.model
     translate: Translate | None = None if translators is None else translators.translator(model)
-    if sites is None:
-        sites = lens_sites(model) if translators is None else translators.reads(model)
-    names = _checked(run, sites)
+    every = lens_sites(model) if translators is None else translators.reads(model)
+    names = _checked(run, every if sites is None else sites)
     at = places(run, positions)
     asked = frozenset(measures)
     answers = None

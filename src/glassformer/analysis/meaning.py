@@ -207,16 +207,16 @@ def _components(
     for name in sites:
         labels: list[Component] = []
         vectors: list[Tensor] = []
-        for (components, first), (_, second) in zip(*(each_write(done, name) for done in contexts)):
+        for (components, before), (_, after) in zip(*(each_write(done, name) for done in contexts)):
             labels += components
-            vectors.append((second - first)[:, 0].double())
+            vectors.append((after - before)[:, 0].double())
         found.append((labels, torch.cat(vectors)))
     every = found[-1][0]
     along, size = (units.new_zeros(len(sites), len(every)) for _ in range(2))
-    for i, (labels, vectors) in enumerate(found):
+    for i, (labels, difference) in enumerate(found):
         # components are in the order of the forward pass, so those of an earlier place come first
         assert labels == every[: len(labels)]
-        along[i, : len(labels)], size[i, : len(labels)] = vectors @ units[i], vectors.norm(dim=-1)
+        along[i, : len(labels)], size[i, : len(labels)] = difference @ units[i], difference.norm(dim=-1)
     return every, along, size
 
 

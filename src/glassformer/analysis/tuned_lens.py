@@ -51,9 +51,11 @@ class TunedLens:
     def identity(cls, model: Any, sites: Sequence[str] | None = None) -> "TunedLens":
         """Return translators that change nothing; raises as `tuned_sites`."""
         names = tuple(tuned_sites(model) if sites is None else check_sites(model, sites))
-        like, d_model = model.unembed.weight, model.config.d_model
+        like, d_model = model.unembed.weight.detach(), model.config.d_model
+        # single precision at least: steps of gradient descent are lost on half precision
+        like = like if like.dtype == torch.float64 else like.float()
         weight, bias = like.new_zeros(len(names), d_model, d_model), like.new_zeros(len(names), d_model)
-        return cls(names, weight.detach(), bias.detach(), config_digest(model), weights_digest(model))
+        return cls(names, weight, bias, config_digest(model), weights_digest(model))
 
     def reads(self, model: Any) -> list[str]:
         """Return the sites that a lens grid reads with these translators: theirs, and the end of the stream."""
@@ -68,7 +70,7 @@ class TunedLens:
             CheckpointError: They were made for another model.
         """
         self.check(model)
-        last = last_site(model)
+        last, placed = last_site(model), self.to(model.unembed.weight.device)
 
         def translate(name: str, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
             if name == last and name not in self.sites:
@@ -78,14 +80,14 @@ class TunedLens:
                     f'tuned lens: no translator for "{name}".{nearest(name, self.sites)} There are {len(self.sites)}: '
                     f"{', '.join(self.sites)}.\n    The plain logit lens reads any place: lens_grid(run)."
                 )
-            return self(name, x)
+            return placed(name, x)
 
         return translate
 
     def __call__(self, name: str, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
         """Return translated streams."""
         i = self.sites.index(name)
-        return x + x @ self.weight[i] + self.bias[i]
+        return translated(x, self.weight[i], self.bias[i])
 
     def check(self, model: Any) -> None:
         """Raise `CheckpointError` unless this is the model the translators were made for."""
@@ -135,12 +137,20 @@ class TunedLens:
             raise CheckpointError(f'cannot read a tuned lens from "{path}": {error}.') from error
         if model is not None:
             found.check(model)
-            found = found.to(model.unembed.weight)
+            found = found.to(model.unembed.weight.device)
         return found
 
-    def to(self, like: Tensor) -> "TunedLens":
-        """Return the translators on the device and in the dtype of a tensor."""
-        return dataclasses.replace(self, weight=self.weight.to(like), bias=self.bias.to(like))
+    def to(self, device: torch.device) -> "TunedLens":
+        """Return the translators on a device."""
+        return dataclasses.replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
+
+
+def translated(
+    x: Float[Tensor, "n d_model"], weight: Float[Tensor, "d_model d_model"], bias: Float[Tensor, " d_model"]
+) -> Float[Tensor, "n d_model"]:
+    """Return x + x M + c in the dtype of x, computed in that of M."""
+    wide = x.to(weight.dtype)
+    return (wide + wide @ weight + bias).to(x.dtype)
 
 
 def tuned_sites(model: Any) -> list[str]:

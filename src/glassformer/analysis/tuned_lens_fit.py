@@ -23,7 +23,7 @@ from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import prepare
 from glassformer.analysis.lens import kl_bits, read_logits
 from glassformer.analysis.run import evaluating
-from glassformer.analysis.tuned_lens import TunedLens, last_site
+from glassformer.analysis.tuned_lens import TunedLens, last_site, translated
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import Tape
@@ -207,7 +207,7 @@ def _gradients(
     # one site at a time: logits of one are all that is held
     for i, x in enumerate(streams):
         m, c = lens.weight[i].detach().requires_grad_(), lens.bias[i].detach().requires_grad_()
-        divergence = (probabilities * (final - _log_probs(model, x + x @ m + c))).sum(-1).mean()
+        divergence = (probabilities * (final - _log_probs(model, translated(x, m, c)))).sum(-1).mean()
         weight[i], bias[i] = torch.autograd.grad(divergence, (m, c))
     return weight, bias
 
