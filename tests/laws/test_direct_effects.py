@@ -245,7 +245,9 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
         direct_effects(done, 3, direction=torch.zeros(16))
     with pytest.raises(ShapeMismatch, match="position 9: the text has 7 tokens"):
         direct_effects(done, 3, positions=9)
-    with pytest.raises(SiteNotRead, match=r"direct_effects needs sites"):
+    with pytest.raises(
+        SiteNotRead, match=r"direct_effects needs sites (.|\n)*embed.token.*blocks.0.attn.z'.*blocks.1.mlp.out"
+    ):
         direct_effects(run(found.model, found.inputs[0]), 3)
 
 

@@ -10,7 +10,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,6 +39,7 @@ from glassformer.models.parts import MlpLayer
 from glassformer.weights import head_label
 
 NormMode = Literal["frozen", "live"]
+_Split = Iterator[tuple[list[Component], Tensor]]
 Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None
 
 
@@ -76,12 +77,8 @@ class DirectEffects(Result):
 
 def direct_sites(model: Any) -> list[str]:
     """Return the sites that `direct_effects` reads, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    names = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
-    for block, name in sub_layers(stack):
-        part = attention_of(block, name)
-        names += [f"{block.path}.{name}.out"] if part is None else merge_sites(part, read_through(block, name))
-    names += [site for site in scale_sites(model) if site not in names]
+    stack, _ = decoder_side(model)
+    names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
     names += [block.at_resid[-1] for block, _ in sub_layers(stack)[-1:]] + [stack.final.at_out]
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
@@ -135,6 +132,7 @@ def effects_at(
     analysis: str,
 ) -> DirectEffects:
     """Return `direct_effects` at the places given."""
+    run.require(_component_sites(run.model, run), analysis)
     target = aim(run, answer, against, direction, at, analysis)
     path = pull_back(run, target.directions, at)
     scale = FinalNorm.of(run, path, at) if norm == "live" else None
@@ -222,6 +220,19 @@ def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Floa
     return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
 
 
+def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
+    """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
+    stack, embed = decoder_side(model)
+    names = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    for block, name in sub_layers(stack):
+        part = attention_of(block, name)
+        if part is None:
+            names.append(f"{block.path}.{name}.out")
+        elif part.at.head_out not in have:
+            names += merge_sites(part, read_through(block, name))
+    return names + [site for site in scale_sites(model) if site not in names]
+
+
 def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
     """Return names of positions, with their tokens if there is one row."""
     if len(at.rows) != 1:
@@ -232,27 +243,25 @@ def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
     return {"pos": [f"{p}:{tokens[p]}" for p in known]} if len(known) == at.positions.shape[1] else {}
 
 
-def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> Any:
+def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
     """Yield components with their contributions `row place component`, in the order of the forward pass."""
     _, embed = decoder_side(run.model)
     entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]
     if embed.positions is not None:
         entries.append((embed.at_position, "position"))
     for site, kind in entries:
-        run.require([site], "direct_effects")
         yield [Component(kind, kind)], _of_vector(path.entry, at.of_stream(run[site].values), scale)
     for write in path.writes:
         yield from _of_write(run, write, at, scale)
 
 
-def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> Any:
+def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> _Split:
     block, name, u, layer = write.block, write.name, write.directions, write.block.layer
     part = attention_of(block, name)
     if part is None:
         kind: Kind = "mlp" if isinstance(block.part(name), MlpLayer) else "part"
-        site = f"{block.path}.{name}.out"
-        run.require([site], "direct_effects")
-        yield [Component(f"L{layer} {name}", kind, layer, name)], _of_vector(u, at.of_stream(run[site].values), scale)
+        x = at.of_stream(run[f"{block.path}.{name}.out"].values)
+        yield [Component(f"L{layer} {name}", kind, layer, name)], _of_vector(u, x, scale)
     else:
         kind = "cross_head" if part.config.cross else "head"
         labels = [head_label("", name, layer, h) for h in range(part.dims.n_heads)]
@@ -280,7 +289,6 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
         effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
         return effect if scale is None else scale.of_vectors(written, effect)
     reads = read_through(write.block, write.name)
-    run.require(merge_sites(part, reads), "direct_effects")
     mixed, matrix = mixed_values(run, part, reads, at), part.merge.matrix()
     effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
