@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, attribution, direct_effects, neuron_effects, run, source_effects, sources
@@ -15,7 +16,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, Si
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block
 from glassformer.trace import Read, Set
-from strategies import ARCHITECTURES, Subject, randomise, subject
+from strategies import ARCHITECTURES, Subject, attention_decoders, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 with_live_norm = pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "differential", "translator_pre"])
@@ -161,6 +162,18 @@ def test_live_norms_give_what_is_lost_when_the_write_alone_is_taken_away(name: s
             without = passed(found, edit=[Set(last, done[last].values - written)])
             lost = (raw_logits(done) - raw_logits(without)).gather(-1, ids[..., None])[..., 0]
             close(live[component.label].values, lost, 1e-7)
+
+
+@given(attention_decoders(mlps=True))
+def test_any_stack_of_any_mechanisms_is_split_without_remainder(found: Subject) -> None:
+    done = passed(found, *direct_source_sites(found.model))
+    ids = random_ids(done)
+    whole, split = direct_effects(done, ids, 3), source_effects(done, ids, 3)
+    # measured on the logits' own size: between a token and itself there is nothing but rounding
+    close(whole.sum.values + raw_logits(done)[..., 3], raw_logits(done).gather(-1, ids[..., None])[..., 0], 1e-8)
+    heads = [i for i, c in enumerate(whole.components) if c.head is not None]
+    assert split.contributions.labels("head") == [whole.components[i].label for i in heads]
+    close(split.contributions.values.sum(-1), whole.contributions.values[..., heads], 1e-8)
 
 
 def test_live_and_frozen_agree_without_a_final_norm() -> None:
