@@ -5,6 +5,7 @@ from glassformer.data.chains import Markov, SkipTrigram
 from glassformer.data.counts import BigramModel, NGramModel
 from glassformer.data.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.mixture import MixtureConfig
+from glassformer.data.planted import Planted, PlantedData, PlantedRows
 from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
 from glassformer.data.sources import Document, python_stdlib, read_source
 from glassformer.data.tasks import Induction, Repeat
@@ -28,6 +29,9 @@ __all__ = [
     "ModularAddition",
     "NGramModel",
     "Needle",
+    "Planted",
+    "PlantedData",
+    "PlantedRows",
     "Recall",
     "Repeat",
     "Reverse",
