@@ -59,7 +59,9 @@ class Planted(DataConfig, kind="planted"):
 
     def __post_init__(self) -> None:
         require(min(self.prefix, self.suffix, self.per_count) >= 1, "prefix, suffix and per_count must be at least 1.")
-        require(len(self.counts) > 0 and min(self.counts) >= 0, f"counts={self.counts} must be whole numbers from 0 on.")
+        require(
+            len(self.counts) > 0 and min(self.counts) >= 0, f"counts={self.counts} must be whole numbers from 0 on."
+        )
         require(len(set(self.counts)) == len(self.counts), f"counts={self.counts} holds one twice.")
         least = self.prefix + self.suffix
         require(self.length >= least, f"length={self.length} has no room for prefix + suffix = {least} tokens.")
