@@ -2,9 +2,9 @@
 
     pattern := identity, which is z := v        values, output matrix, norms and MLPs stay
 
-This is no ablation: each token's own value is still added. z := v needs no pattern and no earlier position, so it is the
-same for a whole text as for one token on top of a cache, and is defined for every mechanism whose z is linear in v, be
-the rows of its pattern non-negative and sum to one or not. Where they do, a text of one token is left as it was.
+This is no ablation: each token's own value is still added. z := v needs no pattern and no earlier position, so it is
+the same for a whole text as for one token on top of a cache, and is defined for every mechanism whose z is linear in v,
+be the rows of its pattern non-negative and sum to one or not. Where they do, a text of one token is left as it was.
 
 Source: Menta, Agrawal and Agarwal 2025 (arXiv 2501.05078); planted sequences of known counts are our choice.
 """
@@ -172,8 +172,8 @@ def regenerate(
 def _own_value(part: AttentionLayer) -> list[Edit]:
     if part.mixer.traits.linear_in_value == "no":
         raise NoPattern(
-            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="no"), which has no '
-            f'pattern to replace by the identity.\n    Zero what it moves instead: Set("{part.path}.z", 0.0).'
+            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="no"), which has '
+            f'no pattern to replace by the identity.\n    Zero what it moves instead: Set("{part.path}.z", 0.0).'
         )
     # of this pass only: the value is said before z, every time anew
     passing: dict[str, Tensor] = {}
