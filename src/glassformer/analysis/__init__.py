@@ -5,7 +5,7 @@ from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
-from glassformer.analysis.causal import ShortCircuit, regenerate, short_circuit, short_circuit_edits
+from glassformer.analysis.causal import Answered, ShortCircuit, answered, regenerate, short_circuit, short_circuit_edits
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
@@ -89,6 +89,7 @@ from glassformer.analysis.virtual_heads import (
 
 __all__ = [
     "Ablation",
+    "Answered",
     "Argument",
     "Attribution",
     "Bandwidth",
@@ -142,6 +143,7 @@ __all__ = [
     "Writes",
     "ablate",
     "ablate_each",
+    "answered",
     "attribution",
     "bandwidth",
     "before_after",

@@ -63,7 +63,8 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
     if path.suffix not in _SEPARATORS:
         raise DataError(f'pairs are written to .csv, .tsv or .jsonl, and "{path}" is none of them.')
     content = io.StringIO(newline="")
-    writer = csv.writer(content, delimiter=_SEPARATORS[path.suffix], lineterminator="\n")
+    # quoted throughout: the writer leaves a lone carriage return bare, which the reader takes for the end of a line
+    writer = csv.writer(content, delimiter=_SEPARATORS[path.suffix], lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(FIELDS)
     for pair in pairs:
         values = [getattr(pair, field) for field in FIELDS]

@@ -50,7 +50,7 @@ class Planted(DataConfig, kind="planted"):
     length: int = 128
     seed: int = 0
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
-    counts: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+    counts: tuple[int, ...] = (0, 4, 16, 32, 64, 128, 256)
     per_count: int = 16
     prefix: int = 16
     suffix: int = 16

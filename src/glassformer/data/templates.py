@@ -196,7 +196,8 @@ def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None) -> Pairs
     if len(found) < n:
         raise DataError(
             f"{name}: {n} pairs were asked for, and of {draws} drawn {len(found)} different ones fit. "
-            f"One that does not: {why}\n    templates_for(tokenizer) says which templates fit; induction(tokenizer) fits any."
+            f"One that does not: {why}\n"
+            "    templates_for(tokenizer) says which templates fit; induction(tokenizer) fits any."
         )
     return Pairs(tuple(found.values()), name)
 
