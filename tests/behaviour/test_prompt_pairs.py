@@ -95,7 +95,7 @@ def test_prompts_of_unequal_length_are_explained_with_how_each_was_split() -> No
     model = gf.load("attn-only-2l")
     pairs = Pairs((Pair("def get(name):", "def get(zebra):", " name", " value"),))
     (misfit,) = pairs.misfits(model)
-    assert misfit.index == 0
+    assert misfit.pair == 0
     first, clean, corrupt = misfit.why.split("\n")
     assert first == (
         "clean has 6 tokens and corrupt 8; position by position they do not align. They part at position 4:"
@@ -108,7 +108,7 @@ def test_prompts_of_unequal_length_are_explained_with_how_each_was_split() -> No
 MISFITS = {
     "an answer of several tokens": (("a b", "a c", " xylophone", " a"), r"the answer ' xylophone' is \d tokens \( x\|"),
     "a space at the end of the prompt": (
-        ("return ", "import ", "self", "os"),
+        ("def ", "class ", "self", "value"),
         "A space belongs to the answer, not to the",
     ),
     "one token twice": (((1, 2), (1, 3), 333, " self"), "are one token"),

@@ -87,10 +87,8 @@ def test_tables_give_back_texts_with_commas_quotes_lines_and_every_script(name: 
 
 
 def every_word() -> Tokenizer:
-    words = (
-        text for build in BUILDERS.values() for p in build(400) for text in (p.clean, p.corrupt, p.answer, p.wrong)
-    )
-    return word_tokenizer(words)
+    pairs = [pair for build in BUILDERS.values() for pair in build(400)]
+    return word_tokenizer(f"{p.clean} {p.corrupt} {p.answer} {p.wrong}" for p in pairs)
 
 
 def merges() -> Tokenizer:

@@ -62,7 +62,7 @@ class Pair:
 class Misfit(NamedTuple):
     """A pair that cannot be used with a tokenizer: its place in the set, and why."""
 
-    index: int
+    pair: int
     why: str
 
 
@@ -133,7 +133,7 @@ class Pairs(Sequence[Pair]):
 
     def fitting(self, model: Any) -> "Pairs":
         """Return the pairs that can be used with a model (or tokenizer)."""
-        bad = {misfit.index for misfit in self.misfits(model)}
+        bad = {misfit.pair for misfit in self.misfits(model)}
         return Pairs(tuple(pair for i, pair in enumerate(self) if i not in bad), self.name)
 
     def groups(self, model: Any) -> "list[Pairs]":

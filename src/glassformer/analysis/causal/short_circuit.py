@@ -189,9 +189,9 @@ def _own_value(part: AttentionLayer) -> list[Edit]:
 
 
 def _default_sets(n_layers: int) -> dict[str, Sequence[int]]:
-    alone = {f"layer {i}": (i,) for i in range(n_layers)}
-    last = {f"last {k}": tuple(range(n_layers - k, n_layers)) for k in range(2, n_layers)}
-    return alone | last | ({"all": tuple(range(n_layers))} if n_layers > 1 else {})
+    alone: dict[str, Sequence[int]] = {f"layer {i}": (i,) for i in range(n_layers)}
+    last: dict[str, Sequence[int]] = {f"last {k}": range(n_layers - k, n_layers) for k in range(2, n_layers)}
+    return alone | last | ({"all": range(n_layers)} if n_layers > 1 else {})
 
 
 def _losses(model: Decoder, batch: Batch, edits: Sequence[Edit]) -> Float[Tensor, "row pos"]:
