@@ -31,6 +31,7 @@ from glassformer.data import (
     word_tokenizer,
     write_pairs,
 )
+from glassformer.data.pairs import SIDES
 from glassformer.data.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
 from glassformer.handmade import induction_model
@@ -196,12 +197,23 @@ def test_padded_pairs_are_answered_as_each_alone(name: str) -> None:
             assert isinstance(pair.answer, int) and isinstance(pair.wrong, int)
             close(together.logit_difference.values[i, j], logits[pair.answer] - logits[pair.wrong])
             close(together.probability.values[i, j], logits.softmax(-1)[pair.answer])
-            assert together.rank.values[i, j] == (logits > logits[pair.answer]).sum()
+            assert together.rank.values[i, j] == 1 + (logits > logits[pair.answer]).sum()
     left = pairs.encode(model, pad="left")
     logits, _ = model(left.clean, lengths=left.lengths, state=model.begin(len(pairs)))
     last = logits[torch.arange(3), left.last]
     difference = last.gather(1, left.answer[:, None]) - last.gather(1, left.wrong[:, None])
     close(difference[:, 0], together.logit_difference.values[:, 0])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_batch_of_prompts_loses_what_its_answers_cost(name: str) -> None:
+    model: Decoder = subject(name).model
+    pairs = Pairs((Pair((1, 2, 3), (1, 4, 3), 5, 6), Pair((7, 8, 9, 3, 2), (7, 8, 1, 3, 2), 4, 2)))
+    encoded, found = pairs.encode(model, pad="right"), answered(model, pairs)
+    for i, side in enumerate(SIDES):
+        close(model.loss(encoded.batch(side)), -found.probability.values[:, i].log().mean())
+    with pytest.raises(DataError, match="padded on the left"):
+        pairs.encode(model, pad="left").batch("clean")
 
 
 def test_a_model_built_to_do_induction_answers_every_pair_and_a_random_one_does_not() -> None:
@@ -210,7 +222,7 @@ def test_a_model_built_to_do_induction_answers_every_pair_and_a_random_one_does_
     pairs = induction(usable, 20, unit=5, again=2)
     begun = Pairs(tuple(Pair((0, *p.clean), (0, *p.corrupt), p.answer, p.wrong) for p in pairs))  # type: ignore[misc]
     found = answered(model, begun)
-    assert found.share == found.preferred == 1 and (found.rank.values[:, 0] == 0).all()
+    assert found.share == found.preferred == 1 and (found.rank.values[:, 0] == 1).all()
     assert (found.logit_difference.values[:, 1] < 0).all()
     other = randomise(model.config.build(), 1)
     assert answered(other, begun).share < 0.6

@@ -12,6 +12,7 @@ from glassformer.attention import Linear, Softmax
 from glassformer.data import PlantedRows
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
+from glassformer.handmade import induction_model
 from glassformer.models import Mlp, block
 from glassformer.trace import Apply, Tape
 from strategies import ARCHITECTURES, Subject, randomise, subject
@@ -151,6 +152,22 @@ def test_a_suffix_the_model_would_write_anyway_is_an_exact_match() -> None:
     assert found.exact_match.coords["layers"] == ["none", "layer 0", "layer 1", "all"]
     assert found.sequences.values.tolist() == [3, 3]
     assert (found.prefix, found.suffix, found.novel_tokens) == (3, 4, 12)
+
+
+def test_a_circuit_of_two_layers_recites_only_with_both_of_them() -> None:
+    model = induction_model()
+    random = torch.Generator().manual_seed(0)
+    units = torch.stack([torch.randperm(20, generator=random)[:8] + 1 for _ in range(10)])
+    # a prefix that shows the whole sequence once and begins it again: the rest is known by induction alone
+    ids = torch.cat([torch.zeros(10, 1, dtype=torch.int64), units, units], 1)
+    rows = PlantedRows(ids, torch.ones(10, dtype=torch.int64), 10)
+    found = short_circuit(model, rows, next_token_batch(ids), sets={"first": [0], "last": [-1], "both": [0, 1]})
+    assert found.exact_match.coords["layers"] == ["none", "first", "last", "both"]
+    assert found.exact_match.values[:, 0].tolist() == [1, 0, 0, 0]
+    assert found.token_accuracy.values[0] == 1 and (found.token_accuracy.values[1:] < 0.5).all()
+    # as the construction says: nothing to lose in the second copy, ln V everywhere without the circuit
+    close(found.suffix_loss.values[0, 0], torch.tensor(0.0, dtype=found.suffix_loss.values.dtype), 1e-4)
+    assert (found.suffix_loss.values[1:] > 1).all() and (found.novel_loss_change.values[1:] > 0).all()
 
 
 def test_losses_and_spreads_are_those_of_single_runs() -> None:

@@ -15,13 +15,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from glassformer.data.batch import Batch
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
 Prompt = str | tuple[int, ...]
 Token = str | int
 Span = tuple[int, int]
-SIDES = ("clean", "corrupt")
+Side = Literal["clean", "corrupt"]
+SIDES: tuple[Side, ...] = ("clean", "corrupt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,22 @@ class EncodedPairs:
 
     def __len__(self) -> int:
         return len(self.clean)
+
+    def batch(self, side: Side = "clean") -> Batch:
+        """Return one side as a batch, whose only targets are the answers.
+
+        Raises:
+            DataError: Rows are padded on the left, which needs a state to begin with and no batch has.
+        """
+        if self.padding == "left":
+            raise DataError('these pairs are padded on the left, and batches are on the right: encode(…, pad="right").')
+        tokens: Tensor = getattr(self, side)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        targets = tokens.roll(-1, 1)
+        targets[rows, self.last] = self.answer
+        weight = torch.zeros_like(tokens, dtype=torch.bool)
+        weight[rows, self.last] = True
+        return Batch(tokens, targets, weight, lengths=self.lengths)
 
     @property
     def differs(self) -> Bool[Tensor, "batch pos"]:

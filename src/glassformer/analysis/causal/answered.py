@@ -21,7 +21,7 @@ class Answered(Result):
     Args:
         logit_difference: Of the answer over the wrong answer, in logits.
         probability: Of the answer.
-        rank: Of the answer among all tokens; 0 is the likeliest.
+        rank: Of the answer among all tokens; 1 is the likeliest.
         share: Share of clean prompts whose likeliest next token is the answer.
         preferred: Share of clean prompts on which the answer beats the wrong one.
         mean: Logit difference averaged over pairs, `prompt`.
@@ -59,13 +59,13 @@ def answered(model: Any, pairs: Pairs, *, rows: int = 64) -> Answered:
     answer, wrong = (found.gather(-1, ids[:, None, None].expand(-1, 2, 1)) for ids in (encoded.answer, encoded.wrong))
     difference = (answer - wrong).squeeze(-1)
     axes, coords = ("pair", "prompt"), {"prompt": SIDES}
-    rank = (found > answer).sum(-1)
+    rank = (found > answer).sum(-1) + 1
     spread = difference.std(0) / len(difference) ** 0.5 if len(difference) > 1 else difference[0] * torch.nan
     return Answered(
         Labelled(difference, axes, coords),
         Labelled((answer.squeeze(-1) - found.logsumexp(-1)).exp(), axes, coords),
         Labelled(rank, axes, coords),
-        float((rank[:, 0] == 0).double().mean()),
+        float((rank[:, 0] == 1).double().mean()),
         float((difference[:, 0] > 0).double().mean()),
         Labelled(difference.mean(0), ("prompt",), coords),
         Labelled(spread, ("prompt",), coords),
