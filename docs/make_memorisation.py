@@ -47,7 +47,9 @@ def table(folder: str) -> list[str]:
 
 
 def fill(page: str, name: str, lines: list[str]) -> str:
-    block = "\n".join([f"<!-- {name}: made by docs/make_memorisation.py -->", "", *lines, "", f"<!-- end of {name} -->"])
+    block = "\n".join(
+        [f"<!-- {name}: made by docs/make_memorisation.py -->", "", *lines, "", f"<!-- end of {name} -->"]
+    )
     filled, count = re.subn(rf"<!-- {name}: .*?<!-- end of {name} -->", lambda _: block, page, flags=re.DOTALL)
     assert count == 1, f"{PAGE} has {count} places for {name}"
     return filled

@@ -119,6 +119,18 @@ def test_pairs_of_a_template_fit_the_tokenizer_they_were_made_for(name: str, tok
             assert tokenizer.tokens([int(encoded.answer[i])])[0].strip() == str(pair.answer).strip()
 
 
+@given(st.text(min_size=1, max_size=9))
+def test_tokens_lie_where_their_characters_are(text: str) -> None:
+    of_bytes = [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
+    assert bytes_tokenizer().spans(text) == of_bytes
+
+
+def test_words_lie_where_they_are_written() -> None:
+    pair = indirect_objects(1)[0]
+    tokenizer, text = every_word(), str(pair.clean)
+    assert [text[a:b] for a, b in tokenizer.spans(text)] == tokenizer.tokens(tokenizer.encode(text))
+
+
 def test_a_template_says_whether_it_fits_and_a_builder_refuses_if_not() -> None:
     fits = {fit.template: fit for fit in templates_for(bytes_tokenizer(), draws=20)}
     assert list(fits) == list(TEMPLATES) and not any(fit.fits for fit in fits.values())

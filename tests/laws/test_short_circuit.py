@@ -1,5 +1,6 @@
 """Short-circuited attention: the identity as pattern, the same in one pass and step by step, blind to other tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,6 +193,23 @@ def test_losses_and_spreads_are_those_of_single_runs() -> None:
     expected = torch.stack([suffix[rows.counts == count].mean() for count in (0, 5)])
     close(found.suffix_loss.select(layers="none").values, expected)
     assert found.novel_loss_change_spread.values[0] == 0 and found.novel_loss_change_spread.values[2] > 0
+
+
+def test_many_sequences_are_read_a_few_at_a_time() -> None:
+    given = subject("llama")
+    rows, novel = planted(given.model), next_token_batch(given.inputs[0])
+    whole = short_circuit(given.model, rows, novel)
+    parts = short_circuit(given.model, rows, novel, rows=4)
+    close(parts.suffix_loss.values, whole.suffix_loss.values)
+    assert torch.equal(parts.token_accuracy.values, whole.token_accuracy.values)
+
+
+def test_what_is_found_can_be_tabled_saved_and_drawn(tmp_path: Path) -> None:
+    given = subject("gpt2")
+    found = short_circuit(given.model, planted(given.model), next_token_batch(given.inputs[0]))
+    assert list(found.to_frame().columns) == ["layers", "count", "value"] and len(found.to_frame()) == 8
+    assert '"novel_loss_change"' in found.save(tmp_path / "found.json").read_text()
+    assert len(found.plot("exact_match", "novel_loss").axes) >= 2
 
 
 def test_what_cannot_be_short_circuited_is_refused_by_name() -> None:

@@ -254,7 +254,7 @@ class _Reader:
             return f"answer {pair.answer!r} and wrong answer {pair.wrong!r} are one token."
         if clean == corrupt:
             return f"clean and corrupt prompt are the same tokens: {self._shown(clean)}."
-        return self._seams(pair, clean, corrupt) or _Row(clean, corrupt, answer, wrong, self._roles(pair, clean))
+        return self._seams(pair) or _Row(clean, corrupt, answer, wrong, self._roles(pair, clean))
 
     def _prompt(self, prompt: Prompt) -> list[int] | str:
         if isinstance(prompt, str):
@@ -286,18 +286,18 @@ class _Reader:
             return f"the answer's id {token} is outside the vocabulary of {self.vocab_size}."
         return token
 
-    def _seams(self, pair: Pair, clean: list[int], corrupt: list[int]) -> str | None:
+    def _seams(self, pair: Pair) -> str | None:
         """Say why an answer would be split otherwise behind the prompt than alone: the model never saw it so."""
-        for prompt, ids in ((pair.clean, clean), (pair.corrupt, corrupt)):
+        for prompt in (pair.clean, pair.corrupt):
             for token in (pair.answer, pair.wrong):
                 if not isinstance(prompt, str) or not isinstance(token, str):
                     continue
                 tokenizer = self._with_tokenizer()
                 together = tokenizer.encode(prompt + token)
-                if together[:-1] != ids[-len(together) + 1 :] or together[-1:] != tokenizer.encode(token):
-                    end = f"{prompt + token!r}" if len(prompt) < 60 else f"…{prompt[-40:] + token!r}"
+                if together != [*tokenizer.encode(prompt), *tokenizer.encode(token)]:
+                    end = prompt if len(prompt) < 60 else f"…{prompt[-40:]}"
                     return (
-                        f"{token!r} is no token of its own behind the prompt: {end} ends in "
+                        f"{token!r} is no token of its own behind the prompt: {end + token!r} ends in "
                         f"{self._shown(together[-3:])}. A space belongs to the answer, not to the end of the prompt."
                     )
         return None

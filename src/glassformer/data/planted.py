@@ -7,6 +7,9 @@ exactly as many rows as its count says; the rest of such a row is text, and no d
 Sequences are pieces of held-out documents, or tokens drawn by how frequent they are; the former are natural, of the
 latter nothing can be guessed. Documents that pieces were taken from are left out of the held-out split, whose text is
 therefore new to the model.
+
+A mixture takes some rows of every batch and drops the others, planted ones among them: put the mixture's other parts
+into the text instead.
 """
 
 import dataclasses
@@ -93,6 +96,12 @@ class PlantedData:
         slots = torch.randperm(config.over * config.batch_size, generator=random)[: int(counts.sum())]
         owners = torch.arange(len(counts)).repeat_interleave(counts)
         self._owner = dict(zip(slots.tolist(), owners.tolist(), strict=True))
+
+    def shown(self, step: int) -> PlantedRows:
+        """Return the sequences with how often each has been shown in the batches 1 to `step`."""
+        past = [owner for slot, owner in self._owner.items() if slot < step * self.config.batch_size]
+        found = torch.bincount(torch.tensor(past, dtype=torch.int64), minlength=len(self.planted.ids))
+        return self.planted._replace(counts=found)
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)

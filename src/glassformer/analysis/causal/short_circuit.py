@@ -22,6 +22,7 @@ from glassformer.analysis.run import evaluating
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
+from glassformer.data.batch import next_token_batch
 from glassformer.data.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -73,6 +74,7 @@ def short_circuit(
     planted: PlantedRows,
     *novel: Batch,
     sets: Mapping[str, Sequence[int]] | None = None,
+    rows: int = 256,
     report: Report | None = None,
 ) -> ShortCircuit:
     """Short-circuit attention layer by layer; measure regeneration by repeat count against the loss on new text.
@@ -82,6 +84,7 @@ def short_circuit(
         planted: Sequences and how often the model was shown each.
         novel: Rows of text the model was not trained on.
         sets: Layers to short-circuit together, by name; each layer alone and the last ones by default.
+        rows: Sequences regenerated at a time.
         report: Called with (done, total) after each set.
 
     Raises:
@@ -103,18 +106,21 @@ def short_circuit(
             f"tokens of a sequence (found {planted.prefix})."
         )
     sets = {WHOLE: ()} | dict(_default_sets(len(model.stack.blocks)) if sets is None else sets)
+    device = model.unembed.weight.device
+    planted = planted._replace(ids=planted.ids.to(device), counts=planted.counts.to(device))
+    batches = [batch.to(device) for batch in novel]
     # all of them first: a layer that cannot be short-circuited should not show after minutes
     edits = {name: short_circuit_edits(model, layers) for name, layers in sets.items()}
     right, suffix_losses, novel_losses = [], [], []
     with evaluating(model), torch.no_grad():
         for done, change in enumerate(edits.values(), 1):
-            made = regenerate(model, planted.ids[:, : planted.prefix], length - planted.prefix, change)
-            right.append(made == planted.ids[:, planted.prefix :])
-            suffix_losses.append(_suffix_losses(model, planted, change))
-            novel_losses.append(joined([_losses(model, batch, change) for batch in novel]))
+            found = [_recited(model, ids, planted.prefix, change) for ids in planted.ids.split(rows)]
+            right.append(torch.cat([correct for correct, _ in found]))
+            suffix_losses.append(torch.cat([losses for _, losses in found]))
+            novel_losses.append(joined([_losses(model, batch, change) for batch in batches]))
             if report is not None:
                 report(done, len(edits))
-    weight = joined([batch.weight for batch in novel])
+    weight = joined([batch.weight for batch in batches])
     return _summary(
         planted, list(sets), torch.stack(right), torch.stack(suffix_losses), torch.stack(novel_losses), weight
     )
@@ -170,10 +176,12 @@ def regenerate(
 
 
 def _own_value(part: AttentionLayer) -> list[Edit]:
-    if part.mixer.traits.linear_in_value == "no":
+    linear = part.mixer.traits.linear_in_value
+    if linear in ("no", "grouped"):
         raise NoPattern(
-            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="no"), which has '
-            f'no pattern to replace by the identity.\n    Zero what it moves instead: Set("{part.path}.z", 0.0).'
+            f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="{linear}"), '
+            "which has no single pattern to replace by the identity.\n"
+            f'    Zero what it moves instead: Set("{part.path}.z", 0.0).'
         )
     # of this pass only: the value is said before z, every time anew
     passing: dict[str, Tensor] = {}
@@ -199,10 +207,13 @@ def _losses(model: Decoder, batch: Batch, edits: Sequence[Edit]) -> Float[Tensor
     return losses_of(model(batch.tokens, lengths=batch.lengths, documents=batch.documents, tape=tape), batch)
 
 
-def _suffix_losses(model: Decoder, planted: PlantedRows, edits: Sequence[Edit]) -> Float[Tensor, " sequence"]:
-    tokens, targets = planted.ids[:, :-1], planted.ids[:, 1:]
-    losses = _losses(model, Batch(tokens, targets, torch.ones_like(targets, dtype=torch.bool)), edits)
-    return losses[:, planted.prefix - 1 :].mean(-1)
+def _recited(
+    model: Decoder, ids: Int[Tensor, "sequence pos"], prefix: int, edits: Sequence[Edit]
+) -> tuple[Bool[Tensor, "sequence suffix"], Float[Tensor, " sequence"]]:
+    """Return which regenerated tokens are right, and each sequence's mean loss on its suffix."""
+    right = regenerate(model, ids[:, :prefix], ids.shape[1] - prefix, edits) == ids[:, prefix:]
+    losses = _losses(model, next_token_batch(ids), edits)
+    return right, losses[:, prefix - 1 :].mean(-1)
 
 
 def _summary(
