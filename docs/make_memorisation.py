@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import glassformer as gf
-from glassformer.analysis import short_circuit
+from glassformer.analysis import ShortCircuit, short_circuit
 from glassformer.data import PlantedData
 from glassformer.training import TrainConfig
 
@@ -19,13 +19,17 @@ PAGE = Path(__file__).resolve().parent / "how-to" / "measure-memorisation.md"
 BATCHES = 16
 
 
-def table(folder: str) -> list[str]:
-    """Return a table with a row for every set of short-circuited layers."""
+def measure(folder: str) -> ShortCircuit:
+    """Short-circuit the model of a run folder on what was planted in its text."""
     model = gf.load(folder)
     config = TrainConfig.from_json(Path(folder, "config.json").read_text(encoding="utf-8"))
     data = config.data.build(model.tokenizer)
     assert isinstance(data, PlantedData), f"{folder} is no run with planted sequences"
-    found = short_circuit(model, data.planted, *(data.batch(i, "heldout") for i in range(BATCHES)))
+    return short_circuit(model, data.planted, *(data.batch(i, "heldout") for i in range(BATCHES)))
+
+
+def table(found: ShortCircuit) -> list[str]:
+    """Return a table with a row for every set of short-circuited layers."""
     counts = found.exact_match.labels("count")
     shown, often = [i for i, count in enumerate(counts) if int(count) >= 32], len(counts) - 1
     head = [f"recited, shown {counts[i]} times" for i in shown]
@@ -61,5 +65,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     text = PAGE.read_text(encoding="utf-8")
     for kind, run in zip(("text", "tokens"), sys.argv[1:], strict=True):
-        text = fill(text, kind, table(run))
+        text = fill(text, kind, table(measure(run)))
     PAGE.write_text(text, encoding="utf-8")

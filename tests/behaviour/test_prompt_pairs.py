@@ -147,6 +147,10 @@ def test_pairs_of_several_lengths_are_grouped_or_padded_never_mixed() -> None:
     groups = pairs.groups(model)
     widths = [group.encode(model).clean.shape[1] for group in groups]
     assert widths == sorted(set(widths)) and sum(map(len, groups)) == 40
+    for group in pairs.groups(model, by_role=True):
+        encoded = group.encode(model)
+        assert all(len(set(where)) == 1 for where in encoded.roles.values())
+        assert {"first", "second", "again"} == {label.split(":")[-1] for label in encoded.labels} & set(encoded.roles)
     padded = pairs.encode(model, pad="right")
     assert padded.padding == "right" and padded.lengths is not None
     assert torch.equal(padded.last, padded.lengths - 1) and set(padded.lengths.tolist()) == set(widths)

@@ -154,12 +154,22 @@ class Pairs(Sequence[Pair]):
         bad = {misfit.pair for misfit in self.misfits(model)}
         return Pairs(tuple(pair for i, pair in enumerate(self) if i not in bad), self.name)
 
-    def groups(self, model: Any) -> "list[Pairs]":
-        """Return sets whose prompts have one length each, shortest first; raises `DataError` for a misfit."""
-        read = _Reader(model)
-        sizes = [len(read.whole(pair, i).clean) for i, pair in enumerate(self)]
-        kept = {size: tuple(p for p, n in zip(self, sizes) if n == size) for size in sorted(set(sizes))}
-        return [Pairs(members, self.name) for members in kept.values()]
+    def groups(self, model: Any, *, by_role: bool = False) -> "list[Pairs]":
+        """Return sets whose prompts have one length each, shortest first.
+
+        Args:
+            model: A model (or tokenizer) that they fit.
+            by_role: Words of one role must also lie at the same positions, as averages over pairs by position need.
+
+        Raises:
+            DataError: A pair does not fit.
+        """
+        read, found = _Reader(model), dict[Any, list[Pair]]()
+        for i, pair in enumerate(self):
+            row = read.whole(pair, i)
+            key = len(row.clean), tuple(sorted(row.roles.items())) if by_role else ()
+            found.setdefault(key, []).append(pair)
+        return [Pairs(tuple(found[key]), self.name) for key in sorted(found)]
 
     def encode(self, model: Any, pad: Literal["left", "right"] | None = None) -> EncodedPairs:
         """Return the pairs as token ids.
