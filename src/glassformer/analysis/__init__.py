@@ -5,6 +5,7 @@ from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
+from glassformer.analysis.causal import Answered, ShortCircuit, answered, regenerate, short_circuit, short_circuit_edits
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
@@ -101,6 +102,7 @@ from glassformer.analysis.virtual_heads import (
 
 __all__ = [
     "Ablation",
+    "Answered",
     "Argument",
     "Attribution",
     "Bandwidth",
@@ -141,6 +143,7 @@ __all__ = [
     "RotationTest",
     "Run",
     "ScorePaths",
+    "ShortCircuit",
     "SixArguments",
     "SkipTrigrams",
     "SourceEffects",
@@ -160,6 +163,7 @@ __all__ = [
     "Writes",
     "ablate",
     "ablate_each",
+    "answered",
     "attribution",
     "bandwidth",
     "before_after",
@@ -216,6 +220,7 @@ __all__ = [
     "position_scores",
     "positional_heads",
     "read_history",
+    "regenerate",
     "residual_sites",
     "rotate",
     "rotation",
@@ -223,6 +228,8 @@ __all__ = [
     "run",
     "score_paths",
     "score_sites",
+    "short_circuit",
+    "short_circuit_edits",
     "six_arguments",
     "skip_trigrams",
     "source_effects",
