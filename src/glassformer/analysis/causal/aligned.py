@@ -62,7 +62,7 @@ def prompts(model: Any, inputs: Any, target: Any, analysis: str) -> Prompts:
     inputs, target = _texts(model, inputs), target
     if isinstance(model, EncoderDecoder) and target is None and not isinstance(inputs, Batch):
         raise TextError(
-            f"{analysis}: what the decoder reads must be the same in every run; give target=…, or a Batch with a source."
+            f"{analysis}: every run takes the same text of the decoder; give target=…, or a Batch with a source."
         )
     return Prompts(inputs, target, prepare(model, inputs, target))
 
@@ -117,7 +117,8 @@ def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
     shown = [" ".join(repr(token) for token in tokens[same : same + 8]) or "nothing" for tokens in (ours, theirs)]
     return (
-        f"{analysis}: prompt {row} has {len(ours)} tokens clean and {len(theirs)} corrupt. They part at position {same}:\n"
+        f"{analysis}: prompt {row} has {len(ours)} tokens clean and {len(theirs)} corrupt. "
+        f"They part at position {same}:\n"
         f"    clean   {shown[0]}\n    corrupt {shown[1]}\n"
         "    Values are copied position by position: choose words that are as many tokens."
     )

@@ -54,8 +54,8 @@ class Cells:
     """A family of places and how it is cut; each combination of coordinates is one cell.
 
     Args:
-        sites: A key of `FAMILIES` or of `BUNDLES`, or the name or glob of any sites. Family `head` is what a head writes: z where a
-            head's z goes nowhere else, and `head_out` where a norm or gate comes after.
+        sites: A key of `FAMILIES` or of `BUNDLES`, or the name or glob of any sites. Family `head` is what a head
+            writes: z where a head's z goes nowhere else, and `head_out` where a norm or gate comes after.
         by: Axes to cut along: `layer` (families), `site` (globs), and axes of the sites. What is left out is replaced
             as a whole. By default as the family has it; globs are cut by `site`.
         only: Coordinates to keep along an axis, negative ones counted from the end. An axis that is not in `by` is

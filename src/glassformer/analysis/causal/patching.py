@@ -183,8 +183,8 @@ def patch(
         AnalysisUnavailable: The model has nothing of a family.
 
     Example:
-        >>> found = patch(model, "When Mary and John went out, John spoke to", "When Mary and John went out, Mary spoke to",
-        ...               logit_difference(" Mary", " John"), sites=["z", "value"])
+        >>> clean, corrupt = "Mary and John went out; John spoke to", "Mary and John went out; Mary spoke to"
+        >>> found = patch(model, clean, corrupt, logit_difference(" Mary", " John"), sites=["z", "value"])
         >>> found["z"].fraction.axes
         ('metric', 'layer', 'head', 'batch')
 

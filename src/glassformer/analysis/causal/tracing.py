@@ -4,9 +4,9 @@
     total effect     p(clean) - p(corrupt)
     indirect effect  p(corrupt, one state restored) - p(corrupt)
 
-Restored is the stream after a layer at one position, or the outputs of a window of MLPs or attentions there. Severed: the
-state is restored, and every later MLP (or attention) output at that position stays as corrupted, so that what the state
-does through them is lost. Norms are live.
+Restored is the stream after a layer at one position, or the outputs of a window of MLPs or attentions there. Severed:
+the state is restored, and every later MLP (or attention) output at that position stays as corrupted, so that what the
+state does through them is lost. Norms are live.
 
 Probabilities saturate, so the logit difference stands beside them. A window restores many outputs and looks more local
 than it is; how much noise is a choice: look at p(corrupt).
@@ -181,7 +181,9 @@ def causal_trace(
     places = _positions(model, ids[0], subject)
     embed = _embedding(model, name)
     unit = subject_deviation(model, [ids[0, list(places)]]) if deviation is None else deviation
-    edit = _noise(embed.at_token, places, (samples, len(places), model.config.d_model), unit * noise, seed, embed.weight)
+    edit = _noise(
+        embed.at_token, places, (samples, len(places), model.config.d_model), unit * noise, seed, embed.weight
+    )
     many = _copies(asked, samples)
     answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong)
     metrics = [probability(answer_id), logit_difference(answer_id, wrong_id)]
@@ -206,7 +208,9 @@ def causal_trace(
     )  # fmt: skip
 
 
-def subject_deviation(model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None) -> float:
+def subject_deviation(
+    model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = _embedding(model, stack or next(iter(model.stacks)))
