@@ -24,7 +24,7 @@ from glassformer.analysis.causal.cells import Cells, Grid, grids
 from glassformer.analysis.causal.plan import Donor, Plan
 from glassformer.analysis.causal.spread import interval, mean, standard_error
 from glassformer.analysis.causal.sweep import MetricLike, sweep
-from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
+from glassformer.errors import ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import Set
 
@@ -124,7 +124,7 @@ class Patching(Result, Mapping[str, Patched]):
 
     def __getitem__(self, name: str) -> Patched:
         if name not in self.tables:
-            raise UnknownAxis(f'no table "{name}".{nearest(name, self.tables)} Tables: {", ".join(self.tables)}.')
+            raise UnknownSite(f'no table "{name}".{nearest(name, self.tables)} Tables: {", ".join(self.tables)}.')
         return self.tables[name]
 
     def __iter__(self) -> Iterator[str]:
