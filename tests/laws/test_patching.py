@@ -38,20 +38,14 @@ def pair(name: str, length: int = 4, at: int = 1, batch: int = 2) -> tuple[Subje
 
 def present(model: Any) -> list[str]:
     """Return the families that a model has."""
-    found = []
+    found, ids = [], torch.zeros(1, 1, dtype=torch.long)
     for name in FAMILIES:
         try:
-            patch(
-                model, *[torch.zeros(1, 1, dtype=torch.long)] * 2, METRIC, Cells(name, ("layer",)), target=target(model)
-            )
+            patch(model, ids, ids, METRIC, Cells(name, ("layer",)), target=ids if len(model.stacks) > 1 else None)
             found.append(name)
         except AnalysisUnavailable:
             continue
     return found
-
-
-def target(model: Any) -> Tensor | None:
-    return torch.zeros(1, 1, dtype=torch.long) if len(model.stacks) > 1 else None
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -209,7 +203,7 @@ def test_shorter_prompts_have_no_cells_beyond_their_end() -> None:
     other[:, 1] += 1
     weight, lengths = torch.ones_like(tokens, dtype=torch.bool), torch.tensor([5, 3])
     batches = [Batch(ids, ids, weight, lengths=lengths) for ids in (tokens, other)]
-    together = patch(model, *batches, METRIC, ["resid_pre", "pattern_entries", "z"])
+    together = patch(model, batches[0], batches[1], METRIC, ["resid_pre", "pattern_entries", "z"])
     alone = [
         patch(model, tokens[i, :n], other[i, :n], METRIC, ["resid_pre", "pattern_entries", "z"])
         for i, n in enumerate((5, 3))

@@ -43,10 +43,10 @@ def test_restoring_reaches_the_answer_from_the_last_position_and_not_from_before
 
 def test_a_subject_of_the_whole_source_is_restored_by_restoring_it_at_its_only_position() -> None:
     model, ids, _ = prompt("translator_pre")
-    given = {"target": torch.tensor([[1, 2]])}
-    found = causal_trace(model, ids[:, :1], [0], samples=2, **given)
+    target = torch.tensor([[1, 2]])
+    found = causal_trace(model, ids[:, :1], [0], samples=2, target=target)
     close(found.indirect_effect.select(kind="state").values[:, 0], found.total_effect.values[:, None].expand(2, 2))
-    both = causal_trace(model, ids, [0], samples=2, stack="decoder", **given)
+    both = causal_trace(model, ids, [0], samples=2, stack="decoder", target=target)
     assert both.values.size("pos") == 2
 
 
@@ -118,7 +118,7 @@ def test_roles_follow_the_subject() -> None:
     close(found.mean.values[:, :, roles.index("further")], first[:, :, [3, 4]].mean(2))
     close(found.mean.values[:, :, roles.index("last subject")], (first[:, :, 1] + second[:, :, 3]) / 2)
     close(found.mean.values[:, :, roles.index("middle subject")], second[:, :, 2])
-    close(found.average_total.values, sum(trace.total_effect.values for trace in traces) / 2)
+    close(found.average_total.values, (traces[0].total_effect.values + traces[1].total_effect.values) / 2)
     assert found.error.select(role="middle subject").values.isnan().all()
     with pytest.raises(ShapeMismatch, match="differ in kinds"):
         average_traces([traces[0], causal_trace(model, ids, [1], samples=2, window=3)])

@@ -340,15 +340,14 @@ def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: 
         raise AnalysisUnavailable(
             f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob.'
         )
-    layer = re.search(r"L(\d+)", label)
+    layer, neuron = re.search(r"L(\d+)", label), re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
     only = {"layer": [int(layer[1])]} if layer else {}
-    neuron = re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
+    families = {name: Cells(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
+    if neuron:
+        families["neurons"] = Cells("neurons", only=only | {"neuron": [int(neuron[1])]})
     known: dict[str, _Part] = {}
-    for name in ("heads", "attentions", "mlps", *(["neurons"] if neuron else [])):
+    for cells in families.values():
         try:
-            cells = dataclasses.replace(
-                PARTS[name], only=only | ({"neuron": [int(neuron[1])]} if name == "neurons" else {})
-            )  # type: ignore[index]
             known |= {part.label: part for part in _cells(model, cells, positions, lengths)}
         except (AnalysisUnavailable, ShapeMismatch):
             # a family, a layer or a neuron that is not there: the label is looked up among what is

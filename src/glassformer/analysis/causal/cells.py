@@ -218,13 +218,11 @@ def _by_glob(model: Any, cells: Cells, analysis: str) -> list[Place]:
             f'{analysis}: no site or family "{cells.sites}".{nearest(cells.sites, [*FAMILIES, *BUNDLES, *table])}\n'
             f"    Families: {', '.join(FAMILIES)}; bundles: {', '.join(BUNDLES)}. Sites: model.sites()."
         ) from error
-    stacks: Mapping[str, Any] = getattr(model, "stacks", {"": None})
+    stacks: list[str] = list(getattr(model, "stacks", [""]))
     sites = [table[name] for name in names]
     parts = [site.name.split(".") for site in sites]
     return [
-        Place(
-            site, words[0] if words[0] in stacks else next(reversed(stacks)), any(w.startswith("cross") for w in words)
-        )
+        Place(site, words[0] if words[0] in stacks else stacks[-1], any(w.startswith("cross") for w in words))
         for site, words in zip(sites, parts)
     ]
 

@@ -364,9 +364,10 @@ def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int
     length = len(ids)
     if not isinstance(subject, str):
         found = [int(i) for i in subject]
-        if not found or (outside := [i for i in found if not -length <= i < length]):
-            what = f"position {outside[0]} is not in the prompt of {length} tokens" if found else "no position is given"
-            raise ShapeMismatch(f"causal_trace: {what}.")
+        if not found:
+            raise ShapeMismatch("causal_trace: the subject has no position; give at least one.")
+        if outside := [i for i in found if not -length <= i < length]:
+            raise ShapeMismatch(f"causal_trace: position {outside[0]} is not in the prompt of {length} tokens.")
         return tuple(sorted({i % length for i in found}))
     tokenizer = model.tokenizer
     if tokenizer is None:
