@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from closeness import close
 from glassformer.analysis import Cells, patch
-from glassformer.analysis.causal.cells import FAMILIES
 from glassformer.analysis.causal.metrics import Metric, answer_rank, logit_difference, probability
 from glassformer.analysis.causal.plan import Donor
 from glassformer.analysis.causal.sweep import sweep
@@ -20,7 +21,7 @@ from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, TextError, UnknownAxis, UnknownSite
 from glassformer.handmade import induction_model, pointer_model
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, subject
+from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 METRIC = logit_difference(1, 2)
 HYBRIDS = ["gpt2", "llama", "smeared", "lightning_hybrid", "differential", "parallel", "sandwich", "translator_linear"]
@@ -36,24 +37,11 @@ def pair(name: str, length: int = 4, at: int = 1, batch: int = 2) -> tuple[Subje
     return found, given if len(found.inputs) == 1 else given | {"target": found.inputs[1]}
 
 
-def present(model: Any) -> list[str]:
-    """Return the families that a model has."""
-    found, ids = [], torch.zeros(1, 1, dtype=torch.long)
-    for name in FAMILIES:
-        try:
-            patch(model, ids, ids, METRIC, Cells(name, ("layer",)), target=ids if len(model.stacks) > 1 else None)
-            found.append(name)
-        except AnalysisUnavailable:
-            continue
-    return found
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_value_put_in_its_own_place_changes_nothing(name: str) -> None:
     found, given = pair(name, length=3)
     given["corrupt"] = given["clean"]
-    families = [family for family in present(found.model) if family not in ("pattern_entries", "neurons")]
-    for table in patch(found.model, **given, metric=METRIC, sites=families).values():
+    for table in patch(found.model, **given, metric=METRIC, sites=["everything", "resid_post", "head"]).values():
         assert (table.change.values.abs() < 1e-12).all()
         assert table.undefined.values.all() and table.fraction.values.isnan().all()
 
@@ -131,6 +119,29 @@ def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
             place = {axis: i for axis, i in at.items() if axis in values.axes}
             layer = values.labels("layer").index(1)
             close(values.select(layer=layer, **place).values[0], logits[:, -1, 1] - logits[:, -1, 2])
+
+
+@drawn(attention_decoders(mlps=True), st.data())
+def test_any_cell_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: st.DataObject) -> None:
+    clean = found.inputs[0]
+    corrupt = (clean + data.draw(st.integers(1, 10))) % 11
+    direction = data.draw(st.sampled_from(["denoising", "noising"]))
+    tables = patch(found.model, clean, corrupt, METRIC, "everything", direction=direction)
+    name = data.draw(st.sampled_from(list(tables)))
+    values = tables[name].values
+    axes = values.axes[1:-1]
+    place = {axis: data.draw(st.integers(0, values.size(axis) - 1)) for axis in axes}
+    *part, family = name.split()
+    layer = values.labels("layer")[place["layer"]]
+    quantity = {"attn_out": "out", "mlp_out": "out"}.get(family, family)
+    inside = "" if family.startswith("resid") else f"{part[0]}." if part else f"{'mlp' if 'mlp' in family else 'attn'}."
+    site = f"blocks.{layer}.{inside}{quantity}"
+    into, out_of = (corrupt, clean) if direction == "denoising" else (clean, corrupt)
+    donor = run(found.model, out_of, read=[site])
+    edit = Set(site, donor, at=At(**{axis: i for axis, i in place.items() if axis != "layer"}))
+    logits = run(found.model, into, edit=[edit]).logits
+    assert logits is not None
+    close(values.select(**place).values[0], logits[:, -1, 1] - logits[:, -1, 2])
 
 
 def induction_prompts() -> tuple[Tensor, Tensor]:
@@ -257,6 +268,11 @@ def test_one_sweep_serves_all_families_and_names_what_it_cut() -> None:
     ids, other = given["clean"][0].tolist(), given["corrupt"][0].tolist()
     assert tables["resid_pre"].values.labels("pos")[:2] == [f"0:{ids[0]}", f"1:{ids[1]}/{other[1]}"]
     assert seen[-1] == (tables.rows, tables.rows)
+    words = ["start", "subject", "verb", "end"]
+    named = patch(found.model, **given, metric=METRIC, sites=["resid_pre", "pattern_entries"], labels=words)
+    assert named["resid_pre"].values.labels("pos") == named["pattern_entries"].values.labels("key") == words
+    with pytest.raises(ShapeMismatch, match="labels name 1 different positions, and the prompts have 4"):
+        patch(found.model, **given, metric=METRIC, labels=["a"] * 4)
     frame = tables.to_frame()
     assert len(frame) == sum(t.values.values.numel() for t in tables.values())
 

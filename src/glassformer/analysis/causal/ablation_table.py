@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -134,6 +135,7 @@ def ablation_table(
     rows: int | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
+    save_to: str | Path | None = None,
 ) -> AblationTable:
     """Ablate each part in each way and measure.
 
@@ -155,6 +157,7 @@ def ablation_table(
         rows: As in `sweep`.
         memory: As in `sweep`.
         report: Called with (ablations done, ablations in all).
+        save_to: As in `sweep`.
 
     Raises:
         AnalysisUnavailable: There is no such part or kind, or a mean over all positions of a pattern is asked for.
@@ -176,7 +179,7 @@ def ablation_table(
             kind_of.append(k)
     swept = sweep(
         model, asked.inputs, Plan(plan, {"row": range(len(plan))}), metric, target=asked.target, rows=rows,
-        memory=memory, report=report,
+        memory=memory, report=report, save_to=save_to,
     )  # fmt: skip
     row_kinds, values = torch.tensor(kind_of), swept.values.values
     by_kind = [values[:, row_kinds == k].unflatten(1, (len(found), -1)).mean(2) for k in range(len(chosen))]

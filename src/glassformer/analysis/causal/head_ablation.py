@@ -6,6 +6,8 @@
 With norms held too (`norms="frozen"`) and no MLPs, pattern-preserving ablation takes away exactly the paths through the
 heads. What a head writes is replaced by nothing, or by its mean over all tokens that count.
 
+What single values and other parts are worth to any metric, and by which kind of ablation, is in `ablation_table`.
+
 Layers below an ablated head are not run again, and all heads of a layer are rows of one batch.
 
 Source: Olsson et al. 2022, argument 3.

@@ -14,6 +14,7 @@ Zhang & Nanda 2023, "Towards Best Practices of Activation Patching in Language M
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from glassformer.analysis.causal.plan import Donor, Plan
 from glassformer.analysis.causal.spread import interval, mean, standard_error
 from glassformer.analysis.causal.sweep import MetricLike, sweep
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
-from glassformer.labelled import Labelled, Result
+from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.trace import Set
 
 Direction = Literal["denoising", "noising"]
@@ -151,10 +152,12 @@ def patch(
     direction: Direction = "denoising",
     target: Any = None,
     corrupt_target: Any = None,
+    labels: Sequence[str] | None = None,
     least_gap: float = 0.01,
     rows: int | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
+    save_to: str | Path | None = None,
 ) -> Patching:
     """Replace values of one run by those of another, one cell at a time.
 
@@ -171,10 +174,13 @@ def patch(
         direction: Which run the values are put into.
         target: What the decoder of an encoder-decoder reads in the clean run.
         corrupt_target: The same in the corrupt run, if it differs.
+        labels: Names of positions, for prompts whose tokens play the same parts; by default the tokens of a single
+            pair, and numbers for several. In an encoder-decoder they name the encoder's.
         least_gap: See `Patched`.
         rows: As in `sweep`.
         memory: As in `sweep`.
         report: Called with (cells done, cells in all).
+        save_to: As in `sweep`.
 
     Raises:
         ShapeMismatch: The prompts do not align; the message says where.
@@ -194,6 +200,7 @@ def patch(
         raise ShapeMismatch(f'patch: direction is "denoising" or "noising", found {direction!r}.')
     first, second = aligned(model, clean, corrupt, target, corrupt_target, "patch")
     into, out_of = (second, first) if direction == "denoising" else (first, second)
+    named = None if labels is None else _checked(labels, first)
     found = grids(model, sites, first.lengths(), "patch")
     donor = Donor(out_of.inputs, out_of.target)
     cells = [[Set(site.name, donor, at=at) for site, at in cell.parts] for grid in found for cell in grid.cells]
@@ -201,7 +208,7 @@ def patch(
         raise ShapeMismatch("patch: `only` leaves no cell.")
     swept = sweep(
         model, into.inputs, Plan(cells, {"row": range(len(cells))}), metric, target=into.target, rows=rows,
-        memory=memory, report=report,
+        memory=memory, report=report, save_to=save_to,
     )  # fmt: skip
     # a row that changes nothing: the other run's own numbers
     other = sweep(model, out_of.inputs, [[]], metric, target=out_of.target).base
@@ -211,7 +218,7 @@ def patch(
     for grid in found:
         values = laid_out(grid, swept.values.values[:, done : done + len(grid.cells)], first, second)
         done += len(grid.cells)
-        axes = {"metric": swept.values.labels("metric")} | _labels(grid, first, second)
+        axes = {"metric": swept.values.labels("metric")} | _labels(grid, first, second, named)
         labelled = Labelled(values, ("metric", *grid.axes, "batch"), axes)
         tables[grid.name] = Patched(labelled, clean_m, corrupt_m, direction, least_gap)
     return Patching(tables, direction, len(cells), swept.work)
@@ -232,11 +239,26 @@ def laid_out(grid: Grid, values: Tensor, first: Prompts, second: Prompts) -> Ten
     return whole
 
 
-def _labels(grid: Grid, first: Prompts, second: Prompts) -> dict[str, Sequence[Any]]:
-    return {
-        axis: position_labels(first, second, grid.stacks[axis], labels) if axis in grid.stacks else labels
-        for axis, labels in grid.axes.items()
-    }
+def _checked(labels: Sequence[str], prompts: Prompts) -> Sequence[str]:
+    length = next(iter(prompts.lengths().values()), 0)
+    if len(labels) != length or len(set(labels)) < length:
+        raise ShapeMismatch(
+            f"patch: labels name {len(set(labels))} different positions, and the prompts have {length}; one name each."
+        )
+    return labels
+
+
+def _labels(
+    grid: Grid, first: Prompts, second: Prompts, named: Sequence[str] | None
+) -> dict[str, Sequence[Coordinate]]:
+    found = dict(grid.axes)
+    for axis, stack in grid.stacks.items():
+        places = grid.axes[axis]
+        if named is not None and stack != "decoder":
+            found[axis] = [named[int(i)] for i in places]
+        else:
+            found[axis] = position_labels(first, second, stack, places)
+    return found
 
 
 def _without_batch(like: Labelled, values: Tensor) -> Labelled:

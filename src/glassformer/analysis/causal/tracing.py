@@ -16,6 +16,7 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -136,6 +137,7 @@ def causal_trace(
     rows: int | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
+    save_to: str | Path | None = None,
 ) -> CausalTrace:
     """Trace one prompt: corrupt its subject, restore each state, watch the answer.
 
@@ -157,6 +159,7 @@ def causal_trace(
         rows: As in `sweep`.
         memory: As in `sweep`.
         report: Called with (cells done, cells in all).
+        save_to: As in `sweep`.
 
     Raises:
         TextError: The subject is not in the text.
@@ -193,8 +196,9 @@ def causal_trace(
         kind=chosen, pos=range(ids.shape[1]), layer=range(len(traced.blocks)),
     )  # fmt: skip
     found = sweep(
-        model, many[0], plan, metrics, target=many[1], base_edit=edit, rows=rows, memory=memory, report=report
-    )
+        model, many[0], plan, metrics, target=many[1], base_edit=edit, rows=rows, memory=memory, report=report,
+        save_to=save_to,
+    )  # fmt: skip
     clean = sweep(model, donors[0].inputs, [[]], metrics, target=donors[0].target).base
     tokens = [f"{i}:{token}" for i, token in enumerate(asked.tokens(name)[0])]
     names = clean.labels("metric")
