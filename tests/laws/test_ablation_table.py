@@ -114,6 +114,7 @@ def test_parts_of_every_sort_share_one_table() -> None:
     ids = given["inputs"]
     others = [torch.cat((ids[:, :3], ids[:, 3:].roll(step, 0)), 1) for step in (1, 2)]
     assert any(torch.allclose(answered(model, {"inputs": other}), swapped) for other in others)
+    assert len(found.plot().axes) == 2
     frame = found.to_frame()
     assert list(frame.columns[:5]) == ["metric", "part", "zero", "mean", "resample"]
     assert frame.loc[frame["part"] == "L1N3", "zero"].item() == pytest.approx(

@@ -237,6 +237,9 @@ def test_the_mean_the_error_and_the_interval_are_over_prompts() -> None:
     low, high = table.interval("values").values
     mean = table.mean("values").values
     assert (low <= mean).all() and (mean <= high).all()
+    other = patch(found.model, **given, metric=METRIC, sites="z", direction="noising")["z"]
+    close(other.carried.values[0], 1 - other.recovered.values[0])
+    close(table.carried.values[0], table.recovered.values[0])
     narrow = table.interval("values", level=0.5).values
     assert (narrow[1] - narrow[0] <= high - low).all()
     assert (low == table.interval("values").values[0]).all()
@@ -268,6 +271,8 @@ def test_one_sweep_serves_all_families_and_names_what_it_cut() -> None:
     ids, other = given["clean"][0].tolist(), given["corrupt"][0].tolist()
     assert tables["resid_pre"].values.labels("pos")[:2] == [f"0:{ids[0]}", f"1:{ids[1]}/{other[1]}"]
     assert seen[-1] == (tables.rows, tables.rows)
+    assert len(tables.plot("z by layer head", "key").axes) == 4  # each with its colour bar
+    assert len(tables["resid_pre"].plot("recovered").axes) == 2
     words = ["start", "subject", "verb", "end"]
     named = patch(found.model, **given, metric=METRIC, sites=["resid_pre", "pattern_entries"], labels=words)
     assert named["resid_pre"].values.labels("pos") == named["pattern_entries"].values.labels("key") == words

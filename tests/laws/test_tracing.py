@@ -113,6 +113,7 @@ def test_roles_follow_the_subject() -> None:
     model, ids, _ = prompt("gpt2", length=6)
     traces = [causal_trace(model, ids, places, samples=2) for places in ([1], [1, 2, 3])]
     found = average_traces(traces)
+    assert len(found.plot().axes) == 2 * 3 * 2 and len(traces[0].plot("corrupt").axes) == 2
     first, second = (trace.indirect_effect.values for trace in traces)
     roles = found.values.labels("role")
     close(found.mean.values[:, :, roles.index("further")], first[:, :, [3, 4]].mean(2))

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from glassformer import figures
 from glassformer.analysis.causal.aligned import Prompts, permuted, prompts
 from glassformer.analysis.causal.cells import Cells, Grid, grids
 from glassformer.analysis.causal.plan import Donor, EditLike, Plan
@@ -100,6 +101,10 @@ class AblationTable(Result):
         kinds = self.values.labels("kind")
         coords = {"metric": self.values.labels("metric"), "kind": kinds, "other": kinds}
         return Labelled(unit @ unit.mT, ("metric", "kind", "other"), coords)
+
+    def plot(self, *fields: str) -> Any:
+        """Return a map of mean changes over kinds and parts, one per metric; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "ablation")
 
     def to_frame(self) -> Any:
         """Return a row for each metric and part: mean change and standard error of each kind, side by side."""

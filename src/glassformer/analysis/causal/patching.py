@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from glassformer import figures
 from glassformer.analysis.causal.aligned import Prompts, aligned, position_labels
 from glassformer.analysis.causal.cells import Cells, Grid, grids
 from glassformer.analysis.causal.plan import Donor, Plan
@@ -75,12 +76,25 @@ class Patched(Result):
 
     @property
     def recovered(self) -> Labelled:
-        """The fraction by means over prompts, `metric …`: steady where some prompts have next to no gap."""
+        """The fraction by means over prompts, `metric …`: steady where some prompts have next to no gap.
+
+        NaN where gaps of different sign leave next to no gap in the mean.
+        """
         gap = (self.clean.values - self.corrupt.values)[:, None].expand_as(self._flat)
         gap = gap.masked_fill(self._flat.isnan(), torch.nan)
         moved = self._flat - self.corrupt.values[:, None]
-        share = moved.nanmean(-1) / gap.nanmean(-1)
+        mean_gap, size = gap.nanmean(-1), gap.square().nanmean(-1).sqrt()
+        share = moved.nanmean(-1) / mean_gap.masked_fill(mean_gap.abs() <= self.least_gap * size, torch.nan)
         return _without_batch(self.values, share.unflatten(1, self.values.values.shape[1:-1]))
+
+    @property
+    def carried(self) -> Labelled:
+        """The share of the difference that each value carries, `metric …`: what it brings, or what is lost with it.
+
+        `recovered` in denoising, and 1 less that in noising.
+        """
+        found = self.recovered
+        return found if self.direction == "denoising" else dataclasses.replace(found, values=1 - found.values)
 
     def mean(self, of: Literal["values", "change", "fraction"] = "fraction") -> Labelled:
         """Return the mean over the prompts that have a value, `metric …`."""
@@ -95,6 +109,10 @@ class Patched(Result):
     ) -> Labelled:
         """Return the confidence interval of the mean, `bound metric …`, by drawing prompts again (bootstrap)."""
         return interval(getattr(self, of), level=level, seed=seed)
+
+    def plot(self, *fields: str) -> Any:
+        """Return a figure of `carried`, one map or line per metric; of other fields and properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("carried",)], self.direction)
 
     @property
     def _flat(self) -> Tensor:
@@ -133,6 +151,10 @@ class Patching(Result, Mapping[str, Patched]):
 
     def __len__(self) -> int:
         return len(self.tables)
+
+    def plot(self, *fields: str) -> Any:
+        """Return a figure of what each cell carries, for the tables that are named; for all, if none is."""
+        return figures.draw([(name, self[name].carried) for name in fields or self.tables], self.direction)
 
     def to_frame(self) -> Any:
         """Return all tables' values as one long-form DataFrame, with the table's name in the column `sites`."""

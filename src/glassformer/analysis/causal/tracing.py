@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer import figures
 from glassformer.analysis.causal.aligned import Prompts, prompts
 from glassformer.analysis.causal.metrics import logit_difference, probability
 from glassformer.analysis.causal.plan import Donor, EditLike, grid
@@ -84,6 +85,10 @@ class CausalTrace(Result):
         """Standard error of the indirect effect over samples of noise, `metric kind pos layer`."""
         return standard_error(self._change)
 
+    def plot(self, *fields: str) -> Any:
+        """Return maps of the indirect effect, one for each metric and kind; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("indirect_effect",)], self.answer)
+
     @property
     def _change(self) -> Labelled:
         corrupt = self.corrupt.values[:, None, None, None]
@@ -102,6 +107,10 @@ class TracesByRole(Result):
 
     values: Labelled
     total: Labelled
+
+    def plot(self, *fields: str) -> Any:
+        """Return maps of the average indirect effect, one for each metric and kind; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "average indirect effect")
 
     @property
     def mean(self) -> Labelled:
