@@ -127,7 +127,7 @@ class _Part:
 def ablation_table(
     model: Any,
     inputs: Any,
-    metric: MetricLike | Sequence[MetricLike],
+    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
     parts: Parts = "heads",
     *,
     kinds: Sequence[Kind] | None = None,

@@ -168,7 +168,7 @@ def patch(
     model: Any,
     clean: Any,
     corrupt: Any,
-    metric: MetricLike | Sequence[MetricLike],
+    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
     sites: str | Cells | Sequence[str | Cells] = "stream",
     *,
     direction: Direction = "denoising",
