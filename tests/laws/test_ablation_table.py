@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from closeness import close
 from glassformer.analysis import Cells, ablation_table, run
-from glassformer.analysis.causal.metrics import logit, logit_difference
+from glassformer.analysis.causal.metrics import Metric, logit, logit_difference
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
@@ -168,6 +168,22 @@ def test_shorter_prompts_have_no_later_positions() -> None:
     assert last[0, 0].abs() < 1e-12
     with pytest.raises(ShapeMismatch, match="differ in length"):
         ablation_table(model, batch, METRIC, kinds=["resample"])
+
+
+def test_parts_of_any_module_are_ablated_by_their_names() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 5)).double()
+    ids = torch.tensor([[1, 2], [3, 4], [0, 2]])
+    metric = Metric("first", lambda logits: logits[..., -1, 0], (), None)
+    for inputs in (ids, (ids,)):
+        found = ablation_table(module, inputs, metric, Cells("*.out"))
+        assert found.values.labels("part") == ["0.out", "1.out", "2.out", "3.out"]
+        mean = module[0](ids).mean(0, keepdim=True)
+        close(found.values.values[0, 1, 0], module[1:](mean)[0, -1, 0].expand(3))
+        # what is put in at the bottom, at the top comes out
+        assert sorted(found.values.values[0, 2, 0].tolist()) == pytest.approx(sorted(found.whole.values[0].tolist()))
+    with pytest.raises(AnalysisUnavailable, match="Sequential have no labels"):
+        ablation_table(module, ids, metric, "L0H0")
 
 
 def test_what_cannot_be_ablated_is_said() -> None:

@@ -8,6 +8,7 @@ import torch
 from closeness import close
 from glassformer.analysis import average_traces, causal_trace, run, subject_deviation
 from glassformer.analysis.causal.tracing import KINDS, token_roles
+from glassformer.data import Batch
 from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
@@ -133,6 +134,15 @@ def test_the_subject_is_found_in_the_text() -> None:
     assert causal_trace(model, "the cat sat on mats", "cat sat", samples=2).subject == (2, 3)
     with pytest.raises(TextError, match="'dog' is not in the text"):
         causal_trace(model, "the cat", "dog")
+    padded = torch.tensor([[1, 2, 3, 0, 0]])
+    batch = Batch(padded, padded, torch.ones_like(padded, dtype=torch.bool), lengths=torch.tensor([3]))
+    close(
+        causal_trace(model, batch, [1], samples=2).values.values,
+        causal_trace(model, padded[:, :3], [1], samples=2).values.values,
+    )
+    packed = Batch(padded, padded, torch.ones_like(padded, dtype=torch.bool), documents=torch.tensor([[0, 0, 1, 1, 1]]))
+    with pytest.raises(ShapeMismatch, match="packed documents"):
+        causal_trace(model, packed, [1])
     with pytest.raises(ShapeMismatch, match="one prompt at a time, found 2"):
         causal_trace(model, [[1, 2], [3, 4]], [0])
     with pytest.raises(ShapeMismatch, match="position 9"):

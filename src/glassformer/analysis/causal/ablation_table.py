@@ -327,6 +327,8 @@ def _stacks(model: Any, site: Site) -> dict[str, str]:
 
 def _label(grid: Grid, index: Sequence[int]) -> str:
     at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), index)}
+    if set(at) == {"site"}:
+        return str(at["site"])
     words = grid.name.split()
     stack = words[0] if words[0] in ("encoder", "decoder") else ""
     part = next((word for word in words[:-1] if word.startswith(("attn_", "cross", "mlp_"))), "")

@@ -1,6 +1,6 @@
 """Two sets of prompts that differ in content and not in shape, as experiments on their difference need them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,10 @@ def position_labels(first: Prompts, second: Prompts, stack: str, places: Sequenc
     return [f"{i}:{a}" if a == b else f"{i}:{a}/{b}" for i, a, b in pairs]
 
 
+def _ordered(value: Any, order: Int[Tensor, " batch"]) -> Any:
+    return value[order] if isinstance(value, Tensor) and value.ndim and len(value) == len(order) else value
+
+
 def _texts(model: Any, inputs: Any) -> Any:
     if not (isinstance(inputs, (list, tuple)) and inputs and all(isinstance(text, str) for text in inputs)):
         return inputs
@@ -126,9 +130,13 @@ def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]
 
 def permuted(prompts: Prompts, order: Int[Tensor, " batch"]) -> tuple[Any, Any]:
     """Return (inputs, target) with the prompts in another order."""
-    given = prompts.given
-    if isinstance(prompts.inputs, Batch):
-        fields = {name: value[order] for name, value in prompts.inputs.tensors().items()}
-        return Batch(**fields), None
+    given, inputs = prompts.given, prompts.inputs
+    if isinstance(inputs, Batch):
+        return Batch(**{name: value[order] for name, value in inputs.tensors().items()}), None
+    # other modules: whatever they take that has a row per prompt
+    if isinstance(inputs, Mapping):
+        return {name: _ordered(value, order) for name, value in inputs.items()}, None
+    if isinstance(inputs, tuple):
+        return tuple(_ordered(value, order) for value in inputs), None
     assert given.ids is not None, "models that take no ids are refused before"
     return (given.ids[order], None) if given.source_ids is None else (given.source_ids[order], given.ids[order])

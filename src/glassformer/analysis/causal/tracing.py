@@ -188,8 +188,9 @@ def causal_trace(
     name = stack or next(iter(model.stacks))
     chosen = tuple(kinds) if kinds is not None else _available(traced)
     _check_kinds(chosen, traced)
-    ids = asked.given.source_ids if name == "encoder" else asked.given.ids
-    assert ids is not None, "our models read ids"
+    if asked.given.kwargs.get("documents") is not None:
+        raise ShapeMismatch("causal_trace: the prompt is a row of packed documents; give one of them.")
+    ids = _copies(asked, 1)[0 if name != "decoder" else 1]
     places = _positions(model, ids[0], subject)
     embed = _embedding(model, name)
     unit = subject_deviation(model, [ids[0, list(places)]]) if deviation is None else deviation
@@ -351,9 +352,13 @@ def _noise(
 def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
     given = asked.given
     assert given.ids is not None, "our models read ids"
-    if given.source_ids is None:
-        return given.ids.expand(n, -1), None
-    return given.source_ids.expand(n, -1), given.ids.expand(n, -1)
+    # padding goes: one row needs none
+    ids = given.ids[:, : len(given.token_rows[0])].expand(n, -1)
+    return (
+        (ids, None)
+        if given.source_ids is None
+        else (given.source_ids[:, : len(given.source_rows[0])].expand(n, -1), ids)
+    )
 
 
 def _tokens(
