@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from closeness import close
 from glassformer.analysis import Cells, patch
 from glassformer.analysis.causal.metrics import Metric, answer_rank, logit_difference, probability
+from glassformer.analysis.causal.patching import Direction
 from glassformer.analysis.causal.plan import Donor
 from glassformer.analysis.causal.sweep import sweep
 from glassformer.analysis.run import run
@@ -125,7 +126,7 @@ def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
 def test_any_cell_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: st.DataObject) -> None:
     clean = found.inputs[0]
     corrupt = (clean + data.draw(st.integers(1, 10))) % 11
-    direction = data.draw(st.sampled_from(["denoising", "noising"]))
+    direction: Direction = data.draw(st.sampled_from(["denoising", "noising"]))
     tables = patch(found.model, clean, corrupt, METRIC, "everything", direction=direction)
     name = data.draw(st.sampled_from(list(tables)))
     values = tables[name].values
@@ -201,7 +202,8 @@ def test_what_the_head_copies_is_in_its_value_alone() -> None:
 def test_two_heads_that_do_the_same_hide_from_noising_and_not_from_denoising() -> None:
     model, (clean, corrupt) = induction_model(redundant=True), induction_prompts()
     metric = probability([2, 7])
-    found = {d: patch(model, clean, corrupt, metric, "z", direction=d)["z"] for d in ("denoising", "noising")}  # type: ignore[arg-type]
+    directions: list[Direction] = ["denoising", "noising"]
+    found = {d: patch(model, clean, corrupt, metric, "z", direction=d)["z"] for d in directions}
     close(found["denoising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
     close(found["noising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
 

@@ -8,13 +8,8 @@ from glassformer.analysis.causal.ablation_table import AblationTable, ablation_t
 from glassformer.analysis.causal.cells import Cells
 from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.causal.patching import Patched, Patching, patch
-from glassformer.analysis.causal.tracing import (
-    CausalTrace,
-    TracesByRole,
-    average_traces,
-    causal_trace,
-    subject_deviation,
-)
+from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
+from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition

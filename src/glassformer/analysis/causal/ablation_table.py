@@ -15,7 +15,6 @@ the Wild" (mean); Chan et al. 2022, "Causal Scrubbing" (resample).
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,30 +25,17 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis.causal.aligned import Prompts, permuted, prompts
-from glassformer.analysis.causal.cells import Cells, Grid, grids
+from glassformer.analysis.causal.parts import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.causal.plan import Donor, EditLike, Plan
 from glassformer.analysis.causal.spread import interval, mean, standard_error
 from glassformer.analysis.causal.sweep import MetricLike, sweep
 from glassformer.analysis.run import run
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.trace import At, Read, Set, Site
-from glassformer.weights import head_label
 
 Kind = Literal["zero", "mean", "resample"]
 KINDS: tuple[Kind, ...] = ("zero", "mean", "resample")
-_POSITIONS = ("pos", "query", "key")
-
-# names of families of parts; a part is replaced at all positions, except in the last
-PARTS: dict[str, Cells] = {
-    "heads": Cells("head"),
-    "attentions": Cells("attn_out", ("layer",)),
-    "mlps": Cells("mlp_out", ("layer",)),
-    "neurons": Cells("neurons"),
-    "positions": Cells("resid_pre", ("layer", "pos"), only={"layer": [0]}),
-}
-
-Parts = str | Cells | Sequence[str | Cells] | Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,13 +103,6 @@ class AblationTable(Result):
         return tables[0].join(tables[1]).reset_index()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    label: str
-    places: tuple[tuple[Site, At], ...]
-    stacks: Mapping[str, str]
-
-
 def ablation_table(
     model: Any,
     inputs: Any,
@@ -172,7 +151,7 @@ def ablation_table(
     """
     asked = prompts(model, inputs, target, "ablation_table")
     chosen = _kinds(kinds, asked)
-    found = _parts(model, parts, positions, asked.lengths())
+    found = named_parts(model, parts, positions, asked.lengths())
     others = asked if reference is None else prompts(model, reference, target, "ablation_table")
     means = _means(model, found, others, asked, mean_over) if "mean" in chosen else {}
     donors = [Donor(*permuted(asked, order)) for order in _orders(asked, draws, seed)] if "resample" in chosen else []
@@ -233,13 +212,13 @@ def _replacing(site: Site, at: At, value: Any) -> Set:
         return Set(site.name, value, at=at)
     mean = value[site.name]
     # a mean over all positions has one entry there, whichever is asked for
-    one = {axis for axis, size in zip(site.axes, mean.shape) if axis in _POSITIONS and size == 1}
+    one = {axis for axis, size in zip(site.axes, mean.shape) if axis in POSITIONS and size == 1}
     where = {axis: (0 if isinstance(w, int) else [0]) if axis in one else w for axis, w in at.where.items()}
     return Set(site.name, At(**where).take(mean, site), at=at)
 
 
 def _means(
-    model: Any, parts: Sequence[_Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
+    model: Any, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
 ) -> dict[str, Tensor]:
     """Return means over the real tokens of the references, with the axes of the site and one row."""
     if over not in ("position", "all"):
@@ -256,7 +235,7 @@ def _means(
 
 
 def _reducer(site: Site, stacks: Mapping[str, str], others: Prompts, over: str) -> Callable[[Tensor], Tensor]:
-    along = [axis for axis in site.axes if axis in _POSITIONS]
+    along = [axis for axis in site.axes if axis in POSITIONS]
     if over == "all" and len(along) > 1:
         raise AnalysisUnavailable(
             f'ablation_table: "{site.name}" has entries for pairs of positions, and no mean over all of them.\n'
@@ -277,97 +256,14 @@ def _reducer(site: Site, stacks: Mapping[str, str], others: Prompts, over: str) 
     return reduce
 
 
-def _missing(part: _Part, asked: Prompts) -> Bool[Tensor, " batch"]:
+def _missing(part: Part, asked: Prompts) -> Bool[Tensor, " batch"]:
     """Return the prompts that end before the part's positions."""
     missing = torch.zeros(asked.rows, dtype=torch.bool)
     for _, at in part.places:
         for axis, where in at.where.items():
-            if axis in _POSITIONS and isinstance(where, int):
+            if axis in POSITIONS and isinstance(where, int):
                 missing |= ~asked.real(part.stacks[axis])[:, where]
     return missing
-
-
-def _parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[_Part]:
-    if isinstance(asked, Mapping):
-        found = []
-        for name, labels in asked.items():
-            members = [_labelled(model, label, positions, lengths) for label in labels]
-            if not members:
-                raise AnalysisUnavailable(f'ablation_table: the set "{name}" is empty.')
-            stacks = {axis: stack for member in members for axis, stack in member.stacks.items()}
-            found.append(_Part(name, tuple(place for member in members for place in member.places), stacks))
-        return found
-    found = []
-    for one in [asked] if isinstance(asked, str | Cells) else asked:
-        if isinstance(one, str) and one not in PARTS:
-            found.append(_labelled(model, one, positions, lengths))
-        else:
-            found += _cells(model, PARTS[one] if isinstance(one, str) else one, positions, lengths)
-    return list({part.label: part for part in found}.values())
-
-
-def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[_Part]:
-    if positions is not None:
-        cells = dataclasses.replace(cells, only={"pos": positions} | dict(cells.only))
-    found = grids(model, cells, lengths, "ablation_table")
-    return [
-        _Part(_label(grid, cell.index), cell.parts, _stacks(model, cell.parts[0][0]))
-        for grid in found
-        for cell in grid.cells
-    ]
-
-
-def _stacks(model: Any, site: Site) -> dict[str, str]:
-    """Return whose positions the position axes of a site count."""
-    words, known = site.name.split("."), list(getattr(model, "stacks", {"": None}))
-    own = words[0] if words[0] in known else known[-1]
-    crossed = any(word.startswith("cross") for word in words)
-    return {axis: "encoder" if axis == "key" and crossed else own for axis in site.axes if axis in _POSITIONS}
-
-
-def _label(grid: Grid, index: Sequence[int]) -> str:
-    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), index)}
-    if set(at) == {"site"}:
-        return str(at["site"])
-    words = grid.name.split()
-    stack = words[0] if words[0] in ("encoder", "decoder") else ""
-    part = next((word for word in words[:-1] if word.startswith(("attn_", "cross", "mlp_"))), "")
-    family, axes = words[-1] if "by" not in words else "", set(at)
-    encoder = "enc " if stack == "encoder" else ""
-    if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
-        return f"{encoder}position {at['pos']}"
-    if family in ("head", "z") and axes == {"layer", "head"}:
-        return head_label(stack, part or "attn", int(at["layer"]), int(at["head"]))
-    if family == "neurons" and axes == {"layer", "neuron"}:
-        return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {part}" if part else "")
-    if family in ("attn_out", "mlp_out") and axes == {"layer"}:
-        return f"{encoder}L{at['layer']} {part or family.removesuffix('_out')}"
-    return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
-
-
-def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> _Part:
-    if not hasattr(model, "stacks"):
-        raise AnalysisUnavailable(
-            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob.'
-        )
-    layer, neuron = re.search(r"L(\d+)", label), re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
-    only = {"layer": [int(layer[1])]} if layer else {}
-    families = {name: Cells(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
-    if neuron:
-        families["neurons"] = Cells("neurons", only=only | {"neuron": [int(neuron[1])]})
-    known: dict[str, _Part] = {}
-    for cells in families.values():
-        try:
-            known |= {part.label: part for part in _cells(model, cells, positions, lengths)}
-        except (AnalysisUnavailable, ShapeMismatch):
-            # a family, a layer or a neuron that is not there: the label is looked up among what is
-            continue
-    if label not in known:
-        raise AnalysisUnavailable(
-            f'ablation_table: no part "{label}".{nearest(label, [*known, *PARTS])}\n'
-            f"    Parts are called like L1H6, L0 attn, L0 mlp, L0N12; all of a kind: {', '.join(PARTS)}."
-        )
-    return known[label]
 
 
 def _ranks(values: Tensor) -> Tensor:
