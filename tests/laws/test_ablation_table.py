@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from closeness import close
-from glassformer.analysis import Cells, ablation_table, run
+from glassformer.analysis import AblationTable, Cells, ablation_table, run
 from glassformer.analysis.causal.metrics import Metric, logit, logit_difference
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
+from glassformer.labelled import Labelled
 from glassformer.trace import At, Scale, Set
 from strategies import ARCHITECTURES, subject
 
@@ -123,19 +124,16 @@ def test_parts_of_every_sort_share_one_table() -> None:
 
 
 def test_kinds_that_rank_alike_agree() -> None:
-    model, given = prompts("gpt2", batch=4)
-    found = ablation_table(model, metric=METRIC, **given)
-    same = found.replace(values=found.values.select(kind=slice(0, 2)))
-    flipped = same.change.values.clone()
-    flipped[:, 1] = 2 * flipped[:, 0] + 1
-    alike = same.replace(values=same.values.__class__(flipped, same.values.axes, same.values.coords), whole=found.whole)
-    agreement = alike.replace(
-        whole=found.whole.__class__(torch.zeros_like(found.whole.values), found.whole.axes)
-    ).agreement
-    close(agreement.values, torch.ones(1, 2, 2).double())
-    whole = found.agreement.values
-    close(whole, whole.mT)
-    close(whole.diagonal(dim1=1, dim2=2), torch.ones(1, 3).double())
+    changes = torch.tensor(
+        [[1.0, 2.0, 3.0, 9.0], [10.0, 20.0, 30.0, 31.0], [-1.0, -2.0, -3.0, -4.0], [5.0, 5.0, 7.0, 7.0]]
+    )
+    values = Labelled(changes.double()[None, :, :, None].expand(-1, -1, -1, 2), ("metric", "kind", "part", "batch"))
+    whole = Labelled(torch.zeros(1, 2, dtype=torch.float64), ("metric", "batch"))
+    found = AblationTable(values, whole, reference=2, mean_over="position", draws=1, seed=0).agreement.values[0]
+    # ranks 0 1 2 3 against 0.5 0.5 2.5 2.5
+    tied = 4 / (5 * 4) ** 0.5
+    expected = [[1, 1, -1, tied], [1, 1, -1, tied], [-1, -1, 1, -tied], [tied, tied, -tied, 1]]
+    close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_induction_circuit_is_what_ablation_finds() -> None:
