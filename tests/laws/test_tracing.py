@@ -77,21 +77,20 @@ def test_each_cell_is_one_run_with_these_edits(name: str) -> None:
         return torch.stack((last.softmax(-1)[:, 3], last[:, 3] - last[:, 4]))
 
     close(found.corrupt.values, answered([]))
-    at = At(pos=2)
-    held = {
-        ("state", 0): [Set(f"{stack}blocks.0.resid_post", clean, at=at)],
-        # a window of two is the layer before and the layer
-        ("mlp", 0): [Set(f"{stack}blocks.0.mlp.out", clean, at=at)],
-        ("mlp", 1): [Set(f"{stack}blocks.{i}.mlp.out", clean, at=at) for i in (0, 1)],
-        ("attn", 1): [Set(f"{stack}blocks.{i}.attn.out", clean, at=at) for i in (0, 1)],
-    }
-    for part in ("mlp", "attn"):
-        later = Set(f"{stack}blocks.1.{part}.out", corrupt, at=at)
-        held[f"state_without_{part}", 0] = [*held["state", 0], later]
-    for (kind, layer), edits in held.items():
-        if name == "lightning_hybrid" and kind == "mlp":
-            continue
-        close(found.values.select(kind=kind, pos=2, layer=layer).values, answered(edits))
+    for pos in (2, 3):
+        at = At(pos=pos)
+        held = {
+            ("state", 0): [Set(f"{stack}blocks.0.resid_post", clean, at=at)],
+            # a window of two is the layer before and the layer
+            ("mlp", 0): [Set(f"{stack}blocks.0.mlp.out", clean, at=at)],
+            ("mlp", 1): [Set(f"{stack}blocks.{i}.mlp.out", clean, at=at) for i in (0, 1)],
+            ("attn", 1): [Set(f"{stack}blocks.{i}.attn.out", clean, at=at) for i in (0, 1)],
+        }
+        for part in ("mlp", "attn"):
+            later = Set(f"{stack}blocks.1.{part}.out", corrupt, at=at)
+            held[f"state_without_{part}", 0] = [*held["state", 0], later]
+        for (kind, layer), edits in held.items():
+            close(found.values.select(kind=kind, pos=pos, layer=layer).values, answered(edits))
 
 
 def test_on_the_induction_circuit_tracing_finds_where_the_answer_is_kept() -> None:
