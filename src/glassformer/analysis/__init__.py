@@ -1,11 +1,16 @@
 """Analyses: functions of a run (or of weights) that return labelled results."""
 
-from glassformer.analysis.ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
 from glassformer.analysis.causal import Answered, ShortCircuit, answered, regenerate, short_circuit, short_circuit_edits
+from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
+from glassformer.analysis.causal.cells import Cells
+from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
+from glassformer.analysis.causal.patching import Patched, Patching, patch
+from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
+from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
@@ -102,12 +107,15 @@ from glassformer.analysis.virtual_heads import (
 
 __all__ = [
     "Ablation",
+    "AblationTable",
     "Answered",
     "Argument",
     "Attribution",
     "Bandwidth",
     "BeforeAfter",
     "Bigrams",
+    "CausalTrace",
+    "Cells",
     "Circuits",
     "Composition",
     "Copying",
@@ -136,6 +144,8 @@ __all__ = [
     "NeuronEffects",
     "Offsets",
     "Overlaps",
+    "Patched",
+    "Patching",
     "Path",
     "PathExpansion",
     "PhaseChange",
@@ -151,6 +161,7 @@ __all__ = [
     "StreamDimensions",
     "TokenCircuits",
     "TokenPairs",
+    "TracesByRole",
     "Trajectory",
     "TunedLens",
     "Unavailable",
@@ -163,11 +174,14 @@ __all__ = [
     "Writes",
     "ablate",
     "ablate_each",
+    "ablation_table",
     "answered",
     "attribution",
+    "average_traces",
     "bandwidth",
     "before_after",
     "bigrams",
+    "causal_trace",
     "circuits",
     "composed_pattern",
     "composition",
@@ -213,6 +227,7 @@ __all__ = [
     "offset_profile",
     "offset_scores",
     "overlaps",
+    "patch",
     "path_sources",
     "paths",
     "phase_change",
@@ -237,6 +252,7 @@ __all__ = [
     "sources",
     "step_sites",
     "stream_dimensions",
+    "subject_deviation",
     "token_circuits",
     "token_pairs",
     "trajectory",

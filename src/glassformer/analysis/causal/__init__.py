@@ -1,6 +1,9 @@
 """Interventions: what happens to the output when a part of the forward pass is changed."""
 
+from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
 from glassformer.analysis.causal.answered import Answered, answered
+from glassformer.analysis.causal.cells import Cells
+from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.causal.metrics import (
     Metric,
     answer_rank,
@@ -11,19 +14,36 @@ from glassformer.analysis.causal.metrics import (
     next_token_loss,
     probability,
 )
+from glassformer.analysis.causal.patching import Patched, Patching, patch
 from glassformer.analysis.causal.plan import Donor, Plan, grid
 from glassformer.analysis.causal.short_circuit import ShortCircuit, regenerate, short_circuit, short_circuit_edits
 from glassformer.analysis.causal.sweep import Sweep, one_by_one, sweep
+from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
+from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
 
 __all__ = [
+    "Ablation",
+    "AblationTable",
     "Answered",
+    "BeforeAfter",
+    "CausalTrace",
+    "Cells",
     "Donor",
     "Metric",
+    "Patched",
+    "Patching",
     "Plan",
     "ShortCircuit",
     "Sweep",
+    "TracesByRole",
+    "ablate",
+    "ablate_each",
+    "ablation_table",
     "answer_rank",
     "answered",
+    "average_traces",
+    "before_after",
+    "causal_trace",
     "grid",
     "kl_divergence",
     "log_probability",
@@ -31,9 +51,11 @@ __all__ = [
     "logit_difference",
     "next_token_loss",
     "one_by_one",
+    "patch",
     "probability",
     "regenerate",
     "short_circuit",
     "short_circuit_edits",
+    "subject_deviation",
     "sweep",
 ]
