@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from glassformer.analysis.attribution import decoder_side
@@ -31,7 +31,8 @@ from glassformer.models import EncoderDecoder
 from glassformer.models.stack import cross_context, make_context
 from glassformer.trace import Tape
 
-Cut = Bool[Tensor, "world receiver sender"]
+# booleans, or how much of an edge is cut
+Cut = Shaped[Tensor, "world receiver sender"]
 MetricLike = Metric | Callable[[Tensor], Tensor]
 Off = Literal["corrupt", "zero", "mean"]
 Leaves = Mapping[tuple[int, str], Tensor]
@@ -167,7 +168,8 @@ class Wires:
         """
         graph, inputs, leaves = self.graph, inputs or {}, leaves or {}
         if cut is None:
-            cut = torch.zeros(1, *graph.allowed.values.shape, dtype=torch.bool)
+            worlds = max([len(value) for value in inputs.values()], default=1)
+            cut = torch.zeros(worlds, *graph.allowed.values.shape, dtype=torch.bool)
         touched = (cut.any(0).any(-1)).tolist()
         if start is None:
             reached = [receiver.step for r, receiver in enumerate(graph.receivers) if touched[r] or r in inputs]
@@ -234,7 +236,7 @@ class Wires:
         stream = self.clean.streams[0]
         return int(min(max(MEMORY // (held * stream.numel() * stream.element_size()), 1), 256))
 
-    def through_mlps(self, cut: Bool[Tensor, "world sender"], last: int) -> list[Tensor]:
+    def through_mlps(self, cut: Bool[Tensor, "world sender"], last: int, *, frozen: bool = False) -> list[Tensor]:
         """Return the stream before each sub-layer if some senders are cut off from everybody but heads.
 
         Heads write what they write in the clean pass, MLPs what they make of what they now read.
@@ -242,6 +244,8 @@ class Wires:
         Args:
             cut: Which senders write what they write on cut edges.
             last: How many sub-layers to go through.
+            frozen: Norms on the stream itself divide by the scales of the clean pass; those that MLPs read through are
+                theirs, and live.
         """
         edges = cut[:, None].to(self.clean.streams[0].dtype)
         x = (self.clean.streams[0][:, None] + self._swapped(self.clean, -1, edges))[:, 0]
@@ -254,7 +258,7 @@ class Wires:
                 gone = cut[:, self.columns[i]].any(-1)[:, None, None, None]
                 total = torch.where(gone, self.clean.totals[i], total)
             total = (total[:, None] + self._swapped(self.clean, i, edges))[:, 0]
-            x = self._combined(i, x, total)
+            x = self._combined(i, x, total, frozen)
             streams.append(x)
         return streams
 
