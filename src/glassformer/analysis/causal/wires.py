@@ -11,6 +11,7 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery", section 3; Gol
 Model Behavior with Path Patching", section 2.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -111,12 +112,7 @@ class Wires:
         places = range(-1, len(self.steps) + 1)
         self.columns = {i: [u for u, s in enumerate(senders) if s.step == i and s.kind != "source"] for i in places}
         self.rows = {i: [r for r, s in enumerate(receivers) if s.step == i] for i in places}
-        self.metric = metric if isinstance(metric, Metric) else Metric("metric", metric, pos=None)
-        if self.metric.site != "logits":
-            raise AnalysisUnavailable(
-                f'a circuit ends in the logits, and "{self.metric.name}" is read at "{self.metric.site}".\n'
-                "    Give a metric of the logits, or patch sites with sweep(…)."
-            )
+        self.metric = _of_logits(metric)
         with evaluating(model), torch.no_grad():
             self.given = prepare(model, clean, target)
             other = prepare(model, corrupt, target if corrupt_target is None else corrupt_target)
@@ -137,11 +133,13 @@ class Wires:
         """Return which edges are cut if those are kept."""
         return self.graph.allowed.values & ~kept
 
-    def first(self, cut: Cut) -> int:
-        """Return the first sub-layer in which something is cut."""
-        touched = cut.flatten(0, -3).any(0).any(-1)
-        steps = [receiver.step for receiver, here in zip(self.graph.receivers, touched.tolist()) if here]
-        return min(steps, default=len(self.steps))
+    def measuring(self, metric: MetricLike) -> "Wires":
+        """Return the same runs with another metric."""
+        other = copy.copy(self)
+        other.metric = _of_logits(metric)
+        assert self.given.ids is not None
+        other.ids = other.metric.ids(self.model, self.batch, self.given.ids.device)
+        return other
 
     def run(
         self,
@@ -211,17 +209,18 @@ class Wires:
         cuts: Cut | Sequence[Cut],
         *,
         prefix: Pass | None = None,
+        start: int | None = None,
         frozen: bool = False,
         report: Callable[[int, int], None] | None = None,
     ) -> Float[Tensor, "world batch"]:
-        """Measure many worlds, as many at once as fit the memory."""
+        """Measure many worlds, as many at once as fit the memory; arguments as for `run`."""
         found: list[Tensor] = []
         total = len(cuts)
         with evaluating(self.model), torch.no_grad():
             for first in range(0, total, self.at_once):
                 some = cuts[first : first + self.at_once]
                 some = some if isinstance(some, Tensor) else torch.stack(list(some))
-                values = self.measure(self.run(some, prefix=prefix, frozen=frozen))
+                values = self.measure(self.run(some, prefix=prefix, start=start, frozen=frozen))
                 # worlds without any cut are one
                 found.append(values.expand(len(some), -1))
                 if report is not None:
@@ -383,6 +382,16 @@ class Wires:
 
     def _applied(self, step: SubLayer, x: Float[Tensor, "world batch pos d_model"]) -> Tensor:
         return step.part(x.flatten(0, 1), None).unflatten(0, (len(x), -1))
+
+
+def _of_logits(metric: MetricLike) -> Metric:
+    found = metric if isinstance(metric, Metric) else Metric("metric", metric, pos=None)
+    if found.site != "logits":
+        raise AnalysisUnavailable(
+            f'a circuit ends in the logits, and "{found.name}" is read at "{found.site}".\n'
+            "    Give a metric of the logits, or patch sites with sweep(…)."
+        )
+    return found
 
 
 def _context(given: Inputs, worlds: int, crossed: bool) -> Context:
