@@ -3,9 +3,9 @@
     for each receiver, the last one first; for each sender it reads, the last one first:
         cut the edge;  if the cost rises by less than the threshold, leave it cut
 
-The cost is KL(whole model || circuit) of next-token distributions, or minus a metric. On a cut edge stands what the sender
-writes in the corrupt run. What comes out is a circuit, not the smallest one, and not the only one: it depends on the
-order, which is recorded.
+The cost is KL(whole model || circuit) of next-token distributions, or minus a metric. On a cut edge stands what the
+sender writes in the corrupt run. What comes out is a circuit, not the smallest one, and not the only one: it depends on
+the order, which is recorded.
 
 The result is that of the loop above, but few edges are run alone. Where nearly all edges go, the next ones are cut on
 trust, each world with one more than the world before, and the pass is read up to the first edge that must stay. Edges
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis.causal.attribution_patching import edge_scores
+from glassformer.analysis.causal.gradients import edge_scores
 from glassformer.analysis.causal.graph import Edge
 from glassformer.analysis.causal.metrics import Metric, kl_divergence, logit
 from glassformer.analysis.causal.wires import MetricLike, Wires
@@ -133,8 +133,8 @@ def acdc(
             the whole model at `pos`.
         threshold: By how much the cost may rise per edge: nats, or units of the metric. Minus infinity keeps all edges,
             infinity none.
-        absolute: Count a falling cost like a rising one. KL divergence can fall when an edge is cut, and heads that push
-            the answer down vanish from the circuit otherwise.
+        absolute: Count a falling cost like a rising one. KL divergence can fall when an edge is cut, and heads that
+            push the answer down vanish from the circuit otherwise.
         candidates: Keep only so many edges to begin with, those with the largest attribution patching scores of the
             metric (of the likeliest next token's logit where the cost is a KL divergence, whose gradient is zero at the
             clean run).
@@ -290,8 +290,6 @@ def _largest(wires: Wires, divergence: bool, candidates: int) -> Bool[Tensor, "r
     if candidates < 1:
         raise AnalysisUnavailable(f"acdc: candidates={candidates}; keep one edge at least, or None for all.")
     if divergence:
-        final = wires.clean.final
-        assert final is not None
         with torch.no_grad():
             answers = wires.measuring(Metric("logits", lambda z: z, (), wires.metric.pos)).measure(wires.clean)[0]
         wires = wires.measuring(logit(answers.argmax(-1), pos=wires.metric.pos or -1))

@@ -4,8 +4,8 @@
     complete    without any part K, circuit and model lose the same:   m(C - K) near m(M - K)
     minimal     every member is needed:   m(C) - m(C - v)   not 0
 
-m_C is the metric with everything but the circuit cut, m_M that of the whole model, m_0 with everything cut. On cut edges
-stands what the sender writes in the corrupt run, nothing, or what it writes there on average over prompts.
+m_C is the metric with everything but the circuit cut, m_M that of the whole model, m_0 with everything cut. On cut
+edges stands what the sender writes in the corrupt run, nothing, or what it writes there on average over prompts.
 
 Source: Wang et al. 2022, "Interpretability in the Wild", section 4.
 """
@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from glassformer.analysis.causal.graph import Edge, Graph
-from glassformer.analysis.causal.wires import MetricLike, Off, Wires
+from glassformer.analysis.causal.graph import CircuitGraph, Edge
+from glassformer.analysis.causal.passes import Off
+from glassformer.analysis.causal.wires import MetricLike, Wires
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 
@@ -72,7 +73,7 @@ class Faithfulness(Result):
 
     @property
     def incompleteness(self) -> Labelled:
-        """How far model and circuit are apart without each knockout, by `knockout`: mean over prompts of |difference|."""
+        """How far model and circuit are apart without each knockout, by `knockout`, mean of |difference|."""
         apart = (self.knocked_full.values - self.knocked_circuit.values).abs().mean(-1)
         return Labelled(apart, ("knockout",), dict(self.knocked_full.coords))
 
@@ -132,29 +133,36 @@ def faithfulness(
     worlds = [kept, whole, torch.zeros_like(kept)] + [kept & ~mask for mask in masks]
     worlds += [kept & ~mask for mask in gone] + [whole & ~mask for mask in gone]
     values = wires.evaluate(wires.cut(torch.stack(worlds)), report=report)
-    each, out = values[3 : 3 + len(masks)], values[3 + len(masks) :]
+    alone, out = values[:3], values[3 + len(masks) :]
     names = [_name(member) for member in members]
-    over_members = (("member", "batch"), {"member": names})
-    knocked = (("knockout", "batch"), {"knockout": [" + ".join(_name(m) for m in chosen) or "nothing" for chosen in sets]})
+    labels = [" + ".join(_name(member) for member in chosen) or "nothing" for chosen in sets]
+    knocked = (("knockout", "batch"), {"knockout": labels})
     return Faithfulness(
-        *(Labelled(value, ("batch",)) for value in values[:3]), Labelled(each, *over_members),
-        Labelled(out[: len(gone)], *knocked), Labelled(out[len(gone) :], *knocked), tuple(names), off, wires.metric.name,
-    )  # fmt: skip
+        Labelled(alone[0], ("batch",)),
+        Labelled(alone[1], ("batch",)),
+        Labelled(alone[2], ("batch",)),
+        Labelled(values[3 : 3 + len(masks)], ("member", "batch"), {"member": names}),
+        Labelled(out[: len(gone)], *knocked),
+        Labelled(out[len(gone) :], *knocked),
+        tuple(names),
+        off,
+        wires.metric.name,
+    )
 
 
-def _kept(graph: Graph, members: Sequence[Member], background: set[str]) -> Bool[Tensor, "receiver sender"]:
+def _kept(graph: CircuitGraph, members: Sequence[Member], background: set[str]) -> Bool[Tensor, "receiver sender"]:
     if not members and not background:
         return torch.zeros_like(graph.allowed.values)
     kinds = {isinstance(member, str) for member in members}
     if len(kinds) > 1 or (background and False in kinds):
         raise AnalysisUnavailable(
-            "faithfulness: the circuit has nodes and edges; give labels of senders, or pairs of labels, and `always` with "
-            "the former only."
+            "faithfulness: the circuit has nodes and edges; give labels of senders, or pairs of labels, and `always` "
+            "with the former only."
         )
     return _mask(graph, [*members, *background])
 
 
-def _mask(graph: Graph, members: Iterable[Member]) -> Bool[Tensor, "receiver sender"]:
+def _mask(graph: CircuitGraph, members: Iterable[Member]) -> Bool[Tensor, "receiver sender"]:
     """Return all edges from some nodes, or some edges."""
     found = torch.zeros_like(graph.allowed.values)
     for member in members:

@@ -73,7 +73,7 @@ class Receiver:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Graph(Result):
+class CircuitGraph(Result):
     """Senders, receivers and the edges between them.
 
     Args:
@@ -131,7 +131,7 @@ class Graph(Result):
         return _find(label, labels, "receiver")
 
     def __repr__(self) -> str:
-        return f"Graph({len(self.senders)} senders, {len(self.receivers)} receivers, {self.n_edges} edges)"
+        return f"CircuitGraph({len(self.senders)} senders, {len(self.receivers)} receivers, {self.n_edges} edges)"
 
 
 class SubLayer(NamedTuple):
@@ -167,12 +167,12 @@ def sub_layers(model: Any) -> list[SubLayer]:
     return found
 
 
-def circuit_graph(model: Any, *, split_embedding: bool = False) -> Graph:
+def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
     """Lay out a model as a graph of senders and receivers.
 
     Args:
-        model: A decoder, or an encoder-decoder: of that the decoder's side, with the encoder's output as one sender that
-            keys and values of cross-attention read.
+        model: A decoder, or an encoder-decoder: of that the decoder's side, with the encoder's output as one sender
+            that keys and values of cross-attention read.
         split_embedding: Let token and position vectors be two senders, if the model adds positions to the stream.
 
     Raises:
@@ -202,7 +202,7 @@ def circuit_graph(model: Any, *, split_embedding: bool = False) -> Graph:
     receivers.append(Receiver("logits", "logits", len(steps), 0))
     allowed = torch.tensor([[_reads(r, u, steps) for u in senders] for r in receivers])
     coords = {"receiver": [r.label for r in receivers], "sender": [u.label for u in senders]}
-    return Graph(Labelled(allowed, ("receiver", "sender"), coords), tuple(senders), tuple(receivers))
+    return CircuitGraph(Labelled(allowed, ("receiver", "sender"), coords), tuple(senders), tuple(receivers))
 
 
 def _read_by(step: SubLayer, i: int, labels: Sequence[str]) -> list[Receiver]:
@@ -236,8 +236,8 @@ def _require_values(part: AttentionLayer) -> None:
     linear = part.traits.linear_in_value
     if linear == "no":
         raise AnalysisUnavailable(
-            f'circuit_graph: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), whose '
-            "heads do not mix values, so they have no queries, keys and values to part.\n"
+            f'circuit_graph: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), '
+            "whose heads do not mix values, so there are no queries, keys and values to tell apart.\n"
             "    Whole sub-layers can be patched: sweep over their out sites."
         )
 

@@ -4,9 +4,9 @@
     sender_effects(model, clean, corrupt, metric)                        total = direct + indirect
     edge_effects(model, clean, corrupt, metric)                          every edge
 
-The base is the clean run; along the path stands what the sender writes in the corrupt run. Up to the receiver nothing is
-run: what it reads changes by the difference of the two writes. From the receiver on everything is live. An effect is the
-metric with the path patched less the clean metric.
+The base is the clean run; along the path stands what the sender writes in the corrupt run. Up to the receiver nothing
+is run: what it reads changes by the difference of the two writes. From the receiver on everything is live. An effect is
+the metric with the path patched less the clean metric.
 
 Source: Wang et al. 2022, "Interpretability in the Wild", section 3.1; Goldowsky-Dill et al. 2023, "Localizing Model
 Behavior with Path Patching".
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis.causal.graph import Edge, Graph
+from glassformer.analysis.causal.graph import CircuitGraph, Edge
 from glassformer.analysis.causal.wires import Cut, MetricLike, Wires
 from glassformer.analysis.run import evaluating
 from glassformer.labelled import Labelled, Result
@@ -223,8 +223,8 @@ def sender_effects(
         return Labelled(values, ("sender", "batch"), {"sender": labels})
 
     return SenderEffects(
-        over_senders(total_effect), over_senders(direct_effect), over_senders(total_effect - direct_effect), clean_value,
-        corrupt_value, norm, wires.metric.name,
+        over_senders(total_effect), over_senders(direct_effect), over_senders(total_effect - direct_effect),
+        clean_value, corrupt_value, norm, wires.metric.name,
     )  # fmt: skip
 
 
@@ -327,7 +327,7 @@ def _inputs(wires: Wires, cut: Cut, rows: Sequence[int], frozen: bool) -> dict[i
 
 
 def _groups(
-    graph: Graph, senders: Sequence[str | Sequence[str]] | None, rows: Sequence[int]
+    graph: CircuitGraph, senders: Sequence[str | Sequence[str]] | None, rows: Sequence[int]
 ) -> dict[str, list[int]]:
     if senders is not None:
         members = [(group,) if isinstance(group, str) else tuple(group) for group in senders]

@@ -18,7 +18,9 @@ Slot = Literal["q", "k", "v", "gate", "in"]
 _WHICH: dict[str, Any] = {"q": "query", "k": "key", "v": "value"}
 
 
-def normed(norm: Norm | None, x: Float[Tensor, "*n d_model"], like: Tensor | None = None) -> Float[Tensor, "*n d_model"]:
+def normed(
+    norm: Norm | None, x: Float[Tensor, "*n d_model"], like: Tensor | None = None
+) -> Float[Tensor, "*n d_model"]:
     """Apply a norm over any axes in front; with `like`, it divides by the scale of that stream."""
     if norm is None:
         return x
@@ -83,7 +85,9 @@ def project(
     return y if projection.norms is None else projection.norms[i](y)
 
 
-def together(step: SubLayer, x: Float[Tensor, "batch pos d_model"], source: Tensor | None, context: Context) -> dict[str, Tensor]:
+def together(
+    step: SubLayer, x: Float[Tensor, "batch pos d_model"], source: Tensor | None, context: Context
+) -> dict[str, Tensor]:
     """Return what all receivers of an attention layer make of one stream, as `project` does, by kind."""
     part = step.attention
     assert part is not None

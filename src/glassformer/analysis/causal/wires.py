@@ -3,18 +3,17 @@
     x_r = biases + sum over senders u of  (what u writes in this pass   if the edge u -> r is there
                                            what u wrote in another run  if it is cut)
 
-With all edges there it is the model's own pass; with all cut, every receiver reads what it would in the other run. Norms
-on the way to a receiver, and its own, work on what it reads. Many sets of edges are worlds side by side in one batch.
-What comes before the first cut is taken from an earlier pass, and receivers without cuts share one stream.
+With all edges there it is the model's own pass; with all cut, every receiver reads what it would in the other run.
+Norms on the way to a receiver, and its own, work on what it reads. Many sets of edges are worlds side by side in one
+batch. What comes before the first cut is taken from an earlier pass, and receivers without cuts share one stream.
 
 Source: Conmy et al. 2023, "Towards Automated Circuit Discovery", section 3; Goldowsky-Dill et al. 2023, "Localizing
 Model Behavior with Path Patching", section 2.
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -23,53 +22,21 @@ from torch import Tensor
 from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.causal.graph import SubLayer, circuit_graph, sub_layers
 from glassformer.analysis.causal.metrics import Metric
+from glassformer.analysis.causal.passes import Off, Pass, context_of, require_alike, substitute
 from glassformer.analysis.causal.receivers import attend, head_axis, normed, project, read_norm, together
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating
 from glassformer.attention import Context
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder
-from glassformer.models.stack import cross_context, make_context
 from glassformer.trace import Tape
 
 # booleans, or how much of an edge is cut
 Cut = Shaped[Tensor, "world receiver sender"]
 MetricLike = Metric | Callable[[Tensor], Tensor]
-Off = Literal["corrupt", "zero", "mean"]
 Leaves = Mapping[tuple[int, str], Tensor]
 
 MEMORY = 2**29  # bytes of streams and writes that worlds side by side may take
-
-
-@dataclasses.dataclass(eq=False)
-class Pass:
-    """What one pass left behind; `world` is 1 where all worlds are alike.
-
-    Args:
-        entry: What each sender in front of the stack wrote, `world sender batch pos d_model`.
-        source: An encoder's output, `batch key d_model`.
-        streams: The stream before each sub-layer and at the end, `world batch pos d_model`.
-        totals: What each sub-layer wrote, biases included, `world batch pos d_model`.
-        writes: What each sender of a sub-layer wrote, `world sender batch pos d_model`; None where nobody asked.
-        final: What the unembedding reads, `world batch pos d_model`.
-    """
-
-    entry: Tensor
-    source: Tensor | None
-    streams: list[Tensor]
-    totals: list[Tensor] = dataclasses.field(default_factory=list)
-    writes: list[Tensor | None] = dataclasses.field(default_factory=list)
-    final: Tensor | None = None
-
-    def upto(self, step: int) -> "Pass":
-        """Return what was there before a sub-layer ran."""
-        return Pass(self.entry, self.source, self.streams[: step + 1], self.totals[:step], self.writes[:step])
-
-    def of(self, step: int) -> Tensor:
-        """Return what the senders of a step wrote; -1 is in front of the stack."""
-        found = self.entry if step < 0 else self.writes[step]
-        assert found is not None, "passes that others read from keep what heads write"
-        return found
 
 
 class Wires:
@@ -116,13 +83,13 @@ class Wires:
         with evaluating(model), torch.no_grad():
             self.given = prepare(model, clean, target)
             other = prepare(model, corrupt, target if corrupt_target is None else corrupt_target)
-            _require_alike(self.given, other)
+            require_alike(self.given, other)
             assert self.given.ids is not None
             self.ids = self.metric.ids(model, len(self.given.ids), self.given.ids.device)
             self._contexts: dict[int, Context] = {}
             self.clean = self._recorded(self.given)
             self.corrupt = self.clean if corrupt is clean else self._recorded(other)
-            self.off = _substitute(self.corrupt, off)
+            self.off = substitute(self.corrupt, off)
             self._contexts.clear()
 
     @property
@@ -268,7 +235,7 @@ class Wires:
     def context(self, worlds: int) -> Context:
         """Return the facts of a pass with so many worlds side by side."""
         if worlds not in self._contexts:
-            self._contexts[worlds] = _context(self.given, worlds, isinstance(self.model, EncoderDecoder))
+            self._contexts[worlds] = context_of(self.given, worlds, isinstance(self.model, EncoderDecoder))
         return self._contexts[worlds]
 
     def _place(self, pos: int, row: int) -> int:
@@ -278,7 +245,7 @@ class Wires:
         return pos % length
 
     def _recorded(self, given: Inputs) -> Pass:
-        self._contexts = {1: (context := _context(given, 1, isinstance(self.model, EncoderDecoder)))}
+        self._contexts = {1: (context := context_of(given, 1, isinstance(self.model, EncoderDecoder)))}
         source = None
         if isinstance(self.model, EncoderDecoder):
             source = self.model.encode(given.source_ids, given.kwargs.get("source_lengths"))
@@ -392,48 +359,3 @@ def _of_logits(metric: MetricLike) -> Metric:
             "    Give a metric of the logits, or patch sites with sweep(…)."
         )
     return found
-
-
-def _context(given: Inputs, worlds: int, crossed: bool) -> Context:
-    assert given.ids is not None
-    batch, length = given.ids.shape
-
-    def repeated(name: str) -> Tensor | None:
-        value = given.kwargs.get(name)
-        return None if value is None else value.repeat(worlds, *[1] * (value.ndim - 1))
-
-    context = make_context(
-        batch * worlds, length, given.ids.device, is_causal=True, lengths=repeated("lengths"),
-        document_ids=repeated("documents"),
-    )  # fmt: skip
-    if not crossed:
-        return context
-    assert given.source_ids is not None
-    source = cross_context(context, given.source_ids.shape[1], repeated("source_lengths"))
-    return dataclasses.replace(context, source=source)
-
-
-def _substitute(corrupt: Pass, off: Off) -> Pass:
-    """Return what stands on cut edges."""
-    if off == "corrupt":
-        return corrupt
-
-    def instead(value: Tensor) -> Tensor:
-        return torch.zeros_like(value) if off == "zero" else value.mean(-3, keepdim=True).expand_as(value)
-
-    source = None if corrupt.source is None else instead(corrupt.source)
-    writes = [None if value is None else instead(value) for value in corrupt.writes]
-    return dataclasses.replace(corrupt, entry=instead(corrupt.entry), source=source, writes=writes)
-
-
-def _require_alike(clean: Inputs, corrupt: Inputs) -> None:
-    for name, a, b in (("tokens", clean.ids, corrupt.ids), ("source tokens", clean.source_ids, corrupt.source_ids)):
-        if a is not None and b is not None and a.shape != b.shape:
-            raise ShapeMismatch(
-                f"the clean prompt has {name} batch={a.shape[0]} pos={a.shape[1]}, the corrupt one batch={b.shape[0]} "
-                f"pos={b.shape[1]}; what senders write is exchanged position by position: give prompts of one shape."
-            )
-    for name in ("lengths", "source_lengths", "documents"):
-        a, b = clean.kwargs.get(name), corrupt.kwargs.get(name)
-        if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
-            raise ShapeMismatch(f"the clean and the corrupt prompts differ in {name}; give prompts that are aligned.")
