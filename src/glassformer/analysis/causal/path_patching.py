@@ -308,7 +308,7 @@ class _OneEach(Sequence[Cut]):
 
 def _patched(
     wires: Wires, patched: Bool[Tensor, "world sender"], rows: Sequence[int], mlps: Mlps, frozen: bool
-) -> Float[Tensor, "world batch"]:
+) -> Float[Tensor, "#world batch"]:
     cut = torch.zeros(len(patched), *wires.graph.allowed.values.shape, dtype=torch.bool)
     cut[:, rows] = patched[:, None] & wires.graph.allowed.values[rows]
     if mlps == "frozen":

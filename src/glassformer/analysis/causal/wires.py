@@ -301,7 +301,7 @@ class Wires:
 
     def _read(
         self, found: Pass, rows: Sequence[int], cut: Cut, inputs: Mapping[int, Tensor], frozen: bool
-    ) -> Float[Tensor, "world receiver batch pos d_model"]:
+    ) -> Float[Tensor, "#world some batch pos d_model"]:
         """Return what receivers of one step and kind read, before their norm."""
         receiver = self.graph.receivers[rows[0]]
         edges = cut[:, rows].to(found.streams[0].dtype)
