@@ -81,11 +81,10 @@ def test_cutting_a_head_off_from_everybody_is_patching_what_it_writes(name: str)
         close(_logits(wires, wires.run(cut[None]).final), patched)
 
 
-@every
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("sandwich", "post", "translator_post")])
 def test_cutting_the_logits_off_from_a_head_changes_what_the_last_norm_reads(name: str) -> None:
+    # in the wirings left out, later norms act on what a head wrote, which no one edit says
     found = pair(name)
-    if any(not step.additive for step in found.wires().steps):
-        pytest.skip("later norms act on the whole stream, which no one edit says")
     wires = found.wires()
     step = wires.steps[0]
     site, last = f"{step.block.path}.{step.name}.head_out", wires.stack.blocks[-1].at_resid[-1]  # type: ignore[union-attr]
@@ -104,7 +103,7 @@ def test_cutting_all_edges_into_a_key_sets_it_to_the_corrupt_runs(name: str, slo
     found = pair(name)
     wires = found.wires()
     label = next(r.label for r in wires.graph.receivers if r.slot == slot and r.step == 0)
-    site = f"blocks.0.attn.{ {'q': 'query', 'k': 'key', 'v': 'value'}[slot]}".replace(" ", "")
+    site = "blocks.0.attn." + {"q": "query", "k": "key", "v": "value"}[slot]
     at = At(**{"head" if slot == "q" else "kv_head": 0})
     corrupt = at.take(run(found.model, *found.corrupt, read=[site])[site].values, found.model.sites()[site])
     patched = run(found.model, *found.clean, edit=[Set(site, corrupt, at=at)]).logits

@@ -274,13 +274,18 @@ def patch_edges(
     places = [(graph.receiver(edge.receiver), graph.sender(edge.sender)) for edge in edges]
     # a mask of all edges says, with its message, which of them the model lacks
     graph.mask(edges)
-    # those that share a first layer share a pass
+    # those that share a first layer share a pass; all masks at once would be as many numbers as edges squared
     order = sorted(range(len(edges)), key=lambda i: places[i][0])
-    cuts = _OneEach([places[i] for i in order], tuple(graph.allowed.values.shape))
-    found = wires.evaluate(cuts, frozen=frozen, report=report)
-    back = torch.empty(len(edges), dtype=torch.long)
-    back[torch.tensor(order, dtype=torch.long)] = torch.arange(len(edges))
-    return found[back]
+    found = wires.clean.streams[0].new_zeros(len(edges), wires.batch)
+    for first in range(0, len(order), wires.at_once):
+        some = order[first : first + wires.at_once]
+        cuts = torch.zeros(len(some), *graph.allowed.values.shape, dtype=torch.bool)
+        for world, i in enumerate(some):
+            cuts[world, places[i][0], places[i][1]] = True
+        found[some] = wires.evaluate(cuts, frozen=frozen)
+        if report is not None:
+            report(first + len(some), len(order))
+    return found
 
 
 def ends(wires: Wires) -> tuple[Labelled, Labelled]:
@@ -288,22 +293,6 @@ def ends(wires: Wires) -> tuple[Labelled, Labelled]:
     with torch.no_grad():
         clean, corrupt = (wires.measure(found)[0] for found in (wires.clean, wires.corrupt))
     return Labelled(clean, ("batch",)), Labelled(corrupt, ("batch",))
-
-
-class _OneEach(Sequence[Cut]):
-    """Masks with one edge each, made as they are asked for: all of them at once would be edges squared."""
-
-    def __init__(self, places: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> None:
-        self.places, self.shape = places, shape
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, some: Any) -> Any:
-        cuts = torch.zeros(len(self.places[some]), *self.shape, dtype=torch.bool)
-        for i, (r, u) in enumerate(self.places[some]):
-            cuts[i, r, u] = True
-        return cuts
 
 
 def _patched(

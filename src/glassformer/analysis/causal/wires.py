@@ -173,7 +173,7 @@ class Wires:
 
     def evaluate(
         self,
-        cuts: Cut | Sequence[Cut],
+        cuts: Cut,
         *,
         prefix: Pass | None = None,
         start: int | None = None,
@@ -186,7 +186,6 @@ class Wires:
         with evaluating(self.model), torch.no_grad():
             for first in range(0, total, self.at_once):
                 some = cuts[first : first + self.at_once]
-                some = some if isinstance(some, Tensor) else torch.stack(list(some))
                 values = self.measure(self.run(some, prefix=prefix, start=start, frozen=frozen))
                 # worlds without any cut are one
                 found.append(values.expand(len(some), -1))
