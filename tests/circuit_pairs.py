@@ -54,7 +54,9 @@ def repetition(vocab: int = 21, batch: int = 4) -> tuple[Tensor, Tensor, Metric]
 
 def novelty(vocab: int = 25, length: int = 10, batch: int = 3) -> tuple[Tensor, Tensor, Metric]:
     """Return rows whose last token stood there before, rows of other tokens, each once, and the logit of the next."""
-    rows = torch.stack([1 + torch.randperm(vocab - 1, generator=torch.Generator().manual_seed(i)) for i in range(batch)])
+    rows = torch.stack(
+        [1 + torch.randperm(vocab - 1, generator=torch.Generator().manual_seed(i)) for i in range(batch)]
+    )
     first = torch.zeros(batch, 1, dtype=torch.long)
     clean = torch.cat((first, rows[:, :length], rows[:, 3:4]), 1)
     corrupt = torch.cat((first, rows[:, length : 2 * length + 1]), 1)

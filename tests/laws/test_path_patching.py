@@ -169,7 +169,9 @@ def test_a_virtual_head_is_a_path_through_values() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, corrupt = (torch.randint(1, 10, (4, 8), generator=generator) for _ in range(2))
     found = path_patching(virtual_head_model(), clean, corrupt, lambda z: z[:, :, -1, 3], receivers="L1H0.v")
-    wired = {label for label, effect in zip(found.effect.labels("sender"), found.effect.values) if effect.abs().max() > 1}
+    wired = {
+        label for label, effect in zip(found.effect.labels("sender"), found.effect.values) if effect.abs().max() > 1
+    }
     assert wired == {"L0H0"}
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from glassformer.analysis.causal.gradients import edge_scores
 from glassformer.analysis.causal.graph import Edge
-from glassformer.analysis.causal.metrics import Metric, kl_divergence, logit
+from glassformer.analysis.causal.metrics import kl_divergence, logit
 from glassformer.analysis.causal.wires import MetricLike, Wires
 from glassformer.analysis.run import evaluating
 from glassformer.errors import AnalysisUnavailable
@@ -187,9 +187,9 @@ def _wired(
     if metric is not None:
         return Wires(model, clean, corrupt, metric, **prompts)
     # the reference is what the model itself predicts, which the wires have to find first
-    wires = Wires(model, clean, corrupt, Metric("logits", lambda logits: logits, (), pos), **prompts)
+    wires = Wires(model, clean, corrupt, logit(0, pos=pos), **prompts)
     with torch.no_grad():
-        reference = wires.measure(wires.clean)[0]
+        reference = wires.logits(wires.clean, pos)[0]
     return wires.measuring(kl_divergence(reference, pos=pos))
 
 
@@ -290,9 +290,11 @@ def _largest(wires: Wires, divergence: bool, candidates: int) -> Bool[Tensor, "r
     if candidates < 1:
         raise AnalysisUnavailable(f"acdc: candidates={candidates}; keep one edge at least, or None for all.")
     if divergence:
+        pos = wires.metric.pos
+        assert pos is not None, "the default cost looks at one position"
         with torch.no_grad():
-            answers = wires.measuring(Metric("logits", lambda z: z, (), wires.metric.pos)).measure(wires.clean)[0]
-        wires = wires.measuring(logit(answers.argmax(-1), pos=wires.metric.pos or -1))
+            answers = wires.logits(wires.clean, pos)[0].argmax(-1)
+        wires = wires.measuring(logit(answers, pos=pos))
     size = edge_scores(wires).mean(0).abs().masked_fill(~allowed, -1.0)
     chosen = size.flatten().topk(min(candidates, int(allowed.sum()))).indices
     return torch.zeros_like(allowed).flatten().index_fill(0, chosen, True).unflatten(0, tuple(allowed.shape))

@@ -13,7 +13,7 @@ Discovery" (edges); Hanna et al. 2024, "Have Faith in Faithfulness" (integrated 
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -208,7 +208,7 @@ def attribute_edges(
     corrupt: Any,
     metric: MetricLike,
     *,
-    gradient_at: Literal["clean", "corrupt", "inputs"] = "clean",
+    gradient_at: GradientAt = "clean",
     steps: int = 5,
     target: Any = None,
     corrupt_target: Any = None,
@@ -223,13 +223,15 @@ def attribute_edges(
         metric: A differentiable metric of the logits.
         gradient_at: `clean` or `corrupt`: at that run, for two forward passes and a backward one. `inputs`: averaged
             over `steps` points on the way from the corrupt to the clean inputs of the stream, the clean one included.
+            An edge has no `activations` of its own.
         steps: How many points.
         target: Text or ids of an encoder-decoder's decoder.
         corrupt_target: The same of the corrupt run.
         report: Called with (gradients done, in all).
 
     Raises:
-        AnalysisUnavailable: The metric does not depend differentiably on the logits.
+        AnalysisUnavailable: The metric does not depend differentiably on the logits, or gradients are asked for that
+            edges do not have.
         ShapeMismatch: The prompts differ in shape.
     """
     wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)

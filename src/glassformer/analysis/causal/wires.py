@@ -162,14 +162,18 @@ class Wires:
             found.final = found.final + leaves[len(self.steps), "logits"]
         return found
 
+    def logits(self, found: Pass, pos: int | None) -> Float[Tensor, "world batch *pos vocab"]:
+        """Return the logits at one position of every row, or at all."""
+        final = found.final
+        assert final is not None, "a whole pass ends in what the unembedding reads"
+        if pos is not None:
+            places = torch.tensor([self._place(pos, row) for row in range(self.batch)], device=final.device)
+            final = final[:, torch.arange(self.batch, device=final.device), places]
+        return self.model.unembed.logits(final)
+
     def measure(self, found: Pass) -> Float[Tensor, "world batch"]:
         """Return the metric in every world."""
-        final, metric = found.final, self.metric
-        assert final is not None, "a whole pass ends in what the unembedding reads"
-        if metric.pos is not None:
-            places = torch.tensor([self._place(metric.pos, row) for row in range(self.batch)], device=final.device)
-            final = final[:, torch.arange(self.batch, device=final.device), places]
-        return metric.function(self.model.unembed.logits(final), *self.ids)
+        return self.metric.function(self.logits(found, self.metric.pos), *self.ids)
 
     def evaluate(
         self,
