@@ -22,9 +22,14 @@ class Pair:
         self.metric = metric or logit_difference(1, 2)
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> tuple[Any, Any, Any, Metric]:
         """What every analysis of circuits takes first."""
-        return self.model, self.clean[0], self.corrupt[0], self.metric
+        return *self.prompts, self.metric
+
+    @property
+    def prompts(self) -> tuple[Any, Any, Any]:
+        """The model and its two prompts."""
+        return self.model, self.clean[0], self.corrupt[0]
 
     @property
     def targets(self) -> dict[str, Any]:

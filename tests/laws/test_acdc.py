@@ -67,7 +67,7 @@ def test_chains_of_worlds_give_what_one_pass_per_edge_gives(name: str, absolute:
 def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: str) -> None:
     found = pair(name)
     metric = kl_divergence(found.model(*found.clean)[:, -1].detach())
-    args = found.args[:3]
+    args = found.prompts
     everything = acdc(*args, threshold=math.inf, **found.targets)
     assert everything.edges == () and everything.faithfulness == pytest.approx(0.0, abs=1e-9)
     expected = float(metric.function(found.model(*found.corrupt)[None, :, -1].detach()).mean())

@@ -1,4 +1,4 @@
-"""Attribution patching: exact where all is linear, complete everywhere, and known to fail where attention is saturated."""
+"""Attribution patching: exact where all is linear, complete everywhere, wrong where attention is saturated."""
 
 import pytest
 import torch
@@ -149,7 +149,7 @@ def test_blocks_of_receivers_give_the_same_scores(name: str, monkeypatch: pytest
 def test_any_differentiable_metric_will_do() -> None:
     found = pair("gpt2")
     for metric in (log_probability(3), lambda z: z[:, :, -1].logsumexp(-1)):
-        edges = attribute_edges(found.model, *found.args[1:3], metric)
+        edges = attribute_edges(*found.prompts, metric)
         assert bool(edges.effect.values.nan_to_num(0.0).any())
 
 
@@ -157,7 +157,7 @@ def test_a_divergence_has_no_gradient_at_its_own_reference_and_one_on_the_way() 
     found = pair("gpt2")
     metric = kl_divergence(found.model(*found.clean)[:, -1].detach())
     at_clean, between = (
-        attribute_edges(found.model, *found.args[1:3], metric, gradient_at=at).effect.values.nan_to_num(0.0)
+        attribute_edges(*found.prompts, metric, gradient_at=at).effect.values.nan_to_num(0.0)
         for at in ("clean", "inputs")
     )  # type: ignore[arg-type]
     assert float(at_clean.abs().max()) < 1e-12 < 1e-6 < float(between.abs().max())
@@ -166,7 +166,7 @@ def test_a_divergence_has_no_gradient_at_its_own_reference_and_one_on_the_way() 
 def test_a_rank_cannot_be_differentiated() -> None:
     found = pair("gpt2")
     with pytest.raises(AnalysisUnavailable, match='"rank" cannot'):
-        attribute_nodes(found.model, *found.args[1:3], answer_rank(1))
+        attribute_nodes(*found.prompts, answer_rank(1))
 
 
 def test_edges_have_no_activation_of_their_own() -> None:

@@ -68,13 +68,13 @@ def test_a_mask_of_edges_names_the_same_edges(name: str) -> None:
 
 def test_an_edge_against_the_order_of_the_forward_pass_is_refused() -> None:
     found = circuit_graph(_model(*[block(n_heads=2)] * 2))
-    with pytest.raises(AnalysisUnavailable, match='no edge "L1H0" -> "L0H0.q": .* it reads embed'):
+    with pytest.raises(AnalysisUnavailable, match=r'no edge "L1H0" -> "L0H0.q": .* it reads embed'):
         found.mask([("L1H0", "L0H0.q")])
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     found = circuit_graph(_model(block(n_heads=2)))
-    with pytest.raises(AnalysisUnavailable, match='no receiver "L0H1.o". Nearest: "L0H1'):
+    with pytest.raises(AnalysisUnavailable, match=r'no receiver "L0H1.o". Nearest: "L0H1'):
         found.receiver("L0H1.o")
     with pytest.raises(AnalysisUnavailable, match='no sender "L9H0"'):
         found.sender("L9H0")

@@ -192,5 +192,5 @@ def test_progress_counts_senders() -> None:
 
 def test_an_unknown_receiver_is_refused() -> None:
     found = pair("gpt2")
-    with pytest.raises(AnalysisUnavailable, match='no receiver "L1H9.k"'):
+    with pytest.raises(AnalysisUnavailable, match=r'no receiver "L1H9\.k"'):
         path_patching(*found.args, receivers="L1H9.k")

@@ -168,5 +168,5 @@ def test_prompts_of_different_shape_are_refused() -> None:
 def test_a_metric_of_another_site_is_refused() -> None:
     found = pair("gpt2")
     metric = Metric("size", lambda x: x.norm(dim=-1), site="blocks.0.resid_post", at=At(pos=-1))
-    with pytest.raises(AnalysisUnavailable, match='"size" is read at "blocks.0.resid_post"'):
-        Wires(found.model, *found.args[1:3], metric)
+    with pytest.raises(AnalysisUnavailable, match=r'"size" is read at "blocks\.0\.resid_post"'):
+        Wires(*found.prompts, metric)
