@@ -52,8 +52,7 @@ def _one_by_one(found: Pair, threshold: float, absolute: bool = False) -> tuple[
     return allowed & ~cut, changes
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize("name", ["attention_only", "differential", "sandwich"])
+@pytest.mark.parametrize(("name", "absolute"), [("attention_only", False), ("differential", True), ("sandwich", False)])
 def test_chains_of_worlds_give_what_one_pass_per_edge_gives(name: str, absolute: bool) -> None:
     found = pair(name)
     kept, changes = _one_by_one(found, 0.004, absolute)
@@ -72,7 +71,7 @@ def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: s
     assert everything.edges == () and everything.faithfulness == pytest.approx(0.0, abs=1e-9)
     expected = float(metric.function(found.model(*found.corrupt)[None, :, -1].detach()).mean())
     assert everything.cost == pytest.approx(expected)
-    if len(found.wires().graph.edges) < 60:
+    if name in ("attention_only", "post", "differential"):
         whole = acdc(*args, threshold=-math.inf, **found.targets)
         assert len(whole.edges) == found.wires().graph.n_edges
         assert whole.cost == pytest.approx(0.0, abs=1e-12) and whole.faithfulness == pytest.approx(1.0)

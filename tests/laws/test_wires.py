@@ -143,6 +143,19 @@ def test_rows_of_unequal_length_are_measured_at_their_own_end() -> None:
         close(value[1], metric.function(alone[None], *metric.ids(found.model, 1, alone.device))[0, 0])
 
 
+def test_packed_documents_do_not_see_each_other() -> None:
+    found = subject("llama", batch=2, length=6)
+    tokens, ids = found.inputs[0], torch.tensor([[0, 0, 0, 1, 1, 1]]).expand(2, -1)
+    weight = torch.ones_like(tokens, dtype=torch.bool)
+    batch, corrupt = (Batch(tokens=t, targets=t, weight=weight, documents=ids) for t in (tokens, (tokens + 3) % 11))
+    wires = Wires(found.model, batch, corrupt, Pair(found).metric)
+    values = wires.evaluate(wires.graph.allowed.values.repeat(2, 1, 1))
+    # the last document alone, at its own positions
+    alone = found.model(((tokens + 3) % 11)[:, 3:])[:, -1].detach()
+    for value in values:
+        close(value, alone[:, 1] - alone[:, 2])
+
+
 @every
 def test_zeroed_edges_leave_biases_and_nothing_else(name: str) -> None:
     found = pair(name)

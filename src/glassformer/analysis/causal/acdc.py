@@ -295,6 +295,6 @@ def _largest(wires: Wires, divergence: bool, candidates: int) -> Bool[Tensor, "r
         with torch.no_grad():
             answers = wires.logits(wires.clean, pos)[0].argmax(-1)
         wires = wires.measuring(logit(answers, pos=pos))
-    size = edge_scores(wires).mean(0).abs().masked_fill(~allowed, -1.0)
+    size = edge_scores(wires).mean(0).abs().cpu().masked_fill(~allowed, -1.0)
     chosen = size.flatten().topk(min(candidates, int(allowed.sum()))).indices
     return torch.zeros_like(allowed).flatten().index_fill(0, chosen, True).unflatten(0, tuple(allowed.shape))

@@ -136,7 +136,7 @@ class EdgeAttribution(Result):
     def verified(self, k: int = 10, sample: int = 10, *, seed: int = 0, report: Report = None) -> Verified:
         """Patch the k edges with the largest estimates and a sample of the others, and compare; as for nodes."""
         edges = self.wires.graph.edges
-        estimate = self.effect.values[self.wires.graph.allowed.values]
+        estimate = self.effect.values[self.wires.graph.allowed.values.to(self.effect.values.device)]
         order = _chosen(estimate, k, sample, seed)
         chosen = [edges[i] for i in order]
         exact = (patch_edges(self.wires, chosen, report=report) - self.clean.values).mean(-1)
@@ -181,7 +181,7 @@ def attribute_nodes(
     wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
     places = [(i, "out") for i in range(-1, len(wires.steps))]
     labels = [sender.label for sender in wires.graph.senders]
-    effect = torch.zeros(len(labels), wires.batch, dtype=wires.clean.streams[0].dtype)
+    effect = wires.clean.streams[0].new_zeros(len(labels), wires.batch)
     if gradient_at == "activations":
         _along_activations(wires, effect, steps, report)
     else:
@@ -236,7 +236,7 @@ def attribute_edges(
     """
     wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
     scores = edge_scores(wires, gradient_at, steps, report)
-    absent = ~wires.graph.allowed.values
+    absent = ~wires.graph.allowed.values.to(scores.device)
     clean_value, corrupt_value = ends(wires)
     coords = wires.graph.allowed.coords
 

@@ -27,7 +27,7 @@ def edge_scores(
 ) -> Float[Tensor, "batch receiver sender"]:
     """Return the first-order effect of every edge for every prompt."""
     places = _receiver_places(wires)
-    scores = torch.zeros(wires.batch, *wires.graph.allowed.values.shape, dtype=wires.clean.streams[0].dtype)
+    scores = wires.clean.streams[0].new_zeros(wires.batch, *wires.graph.allowed.values.shape)
     points = points_of(wires, gradient_at, steps)
     for done, point in enumerate(points):
         found, passed = gradients(wires, point, places)

@@ -122,7 +122,7 @@ class Wires:
         """Run worlds of cut edges.
 
         Args:
-            cut: Which edges are cut.
+            cut: Which edges are cut; masks stay on the CPU, wherever the model is.
             prefix: A pass that all worlds agree with up to the first cut; the clean one by default.
             inputs: What some receivers read instead of their mixture, `world batch pos d_model` by index.
             leaves: Zeros added on the way, to take gradients at: by step and kind of receiver to what they project, by
@@ -216,7 +216,7 @@ class Wires:
             frozen: Norms on the stream itself divide by the scales of the clean pass; those that MLPs read through are
                 theirs, and live.
         """
-        edges = cut[:, None].to(self.clean.streams[0].dtype)
+        edges = cut[:, None].to(self.clean.streams[0])
         x = (self.clean.streams[0][:, None] + self._swapped(self.clean, -1, edges))[:, 0]
         streams = [x]
         for i in range(last):
@@ -224,7 +224,7 @@ class Wires:
             if step.attention is None:
                 read = streams[step.entry]
                 total = self._applied(step, normed(read_norm(step, "in"), read))
-                gone = cut[:, self.columns[i]].any(-1)[:, None, None, None]
+                gone = cut[:, self.columns[i]].any(-1).to(total.device)[:, None, None, None]
                 total = torch.where(gone, self.clean.totals[i], total)
             total = (total[:, None] + self._swapped(self.clean, i, edges))[:, 0]
             x = self._combined(i, x, total, frozen)
@@ -307,7 +307,7 @@ class Wires:
     ) -> Float[Tensor, "#world some batch pos d_model"]:
         """Return what receivers of one step and kind read, before their norm."""
         receiver = self.graph.receivers[rows[0]]
-        edges = cut[:, rows].to(found.streams[0].dtype)
+        edges = cut[:, rows].to(found.streams[0])
         if receiver.source:
             u = [u for u, sender in enumerate(self.graph.senders) if sender.kind == "source"]
             assert found.source is not None and self.off.source is not None
