@@ -30,6 +30,15 @@ from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
+from glassformer.analysis.direct_effects import DirectEffects, direct_effects, direct_sites
+from glassformer.analysis.direct_parts import (
+    NeuronEffects,
+    SourceEffects,
+    direct_source_sites,
+    neuron_effects,
+    neuron_sites,
+    source_effects,
+)
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
@@ -40,7 +49,9 @@ from glassformer.analysis.icl import InContextLearning, in_context_learning
 from glassformer.analysis.importance import Importance, importance
 from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
 from glassformer.analysis.lens import Lens, lens
+from glassformer.analysis.lens_grid import LensGrid, lens_grid, lens_sites
 from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.analysis.meaning import MeaningShift, meaning_shift
 from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
 from glassformer.analysis.phase_change import (
     LossTrajectories,
@@ -97,6 +108,8 @@ from glassformer.analysis.trigrams import (
     crossed_trigrams,
     skip_trigrams,
 )
+from glassformer.analysis.tuned_lens import TunedLens
+from glassformer.analysis.tuned_lens_fit import LensDivergence, fit_tuned_lens, lens_divergence
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
 from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 from glassformer.analysis.virtual_heads import (
@@ -123,6 +136,7 @@ __all__ = [
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "DirectEffects",
     "EdgeAttribution",
     "EdgeEffects",
     "Erasers",
@@ -138,9 +152,13 @@ __all__ = [
     "JointPca",
     "Kurtosis",
     "Lens",
+    "LensDivergence",
+    "LensGrid",
     "Linearity",
     "LossTrajectories",
     "MatchingTrace",
+    "MeaningShift",
+    "NeuronEffects",
     "NodeAttribution",
     "Offsets",
     "Overlaps",
@@ -155,11 +173,13 @@ __all__ = [
     "SenderEffects",
     "SixArguments",
     "SkipTrigrams",
+    "SourceEffects",
     "Sources",
     "StreamDimensions",
     "TokenCircuits",
     "TokenPairs",
     "Trajectory",
+    "TunedLens",
     "Unavailable",
     "UnseenWordsStudy",
     "Verified",
@@ -188,6 +208,9 @@ __all__ = [
     "crossed_cost",
     "crossed_trigrams",
     "detect",
+    "direct_effects",
+    "direct_sites",
+    "direct_source_sites",
     "edge_effects",
     "erasers",
     "erasure",
@@ -196,6 +219,7 @@ __all__ = [
     "expand_paths",
     "explain",
     "faithfulness",
+    "fit_tuned_lens",
     "frequent_tokens",
     "frozen_edits",
     "frozen_sites",
@@ -209,10 +233,16 @@ __all__ = [
     "kurtosis",
     "kurtosis_needs",
     "lens",
+    "lens_divergence",
+    "lens_grid",
+    "lens_sites",
     "linearity",
     "loss_by_position",
     "loss_trajectories",
     "matching_trace",
+    "meaning_shift",
+    "neuron_effects",
+    "neuron_sites",
     "offset_needs",
     "offset_profile",
     "offset_scores",
@@ -235,6 +265,7 @@ __all__ = [
     "sender_effects",
     "six_arguments",
     "skip_trigrams",
+    "source_effects",
     "source_map",
     "sources",
     "step_sites",

@@ -6,6 +6,7 @@ from glassformer.data.counts import BigramModel, NGramModel
 from glassformer.data.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
+from glassformer.data.senses import Phrase, Senses, phrases
 from glassformer.data.sources import Document, python_stdlib, read_source
 from glassformer.data.tasks import Induction, Repeat
 from glassformer.data.text import TextConfig, TextData
@@ -28,9 +29,11 @@ __all__ = [
     "ModularAddition",
     "NGramModel",
     "Needle",
+    "Phrase",
     "Recall",
     "Repeat",
     "Reverse",
+    "Senses",
     "SkipTrigram",
     "Split",
     "TextConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "ZhEnConfig",
     "bytes_tokenizer",
     "dirichlet_predictive",
+    "phrases",
     "python_stdlib",
     "read_source",
     "train_bpe",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Repeat, TextConfig, UnseenWords, ZhEnConfig
+from glassformer.data import MixtureConfig, Repeat, Senses, TextConfig, UnseenWords, ZhEnConfig
 from glassformer.data.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
@@ -79,12 +79,24 @@ def unseen_words(n_layers: int) -> TrainConfig:
     )
 
 
+def senses() -> TrainConfig:
+    """A small decoder on sentences whose nouns mean what one earlier word makes of them: well under a minute."""
+    layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=Mlp(128, activation="gelu_tanh"))
+    data = Senses()
+    model = DecoderConfig(len(data.symbols()), 64, repeat(layer, 2), max_len=64, final_norm=RmsNorm())
+    optim = OptimConfig(lr=3e-3, warmup=50)
+    return TrainConfig(
+        model, data, optim=optim, steps=200, log_every=50, evaluate_every=100, evaluate_batches=4, save_every=100
+    )
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l": lambda: attention_only(1),
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
     "gpt-4l": gpt_4l,
     "phase-change": phase_change,
+    "senses": senses,
     "unseen-words-1l": lambda: unseen_words(1),
     "unseen-words-2l": lambda: unseen_words(2),
     "zh-en": zh_en,
