@@ -1,0 +1,144 @@
+"""Where each position's content comes from: steps add up to the stream, shares to one, on every architecture."""
+
+import pytest
+import torch
+from hypothesis import given
+
+from closeness import close
+from glassformer.analysis import Run, run
+from glassformer.analysis.token_flow import alti, flow_sites, rollout
+from glassformer.analysis.token_flow.units import units
+from glassformer.errors import AnalysisUnavailable, SiteNotRead
+from glassformer.handmade import induction_model, repeated
+from strategies import ARCHITECTURES, Subject, attention_decoders, subject
+
+every = pytest.mark.parametrize("name", ARCHITECTURES)
+TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
+SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name != "differential"]
+
+
+def passed(found: Subject, *more: str, stack: str | None = None) -> Run:
+    return run(found.model, *found.inputs, read=[*flow_sites(found.model, stack), *more])
+
+
+@every
+def test_kept_stream_moved_vectors_writes_and_constant_biases_are_the_stream_behind_each_step(name: str) -> None:
+    done = passed(subject(name))
+    for stack in (None, "encoder") if name in TRANSLATORS else (None,):
+        for unit in units(done, "test", row=1, stack=stack):
+            if not unit.moves:
+                close(unit.bias - unit.bias[:1], torch.zeros_like(unit.bias), 1e-9)
+                continue
+            n = unit.kept.shape[0]
+            moved = sum(moves.summed(slice(0, n)).sum(1) for moves in unit.moves)
+            each = sum(moves.per_head(slice(0, n)).sum((1, 2)) for moves in unit.moves)
+            close(each, moved)
+            # what is left over does not depend on the position: biases
+            left = unit.mixed - unit.kept - moved
+            close(left - left[:1], torch.zeros_like(left), 1e-9)
+            close(left, unit.bias)
+
+
+@given(attention_decoders(mlps=True))
+def test_every_small_model_is_split_without_remainder(found: Subject) -> None:
+    for unit in units(passed(found), "test"):
+        close(unit.bias - unit.bias[:1], torch.zeros_like(unit.bias), 1e-9)
+
+
+@every
+def test_alti_rows_are_shares_and_the_future_has_none(name: str) -> None:
+    found = alti(passed(subject(name)), row=1)
+    for shares in (found.layers.values, found.rolled.values):
+        assert (shares >= 0).all()
+        close(shares.sum(-1), torch.ones(shares.shape[:-1], dtype=torch.float64))
+        assert (shares[..., -7:].triu(1) == 0).all()
+    assert found.norms == "frozen"
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_rollout_rows_are_shares_and_the_future_has_none(name: str) -> None:
+    found = rollout(passed(subject(name)))
+    for shares in (found.layers.values, found.rolled.values):
+        close(shares.sum(-1), torch.ones(shares.shape[:-1], dtype=torch.float64))
+        assert (shares[..., -7:].triu(1) == 0).all()
+
+
+@pytest.mark.parametrize("name", ["lightning_hybrid", "differential"])
+def test_rollout_refuses_weights_that_are_no_shares_and_says_what_it_takes_instead_when_asked(name: str) -> None:
+    done = passed(subject(name))
+    with pytest.raises(AnalysisUnavailable, match=r"rollout: layer 0 .*rows_sum_to_one=False.*\n.*alti\(run\)"):
+        rollout(done)
+    found = rollout(done, signed="absolute")
+    assert found.method == "rollout of absolute weights"
+    close(found.final.values.sum(-1), torch.ones(7, dtype=torch.float64))
+
+
+def test_rollout_is_the_product_of_half_patterns_and_half_identities() -> None:
+    done = passed(subject("gpt2"))
+    expected = torch.eye(7, dtype=torch.float64)
+    for layer in range(2):
+        pattern = done[f"blocks.{layer}.attn.pattern"].values[0].mean(0)
+        expected = (pattern / 2 + torch.eye(7, dtype=torch.float64) / 2) @ expected
+    close(rollout(done).final.values, expected)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_a_decoder_is_rolled_down_to_the_source_tokens_through_the_encoder(name: str) -> None:
+    done = passed(subject(name))
+    encoder, whole = alti(done, stack="encoder"), alti(done)
+    assert encoder.final.shape == (9, 9)
+    assert whole.final.labels("key") == [f"source {i}" for i in encoder.final.labels("key")] + whole.final.labels("query")
+    source = encoder.final.values
+    expected = torch.cat((torch.zeros(7, 9, dtype=torch.float64), torch.eye(7, dtype=torch.float64)), 1)
+    for layer in whole.layers.values:
+        expected = torch.cat((layer[:, :9] @ source, torch.zeros(7, 7)), 1) + layer[:, 9:] @ expected
+    close(whole.final.values, expected)
+
+
+def test_alti_is_the_l1_nearness_of_each_positions_vector_to_the_result() -> None:
+    found = subject("gpt2")
+    done = passed(found, "blocks.0.attn.head_out")
+    layer = found.model.stack.blocks[0].attn
+    z = done["blocks.0.attn.pattern"].values[0][..., None] * done["blocks.0.attn.value"].values[0][:, None]
+    vectors = torch.einsum("hqke,hed->qkd", z, layer.merge.matrix())
+    x, y = done["blocks.0.resid_pre"].values[0], done["blocks.0.resid_mid"].values[0]
+    vectors[range(7), range(7)] += x
+    near = (y.norm(p=1, dim=-1)[:, None] - (y[:, None] - vectors).norm(p=1, dim=-1)).clamp_min(0)
+    close(alti(done).layers.values[0], near / near.sum(-1, keepdim=True))
+
+
+def known() -> tuple[Run, int, int]:
+    """Return a run of the induction model, a query in the second copy, and the place after the first copy."""
+    model = induction_model()
+    ids = repeated()
+    done = run(model, ids, read=flow_sites(model))
+    return done, 30, 30 - 20 + 1
+
+
+def test_on_the_induction_model_rollout_gives_a_quarter_to_each_of_four_tokens() -> None:
+    done, q, j = known()
+    row = rollout(done).final.values[q]
+    # each layer has a blank head beside the one that does something, whose pattern is uniform: leave it out
+    weights = done["blocks.0.attn.pattern"].values[0, 0], done["blocks.1.attn.pattern"].values[0, 0]
+    eye = torch.eye(len(row), dtype=torch.float64)
+    clean = (weights[1] + eye) / 2 @ ((weights[0] + eye) / 2)
+    close(clean[q, [q, q - 1, j, j - 1]], torch.full((4,), 0.25, dtype=torch.float64), 1e-5)
+    blank = torch.ones_like(eye).tril() / torch.arange(1, len(row) + 1)[:, None]
+    layers = [(eye + (w + blank) / 2) / 2 for w in weights]
+    close(row, (layers[1] @ layers[0])[q])
+
+
+def test_on_the_induction_model_alti_is_known_in_closed_form() -> None:
+    done, q, j = known()
+    found = alti(done)
+    layers = found.layers.values
+    close(layers[0, q, [q, q - 1]], torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
+    close(layers[1, q, [q, j]], torch.tensor([3 / 4, 1 / 4], dtype=torch.float64), 1e-5)
+    expected = torch.tensor([1 / 2, 1 / 4, 1 / 6, 1 / 12], dtype=torch.float64)
+    close(found.final.values[q, [q, q - 1, j, j - 1]], expected, 1e-5)
+    assert not found.unexplained.values.any()
+
+
+def test_a_run_without_the_sites_is_told_what_to_read() -> None:
+    with pytest.raises(SiteNotRead, match=r"alti needs sites .*Add to read=:\n.*blocks.0.attn.value"):
+        alti(run(subject("gpt2").model, [1, 2], read=["blocks.*.attn.pattern"]))
