@@ -7,7 +7,7 @@ from hypothesis import given
 from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.token_flow import alti, flow_sites, rollout
-from glassformer.analysis.token_flow.units import units
+from glassformer.analysis.token_flow.units import Unit, units
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
@@ -26,23 +26,24 @@ def test_kept_stream_moved_vectors_writes_and_constant_biases_are_the_stream_beh
     done = passed(subject(name))
     for stack in (None, "encoder") if name in TRANSLATORS else (None,):
         for unit in units(done, "test", row=1, stack=stack):
-            if not unit.moves:
-                close(unit.bias - unit.bias[:1], torch.zeros_like(unit.bias), 1e-9)
-                continue
             n = unit.kept.shape[0]
-            moved = sum(moves.summed(slice(0, n)).sum(1) for moves in unit.moves)
-            each = sum(moves.per_head(slice(0, n)).sum((1, 2)) for moves in unit.moves)
-            close(each, moved)
-            # what is left over does not depend on the position: biases
-            left = unit.mixed - unit.kept - moved
-            close(left - left[:1], torch.zeros_like(left), 1e-9)
-            close(left, unit.bias)
+            for moves in unit.moves:
+                summed = moves.summed(slice(0, n))
+                close(moves.per_head(slice(0, n)).sum(1), summed)
+                close(summed.sum(1), moves.total())
+            split_without_remainder(unit)
+
+
+def split_without_remainder(unit: Unit) -> None:
+    """What is left over is the same at every position: biases."""
+    moved = sum(moves.total() for moves in unit.moves) + sum(write for _, write in unit.writes)
+    close(unit.kept + moved + unit.bias.mean(0), unit.result)
 
 
 @given(attention_decoders(mlps=True))
 def test_every_small_model_is_split_without_remainder(found: Subject) -> None:
     for unit in units(passed(found), "test"):
-        close(unit.bias - unit.bias[:1], torch.zeros_like(unit.bias), 1e-9)
+        split_without_remainder(unit)
 
 
 @every

@@ -227,15 +227,20 @@ def _unit(row: _Row, stack: str, block: Block, names: list[str], before: str, be
     for name in names:
         part, after = block.part(name), row.frozen(block.norm_after(name))
         if block.wiring == "post":
-            kept = after(kept)
+            kept = _passed(after, kept)
         if isinstance(part, AttentionLayer):
             moves.append(_moves(row, stack, block, name, part, after))
             continue
         written = row.at_positions(_out(block, name))
-        writes.append((_label(stack, block, name), after(written) if block.wiring == "post" else written))
+        writes.append((_label(stack, block, name), _passed(after, written) if block.wiring == "post" else written))
     mixing = [name for name in names if isinstance(block.part(name), AttentionLayer)]
     label = _label(stack, block, mixing[0] if mixing else names[0])
     return Unit(label, kept, tuple(moves), tuple(writes), result)
+
+
+def _passed(norm: FrozenNorm, x: Float[Tensor, "query d_model"]) -> Float[Tensor, "query d_model"]:
+    """Return an addend of the stream behind a norm, its scale as in the run."""
+    return x if norm.norm is None or norm.scale is None else norm.norm.linear(x, norm.scale).detach()
 
 
 def _moves(row: _Row, stack: str, block: Block, name: str, part: AttentionLayer, after: FrozenNorm) -> Moves:
