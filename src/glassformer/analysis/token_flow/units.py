@@ -87,6 +87,7 @@ class Unit:
         kept: What is left of the stream before, `query d_model`.
         moves: Its attention sub-layers.
         writes: What its other sub-layers add, by label.
+        bias: What is the same whatever the sub-layers read: biases of outputs and of norms behind them.
         result: The stream behind it.
     """
 
@@ -94,17 +95,13 @@ class Unit:
     kept: Float[Tensor, "query d_model"]
     moves: tuple[Moves, ...]
     writes: tuple[tuple[str, Float[Tensor, "query d_model"]], ...]
+    bias: Float[Tensor, "query d_model"]
     result: Float[Tensor, "query d_model"]
 
     @property
     def mixed(self) -> Float[Tensor, "query d_model"]:
         """The stream behind it without what the position-wise sub-layers of a parallel block add."""
         return self.result - sum(write for _, write in self.writes)
-
-    @property
-    def bias(self) -> Float[Tensor, "query d_model"]:
-        """What is the same whatever the sub-layers read: biases of outputs and of norms behind them."""
-        return self.mixed - self.kept - sum(moves.total() for moves in self.moves)
 
     def pieces(self, keys: int, heads: int = 1) -> Iterator[slice]:
         """Yield queries, as many at a time as fit in memory with a vector for each of so many keys and heads."""
@@ -223,19 +220,24 @@ class _Row:
 
 def _unit(row: _Row, stack: str, block: Block, names: list[str], before: str, behind: str) -> Unit:
     kept, result = row.at_positions(before), row.at_positions(behind)
-    moves, writes = list[Moves](), list[tuple[str, Tensor]]()
+    moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for name in names:
         part, after = block.part(name), row.frozen(block.norm_after(name))
         if block.wiring == "post":
             kept = _passed(after, kept)
         if isinstance(part, AttentionLayer):
             moves.append(_moves(row, stack, block, name, part, after))
+            own = part.merge.output.bias
+            bias = bias if own is None else bias + _passed(after, own.detach().expand_as(kept))
+        if after.bias is not None and (block.wiring == "post" or isinstance(part, AttentionLayer)):
+            bias = bias + after.bias.detach()
+        if isinstance(part, AttentionLayer):
             continue
         written = row.at_positions(_out(block, name))
         writes.append((_label(stack, block, name), _passed(after, written) if block.wiring == "post" else written))
     mixing = [name for name in names if isinstance(block.part(name), AttentionLayer)]
     label = _label(stack, block, mixing[0] if mixing else names[0])
-    return Unit(label, kept, tuple(moves), tuple(writes), result)
+    return Unit(label, kept, tuple(moves), tuple(writes), bias, result)
 
 
 def _passed(norm: FrozenNorm, x: Float[Tensor, "query d_model"]) -> Float[Tensor, "query d_model"]:
