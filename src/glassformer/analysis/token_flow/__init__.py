@@ -3,6 +3,19 @@
 from glassformer.analysis.token_flow.alti import alti
 from glassformer.analysis.token_flow.rolling import TokenFlow
 from glassformer.analysis.token_flow.rollout import rollout
+from glassformer.analysis.token_flow.routes import FlowEdge, FlowNode, FlowRoutes, information_flow_routes
 from glassformer.analysis.token_flow.units import flow_sites
+from glassformer.analysis.token_flow.value_norms import ValueNorms, value_norms
 
-__all__ = ["TokenFlow", "alti", "flow_sites", "rollout"]
+__all__ = [
+    "FlowEdge",
+    "FlowNode",
+    "FlowRoutes",
+    "TokenFlow",
+    "ValueNorms",
+    "alti",
+    "flow_sites",
+    "information_flow_routes",
+    "rollout",
+    "value_norms",
+]

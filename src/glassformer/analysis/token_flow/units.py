@@ -56,7 +56,7 @@ class Moves:
         """Whether the keys are those of the encoder."""
         return self.part.config.cross
 
-    def summed(self, queries: slice) -> Float[Tensor, "query key d_model"]:
+    def summed(self, queries: slice | Tensor) -> Float[Tensor, "query key d_model"]:
         """Return what some queries get from each key, all heads together."""
         weight = self.weight[:, queries]
         if self.gate is None:
@@ -64,7 +64,7 @@ class Moves:
         mixed = torch.einsum("hqk,hke,hqe->qkhe", weight, self.value, self.gate[:, queries])
         return mixed.flatten(2) @ self.output.flatten(0, 1)
 
-    def per_head(self, queries: slice) -> Float[Tensor, "query head key d_model"]:
+    def per_head(self, queries: slice | Tensor) -> Float[Tensor, "query head key d_model"]:
         """Return what some queries get from each key by each head."""
         weight = self.weight[:, queries].transpose(0, 1)
         if self.gate is None:
