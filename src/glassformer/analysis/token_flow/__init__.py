@@ -1,6 +1,7 @@
 """Which tokens a position's content, or a prediction, comes from."""
 
 from glassformer.analysis.token_flow.alti import alti
+from glassformer.analysis.token_flow.gradients import InputGradients, input_gradients
 from glassformer.analysis.token_flow.rolling import TokenFlow
 from glassformer.analysis.token_flow.rollout import rollout
 from glassformer.analysis.token_flow.routes import FlowEdge, FlowNode, FlowRoutes, information_flow_routes
@@ -11,11 +12,13 @@ __all__ = [
     "FlowEdge",
     "FlowNode",
     "FlowRoutes",
+    "InputGradients",
     "TokenFlow",
     "ValueNorms",
     "alti",
     "flow_sites",
     "information_flow_routes",
+    "input_gradients",
     "rollout",
     "value_norms",
 ]
