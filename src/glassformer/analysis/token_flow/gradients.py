@@ -197,7 +197,7 @@ def _cuts(model: Any, layers: bool) -> list[list[str]]:
     """Return sites that everything behind depends on, and on nothing else: at the bottom, or at each layer."""
     stack, embed = decoder_side(model)
     if not layers:
-        return [[model.encoder_embed.at_token] * isinstance(model, EncoderDecoder) + [embed.at_token]]
+        return [([model.encoder_embed.at_token] if isinstance(model, EncoderDecoder) else []) + [embed.at_token]]
     if not len(stack.blocks):
         raise AnalysisUnavailable("input_gradients: the model has no layers; layers=False attributes to its tokens.")
     encoded = [model.encoder.final.at_out] if isinstance(model, EncoderDecoder) else []
