@@ -2,6 +2,7 @@
 
 from glassformer.analysis.token_flow.alti import alti
 from glassformer.analysis.token_flow.gradients import InputGradients, input_gradients
+from glassformer.analysis.token_flow.long_context import EffectiveMemory, LongContext, effective_memory, long_context
 from glassformer.analysis.token_flow.rolling import TokenFlow
 from glassformer.analysis.token_flow.rollout import rollout
 from glassformer.analysis.token_flow.routes import FlowEdge, FlowNode, FlowRoutes, information_flow_routes
@@ -9,16 +10,20 @@ from glassformer.analysis.token_flow.units import flow_sites
 from glassformer.analysis.token_flow.value_norms import ValueNorms, value_norms
 
 __all__ = [
+    "EffectiveMemory",
     "FlowEdge",
     "FlowNode",
     "FlowRoutes",
     "InputGradients",
+    "LongContext",
     "TokenFlow",
     "ValueNorms",
     "alti",
+    "effective_memory",
     "flow_sites",
     "information_flow_routes",
     "input_gradients",
+    "long_context",
     "rollout",
     "value_norms",
 ]
