@@ -1,5 +1,7 @@
 """Gradients at the inputs: complete where they promise it, blind to the future, agreeing where the model is linear."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,10 +16,11 @@ from strategies import ARCHITECTURES, subject
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def asked(name: str, **kwargs) -> InputGradients:
+def asked(name: str, **kwargs: Any) -> InputGradients:
     found = subject(name, batch=1)
-    rows = {"target": found.inputs[1]} if len(found.inputs) > 1 else {}
-    return input_gradients(found.model, found.inputs[0], **rows, **kwargs)
+    ids, *more = found.inputs
+    rows: dict[str, Any] = {"target": more[0]} if more else {}
+    return input_gradients(found.model, ids, **rows, **kwargs)
 
 
 def allowed(name: str) -> float:
@@ -53,16 +56,18 @@ def test_no_prediction_depends_on_later_tokens(name: str) -> None:
 @every
 def test_gradients_are_those_of_a_small_step(name: str) -> None:
     found = subject(name, batch=1)
-    rows = {"target": found.inputs[1]} if len(found.inputs) > 1 else {}
+    ids, *more = found.inputs
+    rows: dict[str, Any] = {"target": more[0]} if more else {}
     site = "decoder.embed.token" if rows else "embed.token"
-    result = input_gradients(found.model, found.inputs[0], 3, 5, method="gradient_x_input", **rows)
-    x = run(found.model, found.inputs[0], read=[site], **rows)[site].values
+    result = input_gradients(found.model, ids, 3, 5, method="gradient_x_input", **rows)
+    x = run(found.model, ids, read=[site], **rows)[site].values
     # grow the vector of the last token a little: the change is its gradient times input
     moved = []
     for step in (1e-5, -1e-5):
         grown = x.clone()
         grown[0, -1] *= 1 + step
-        logits = run(found.model, found.inputs[0], edit=[(site, lambda _, grown=grown: grown)], **rows).logits
+        logits = run(found.model, ids, edit=[(site, lambda _, grown=grown: grown)], **rows).logits
+        assert logits is not None
         moved.append(logits[0, -1, 3] - logits[0, -1, 5])
     close(result.values.values[0, -1], (moved[0] - moved[1]) / 2e-5, 1e-5)
 
@@ -107,7 +112,10 @@ def test_more_points_close_the_gap_and_gauss_points_close_it_faster() -> None:
 
 
 def test_a_zero_baseline_under_layer_norm_leaves_a_larger_gap_than_the_mean() -> None:
-    far = [float(asked("attention_only", baseline=b, points="midpoint", steps=16).gap.values.abs()) for b in ("zero", "mean")]
+    far = [
+        float(asked("attention_only", baseline=b, points="midpoint", steps=16).gap.values.abs())
+        for b in ("zero", "mean")
+    ]
     assert far[0] > 3 * far[1]
 
 
@@ -127,7 +135,10 @@ def test_a_source_and_a_target_are_attributed_to_side_by_side() -> None:
 
 def test_a_question_about_two_tokens_is_the_difference_of_two_questions() -> None:
     both = asked("gpt2", answer=3, against=5, steps=8)
-    close(both.values.values, asked("gpt2", answer=3, steps=8).values.values - asked("gpt2", answer=5, steps=8).values.values)
+    close(
+        both.values.values,
+        asked("gpt2", answer=3, steps=8).values.values - asked("gpt2", answer=5, steps=8).values.values,
+    )
     assert both.metric_name == "logit difference" and both.baseline == "mean token vector"
 
 

@@ -21,14 +21,15 @@ TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
 
 def measured(name: str, **kwargs: Any) -> LongContext:
     found = subject(name, length=12)
-    rows = {"target": found.inputs[1]} if len(found.inputs) > 1 else {}
-    return long_context(found.model, found.inputs[0], **(rows | {"sink": 2, "recent": 3} | kwargs))
+    ids, *more = found.inputs
+    rows: dict[str, Any] = {"target": more[0]} if more else {}
+    return long_context(found.model, ids, **(rows | {"sink": 2, "recent": 3} | kwargs))
 
 
 @pytest.mark.parametrize("name", [*SCORED, "smeared", "lightning_hybrid", "translator_pre", "translator_post"])
 def test_masses_and_histograms_sum_to_one(name: str) -> None:
     found = measured(name)
-    total = sum(found.measures.select(measure=m).values for m in ("sink", "recent", "middle"))
+    total = torch.stack([found.measures.select(measure=m).values for m in ("sink", "recent", "middle")]).sum(0)
     close(total, torch.ones_like(total))
     close(found.distances.values.sum(-1), torch.ones_like(total))
     close(found.by_layer.values.sum(-1), torch.ones(found.by_layer.shape[0], dtype=torch.float64))
@@ -51,7 +52,10 @@ def test_measures_are_those_of_the_whole_pattern(name: str) -> None:
     model = subject(name, length=12)
     pattern = run(model.model, *model.inputs, read=["blocks.1.attn.pattern"])["blocks.1.attn.pattern"].values[:, :, 4:]
     q, k = torch.arange(4, 12)[:, None], torch.arange(12)
-    at = {str(m): found.measures.select(measure=str(m)).values[-pattern.shape[1] :] for m in found.measures.labels("measure")}
+    at = {
+        str(m): found.measures.select(measure=str(m)).values[-pattern.shape[1] :]
+        for m in found.measures.labels("measure")
+    }
     close(at["sink"], pattern[..., :2].sum(-1).mean((0, 2)))
     close(at["recent"], (pattern * (k > q - 3)).sum(-1).mean((0, 2)))
     close(at["first"], pattern[..., 0].mean((0, 2)))

@@ -1,6 +1,7 @@
 """Routes: a node's parts are all of it, importance is conserved, and a higher threshold keeps a part of the graph."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_importance_is_conserved_down_to_tokens_and_constants(name: str) -> None
 def test_a_higher_threshold_keeps_a_part_of_the_graph(name: str) -> None:
     done = passed(name)
     graphs = [keys(information_flow_routes(done, threshold=threshold)) for threshold in (0.0, 0.02, 0.1, 0.3)]
-    assert all(more >= fewer for more, fewer in zip(graphs, graphs[1:]))
+    assert all(more >= fewer for more, fewer in pairwise(graphs))
     assert len(graphs[0]) > len(graphs[-1])
 
 

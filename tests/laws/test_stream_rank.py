@@ -10,7 +10,7 @@ from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import StreamRank, rank_of_stream, residual_ratio
 from glassformer.errors import ShapeMismatch
-from glassformer.models import DecoderConfig, Mlp, NoNorm, block
+from glassformer.models import Block, DecoderConfig, Mlp, NoNorm, block
 from strategies import ARCHITECTURES, randomise, seeds, stream, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -18,8 +18,9 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 def measured(name: str, **kwargs: Any) -> StreamRank:
     found = subject(name)
-    rows = {"target": found.inputs[1]} if len(found.inputs) > 1 else {}
-    return rank_of_stream(found.model, found.inputs[0], **rows, **kwargs)
+    ids, *more = found.inputs
+    rows: dict[str, Any] = {"target": more[0]} if more else {}
+    return rank_of_stream(found.model, ids, **rows, **kwargs)
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
@@ -49,10 +50,10 @@ def test_what_rows_have_in_common_passes_row_stochastic_mixing_untouched(seed: i
 @every
 def test_the_full_variant_is_the_model_itself(name: str) -> None:
     found = subject(name)
-    side = "decoder." if "translator" in name else ""
-    rows = {"target": found.inputs[1]} if side else {}
+    ids, *more = found.inputs
+    side, rows = ("decoder." if more else ""), dict[str, Any](target=more[0]) if more else {}
     site = f"{side}blocks.1.resid_post"
-    streams = run(found.model, found.inputs[0], read=[site], **rows)[site].values
+    streams = run(found.model, ids, read=[site], **rows)[site].values
     expected = torch.stack([residual_ratio(x) for x in streams]).mean()
     close(measured(name, initial=None).ratio.select(weights="trained", variant="full").values[-1], expected)
 
@@ -64,7 +65,8 @@ def test_every_variant_has_numbers_of_its_own_at_every_depth(name: str) -> None:
     assert found.rows == 2 and found.ratio.values.isfinite().all() and found.ratio_spread.values.isfinite().all()
     assert ((found.effective_rank.values >= 1 - 1e-9) & (found.effective_rank.values <= 7 + 1e-9)).all()
     trained = found.ratio.select(weights="trained").values
-    assert all((trained[i, -1] - trained[j, -1]).abs() > 1e-9 for i in range(len(trained)) for j in range(i))
+    # by ratio: a post-norm translator with random gains is down to 1e-10
+    assert all((trained[i, -1] / trained[j, -1] - 1).abs() > 1e-6 for i in range(len(trained)) for j in range(i))
 
 
 @pytest.mark.parametrize("wiring", ["pre", "post", "sandwich", "parallel"])
@@ -77,13 +79,14 @@ def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> Non
     for variant in ("attention only", "+ MLP", "+ skip"):
         x = context_of
         for one in model.stack.blocks:
-            attended = one.attn(x, _context(x))[0]
+            assert isinstance(one, Block)
+            attended = one.part("attn")(x, _context(x))[0]
             if variant == "attention only":
                 x = attended
             elif variant == "+ skip":
                 x = x + attended
             else:
-                x = attended + one.mlp(x) if wiring == "parallel" else one.mlp(attended)
+                x = attended + one.part("mlp")(x) if wiring == "parallel" else one.part("mlp")(attended)
         close(found.ratio.select(weights="trained", variant=variant).values[-1], residual_ratio(x[0]))
 
 

@@ -87,7 +87,9 @@ def test_a_decoder_is_rolled_down_to_the_source_tokens_through_the_encoder(name:
     done = passed(subject(name))
     encoder, whole = alti(done, stack="encoder"), alti(done)
     assert encoder.final.shape == (9, 9)
-    assert whole.final.labels("key") == [f"source {i}" for i in encoder.final.labels("key")] + whole.final.labels("query")
+    assert whole.final.labels("key") == [f"source {i}" for i in encoder.final.labels("key")] + whole.final.labels(
+        "query"
+    )
     source = encoder.final.values
     expected = torch.cat((torch.zeros(7, 9, dtype=torch.float64), torch.eye(7, dtype=torch.float64)), 1)
     for layer in whole.layers.values:

@@ -2,5 +2,15 @@
 
 from glassformer.analysis.behaviour.sinks import AttentionSinks, attention_sinks
 from glassformer.analysis.behaviour.stream_rank import StreamRank, rank_of_stream, residual_ratio
+from glassformer.analysis.behaviour.suppression import Suppression, calibration_error, suppression
 
-__all__ = ["AttentionSinks", "StreamRank", "attention_sinks", "rank_of_stream", "residual_ratio"]
+__all__ = [
+    "AttentionSinks",
+    "StreamRank",
+    "Suppression",
+    "attention_sinks",
+    "calibration_error",
+    "rank_of_stream",
+    "residual_ratio",
+    "suppression",
+]

@@ -11,8 +11,8 @@ different questions, and its loss is measured on the same tokens:
     window                      each query sees the last r keys only
     window with first keys      the same, and the first s keys
 
-Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When Attention Sink
-Emerges in Language Models".
+Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When Attention
+Sink Emerges in Language Models".
 """
 
 import dataclasses
@@ -189,7 +189,9 @@ def _conditions(
     if n + first <= model.config.max_len:
         found["neutral tokens in front"] = (torch.cat((front, ids), 1), [], first)
     else:
-        left_out["neutral tokens in front"] = f"{n} tokens and {first} more do not fit in max_len={model.config.max_len}"
+        left_out["neutral tokens in front"] = (
+            f"{n} tokens and {first} more do not fit in max_len={model.config.max_len}"
+        )
     if n > window:
         found["window"] = (ids, _windowed(scores, window, 0), 0)
         found["window with first keys"] = (ids, _windowed(scores, window, first), 0)

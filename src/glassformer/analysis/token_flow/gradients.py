@@ -189,7 +189,9 @@ def _ask(
 def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
     each = [tokens] * n if isinstance(tokens, str | int) else list(tokens)
     if len(each) != n:
-        raise ShapeMismatch(f"input_gradients: {len(each)} tokens as `{name}` for {n} positions; give one, or one each.")
+        raise ShapeMismatch(
+            f"input_gradients: {len(each)} tokens as `{name}` for {n} positions; give one, or one each."
+        )
     return torch.tensor([token_id(model, token) for token in each])
 
 

@@ -10,12 +10,12 @@ middle = the rest; entropy in nats; effective count e^entropy. Classes of heads,
     concentrated middle   else, the 16 largest weights hold at least half of the mass
     scattered middle      else
 
-A weight is not an effect: a head may rest on a token whose value is nearly zero (`value_norms`). The text is read a block
-of queries at a time on top of a state, so that only block x keys weights of one layer exist at once.
+A weight is not an effect: a head may rest on a token whose value is nearly zero (`value_norms`). The text is read a
+block of queries at a time on top of a state, so that only block x keys weights of one layer exist at once.
 
-Source: Fu 2024, "How Do Language Models put Attention Weights over Long Context?" (classes; the thresholds of the last two
-are ours); Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When Attention
-Sink Emerges in Language Models" (share of sink heads).
+Source: Fu 2024, "How Do Language Models put Attention Weights over Long Context?" (classes; the thresholds of the last
+two are ours); Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When
+Attention Sink Emerges in Language Models" (share of sink heads).
 """
 
 import dataclasses
@@ -141,7 +141,7 @@ def long_context(
         )
     meters = {path: _Meter(sink, recent, length) for path in dict.fromkeys(head.path for head in known)}
     with evaluating(model):
-        state = model.begin(given.source_ids) if isinstance(model, EncoderDecoder) else model.begin(len(ids))
+        state = model.begin(given.source_ids if isinstance(model, EncoderDecoder) else len(ids))
         first = 0
         while first < length:
             # up to the first query that counts, nothing has to be looked at
@@ -264,7 +264,7 @@ def _result(
     )
     labels = [head.label for head in known]
     over = (("head", "measure"), {"head": labels, "measure": MEASURES})
-    classes = {label: _class(dict(zip(MEASURES, row))) for label, row in zip(labels, total.tolist())}
+    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row))) for x, row in zip(labels, total.tolist())}
     layers = list(dict.fromkeys(label[: label.index("H")] for label in labels))
     shares = torch.zeros(len(layers), len(CLASSES), dtype=torch.float64)
     for label, found in classes.items():

@@ -92,7 +92,9 @@ def roll(
         labels.append(unit.label)
         layers.append(layer)
         rolled.append(flow)
-        unexplained.append(torch.zeros(len(tokens), dtype=torch.bool) if found.unexplained is None else found.unexplained)
+        unexplained.append(
+            torch.zeros(len(tokens), dtype=torch.bool) if found.unexplained is None else found.unexplained
+        )
     if not layers:
         raise AnalysisUnavailable(f"{analysis}: no layer attends to anything, so every token stays where it is.")
     queries = position_labels(tokens)
