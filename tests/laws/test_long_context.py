@@ -23,7 +23,7 @@ def measured(name: str, **kwargs: Any) -> LongContext:
     found = subject(name, length=12)
     ids, *more = found.inputs
     rows: dict[str, Any] = {"target": more[0]} if more else {}
-    return long_context(found.model, ids, **(rows | {"sink": 2, "recent": 3} | kwargs))
+    return long_context(found.model, ids, **(rows | dict[str, Any](sink=2, recent=3) | kwargs))
 
 
 @pytest.mark.parametrize("name", [*SCORED, "smeared", "lightning_hybrid", "translator_pre", "translator_post"])

@@ -74,6 +74,12 @@ def test_a_window_is_that_of_a_model_built_with_one() -> None:
     close(found.loss.select(condition="window").values, expected)
 
 
+def test_with_rotary_positions_masking_the_first_key_is_dropping_the_first_token() -> None:
+    changes = measured("llama").loss_change
+    masked, dropped = (changes.select(condition=f"first {what}").values for what in ("key masked", "token dropped"))
+    close(masked, dropped)
+
+
 def test_the_induction_model_rests_on_a_token_that_carries_nothing() -> None:
     model, ids = induction_model(), repeated()[:, :21]
     found = attention_sinks(model, ids)

@@ -1,15 +1,19 @@
 """Where each position's content comes from: steps add up to the stream, shares to one, on every architecture."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.token_flow import alti, flow_sites, rollout
+from glassformer.analysis.token_flow import alti, flow_sites, information_flow_routes, rollout, value_norms
 from glassformer.analysis.token_flow.units import Unit, units
-from glassformer.errors import AnalysisUnavailable, SiteNotRead
+from glassformer.data import Batch
+from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, repeated
+from glassformer.models import DecoderConfig, Mlp, block
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -144,3 +148,32 @@ def test_on_the_induction_model_alti_is_known_in_closed_form() -> None:
 def test_a_run_without_the_sites_is_told_what_to_read() -> None:
     with pytest.raises(SiteNotRead, match=r"alti needs sites .*Add to read=:\n.*blocks.0.attn.value"):
         alti(run(subject("gpt2").model, [1, 2], read=["blocks.*.attn.pattern"]))
+
+
+def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
+    model = subject("attention_only").model
+    done = run(model, [1, 2], read=flow_sites(model))
+    mixer = model.stack.blocks[1].attn.mixer
+    mixer.traits = dataclasses.replace(mixer.traits, linear_in_value="no")
+    assert not any(site.startswith("blocks.1.attn.pattern") for site in flow_sites(model))
+    for analysis in (alti, rollout, value_norms, information_flow_routes):
+        name = analysis.__name__
+        with pytest.raises(NoPattern, match=rf'{name}: layer 1 uses "softmax" \(linear_in_value="no"\).*\n.*gradients'):
+            analysis(done)
+
+
+def test_stacks_that_attend_to_nothing_are_refused() -> None:
+    layer = block(n_heads=2, mlp=Mlp(8))
+    model = DecoderConfig(vocab_size=5, d_model=8, layers=(layer.replace(parts=layer.parts[1:]),)).build()
+    with pytest.raises(AnalysisUnavailable, match="no layer attends to anything"):
+        alti(run(model, [1, 2], read=flow_sites(model)))
+
+
+def test_padding_has_no_part_in_anything() -> None:
+    found = subject("gpt2")
+    ids = found.inputs[0]
+    batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=torch.tensor([7, 4]))
+    padded = run(found.model, batch, read=flow_sites(found.model))
+    alone = run(found.model, ids[1:, :4], read=flow_sites(found.model))
+    close(alti(padded, row=1).final.values, alti(alone).final.values)
+    close(rollout(padded, row=1).final.values, rollout(alone).final.values)

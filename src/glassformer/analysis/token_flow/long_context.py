@@ -7,14 +7,15 @@ middle = the rest; entropy in nats; effective count e^entropy. Classes of heads,
     V                     sink + recent at least .9, each at least .1
     sink only             sink + recent at least .9, recent below .1
     recent only           sink + recent at least .9, sink below .1
-    concentrated middle   else, the 16 largest weights hold at least half of the mass
-    scattered middle      else
+    concentrated middle   else, middle at least .5, and the 16 largest weights hold at least half of the mass
+    scattered middle      else, middle at least .5
+    mixed                 else
 
 A weight is not an effect: a head may rest on a token whose value is nearly zero (`value_norms`). The text is read a
 block of queries at a time on top of a state, so that only block x keys weights of one layer exist at once.
 
 Source: Fu 2024, "How Do Language Models put Attention Weights over Long Context?" (classes; the thresholds of the last
-two are ours); Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When
+three are ours); Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When
 Attention Sink Emerges in Language Models" (share of sink heads).
 """
 
@@ -36,9 +37,9 @@ from glassformer.labelled import Labelled, Result
 from glassformer.models import EncoderDecoder
 from glassformer.trace import Read, Tape
 
-AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle"]
+AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]
 CLASSES: tuple[AttentionClass, ...] = (
-    "uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle",
+    "uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed",
 )  # fmt: skip
 TOP = (1, 3, 16, 256)
 MEASURES = (
@@ -286,4 +287,6 @@ def _class(mean: dict[str, float]) -> AttentionClass:
         return "uniform"
     if sink + recent >= 0.9:
         return "V" if min(sink, recent) >= 0.1 else "sink only" if sink > recent else "recent only"
+    if mean["middle"] < 0.5:
+        return "mixed"
     return "concentrated middle" if mean["top_16"] >= 0.5 else "scattered middle"
