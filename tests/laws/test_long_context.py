@@ -10,6 +10,7 @@ from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.token_flow import LongContext, effective_memory, long_context
 from glassformer.attention import Lightning, Rope, Softmax
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, block
@@ -134,6 +135,14 @@ def test_models_without_a_decaying_memory_are_sent_to_long_context() -> None:
 def test_a_text_too_short_for_the_windows_is_refused() -> None:
     with pytest.raises(ShapeMismatch, match="12 tokens leave no query with 4 sink and 16 recent keys"):
         measured("gpt2", sink=4, recent=16)
+
+
+def test_padded_and_packed_batches_are_refused() -> None:
+    ids = torch.randint(0, 11, (2, 12))
+    every = torch.ones_like(ids, dtype=torch.bool)
+    for more in ({"lengths": torch.tensor([12, 9])}, {"documents": torch.zeros_like(ids)}):
+        with pytest.raises(ShapeMismatch, match="of one text each and of one length"):
+            long_context(subject("gpt2").model, Batch(ids, ids, every, **more), sink=2, recent=3)
 
 
 def test_a_context_longer_than_any_block_needs_no_square_of_it() -> None:

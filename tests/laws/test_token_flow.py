@@ -14,6 +14,7 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp, block
+from glassformer.trace import At, Set
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -57,6 +58,15 @@ def test_alti_rows_are_shares_and_the_future_has_none(name: str) -> None:
         close(shares.sum(-1), torch.ones(shares.shape[:-1], dtype=torch.float64))
         assert (shares[..., -7:].triu(1) == 0).all()
     assert found.norms == "frozen"
+
+
+@given(attention_decoders(mlps=True))
+def test_in_every_small_model_alti_and_routes_account_for_the_whole_stream(found: Subject) -> None:
+    done = passed(found)
+    shares = alti(done).final.values
+    close(shares.sum(-1), torch.ones(5, dtype=torch.float64))
+    routes = information_flow_routes(done, threshold=0.0)
+    close(routes.inputs.values.sum() + routes.constants, torch.tensor(1.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -160,6 +170,15 @@ def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
         name = analysis.__name__
         with pytest.raises(NoPattern, match=rf'{name}: layer 1 uses "softmax" \(linear_in_value="no"\).*\n.*gradients'):
             analysis(done)
+
+
+def test_a_query_that_an_edit_left_nothing_to_attend_to_is_no_row_of_shares() -> None:
+    found = subject("gpt2")
+    silent = Set("blocks.1.attn.pattern", 0.0, at=At(head=2, query=3))
+    done = run(found.model, *found.inputs, read=flow_sites(found.model), edit=[silent])
+    with pytest.raises(AnalysisUnavailable, match="the layer of L1H0 has a query that attends to nothing"):
+        rollout(done)
+    close(alti(done).final.values.sum(-1), torch.ones(7, dtype=torch.float64))
 
 
 def test_stacks_that_attend_to_nothing_are_refused() -> None:

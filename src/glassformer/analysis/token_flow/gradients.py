@@ -125,7 +125,7 @@ def input_gradients(
             gradient = [torch.zeros(len(question.places), *end[site].shape[1:]).to(end[site]) for site in cut]
             rows = [(q, s) for q in range(len(question.places)) for s in range(len(share))]
             for first in range(0, len(rows), rows_at_once):
-                q, s = (torch.tensor(x) for x in zip(*rows[first : first + rows_at_once]))
+                q, s = torch.tensor(rows[first : first + rows_at_once], device=share.device).unbind(1)
                 x = [_between(start[site], end[site], share[s], method) for site in cut]
                 for total_at, new in zip(gradient, _gradients(question, cut, x, q)):
                     total_at.index_add_(0, q, new * weight[s, None, None])
@@ -152,12 +152,12 @@ class _Question:
 
     def logits(self, rows: int, tape: Tape) -> Float[Tensor, "row pos vocab"]:
         args = [x.expand(rows, -1) if isinstance(x, Tensor) else x for x in self.given.args]
-        kwargs = {k: x.expand(rows) if isinstance(x, Tensor) else x for k, x in self.given.kwargs.items()}
+        kwargs = {k: x.expand(rows, *x.shape[1:]) if isinstance(x, Tensor) else x for k, x in self.given.kwargs.items()}
         return self.model(*args, **kwargs, tape=tape)
 
     def numbers(self, logits: Float[Tensor, "row pos vocab"], q: Int[Tensor, " row"]) -> Float[Tensor, " row"]:
         """Return m of each row, which asks the q-th question."""
-        at = logits[torch.arange(len(q)), self.places[q]]
+        at = logits[torch.arange(len(q), device=q.device), self.places[q]]
         at = at.log_softmax(-1) if self.metric == "log_prob" else at
         m = at.gather(1, self.answers[q, None])[:, 0]
         return m if self.against is None else m - at.gather(1, self.against[q, None])[:, 0]
@@ -271,7 +271,7 @@ def _metric_of(question: _Question, cut: list[str], at: dict[str, Tensor]) -> Fl
     tape = Tape(question.model, edit=[*question.edit, *(Set(site, at[site]) for site in cut)])
     logits = question.logits(1, tape)
     n = len(question.places)
-    return question.numbers(logits.expand(n, -1, -1), torch.arange(n))
+    return question.numbers(logits.expand(n, -1, -1), torch.arange(n, device=logits.device))
 
 
 def _result(

@@ -123,14 +123,15 @@ def long_context(
 
     Raises:
         AnalysisUnavailable: No layer has weights that sum to one over keys; `effective_memory` may be defined.
-        ShapeMismatch: The text is too short for the windows, or padded.
+        ShapeMismatch: The text is too short for the windows, or a batch is padded or packs several texts in a row.
     """
     known, left_out = _measurable(model)
     given = prepare(model, text, target)
     ids = given.ids
     assert ids is not None, "our models take ids"
-    if given.lengths is not None and bool((given.lengths < ids.shape[1]).any()):
-        raise ShapeMismatch("long_context: rows of one length are needed; this batch is padded.")
+    padded = given.lengths is not None and bool((given.lengths < ids.shape[1]).any())
+    if padded or given.kwargs.get("documents") is not None:
+        raise ShapeMismatch("long_context: rows of one text each and of one length are needed; give their ids.")
     if sink < 1 or recent < 1 or block < 1:
         raise ShapeMismatch(f"long_context: sink={sink}, recent={recent} and block={block} must be at least 1.")
     length = ids.shape[1]

@@ -15,6 +15,7 @@ from torch import Tensor
 from glassformer.analysis.run import Run
 from glassformer.analysis.token_flow.rolling import TokenFlow, Weighed, roll
 from glassformer.analysis.token_flow.units import Moves, Unit, has_source, require_rows
+from glassformer.errors import AnalysisUnavailable
 
 
 def rollout(
@@ -38,7 +39,8 @@ def rollout(
     Raises:
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern.
-        AnalysisUnavailable: Rows of a pattern do not sum to one, and `signed` is not `absolute`.
+        AnalysisUnavailable: Rows of a pattern do not sum to one, and `signed` is not `absolute`; or an edit left a
+            query nothing to attend to.
     """
     if signed == "refuse":
         advice = 'rollout(run, signed="absolute") uses sizes instead; alti(run) takes signed patterns as they are.'
@@ -67,5 +69,9 @@ def _mean(moves: Moves) -> Tensor:
     """Return the mean over heads, rows summing to one: feature maps and signs leave them short of it."""
     sizes = moves.pattern.abs()
     total = sizes.sum(-1, keepdim=True)
-    assert bool((total > 0).all()), "every real position attends to something"
+    if not bool((total > 0).all()):
+        raise AnalysisUnavailable(
+            f"rollout: the layer of {moves.labels[0]} has a query that attends to nothing, so its weights are no shares.\n"
+            "    alti(run) takes patterns as they are."
+        )
     return (sizes / total).mean(0)
