@@ -71,7 +71,7 @@ def _mean(moves: Moves) -> Tensor:
     total = sizes.sum(-1, keepdim=True)
     if not bool((total > 0).all()):
         raise AnalysisUnavailable(
-            f"rollout: the layer of {moves.labels[0]} has a query that attends to nothing, so its weights are no shares.\n"
+            f"rollout: the layer of {moves.labels[0]} has a query that attends to nothing, so these are no shares.\n"
             "    alti(run) takes patterns as they are."
         )
     return (sizes / total).mean(0)
