@@ -49,6 +49,21 @@ def test_importance_is_conserved_down_to_tokens_and_constants(name: str) -> None
 
 
 @every
+def test_importance_of_nodes_and_heads_is_what_their_edges_carry(name: str) -> None:
+    found = information_flow_routes(passed(name), threshold=0.01)
+    importance = {node.label: node.importance for node in found.nodes}
+    nodes, heads = defaultdict(float), defaultdict(float)
+    for edge in found.edges:
+        carried = importance[edge.above] * edge.share
+        nodes[edge.below] += carried
+        heads[edge.via] += carried
+    top = found.nodes[0].label
+    assert all(abs(nodes[label] - value) < 1e-9 for label, value in importance.items() if label != top)
+    for (head,), value in found.heads.top(99):
+        assert abs(heads[str(head)] - value) < 1e-9
+
+
+@every
 def test_a_higher_threshold_keeps_a_part_of_the_graph(name: str) -> None:
     done = passed(name)
     graphs = [keys(information_flow_routes(done, threshold=threshold)) for threshold in (0.0, 0.02, 0.1, 0.3)]
@@ -60,6 +75,8 @@ def test_without_a_threshold_every_head_has_an_edge_to_every_key_it_may_see() ->
     found = information_flow_routes(passed("gpt2"), threshold=0.0)
     at_top = [edge for edge in found.edges if edge.above.startswith("L1 |") and "| 6:" in edge.above]
     assert len([edge for edge in at_top if edge.via.startswith("L1H")]) == 4 * 7
+    # however far a part is from the stream, it counts a little
+    assert all(edge.whole_share > 0 for edge in found.edges)
     # the position itself is reached twice over: by the stream, and by each head
     own = [edge.via for edge in at_top if edge.below == at_top[0].below]
     assert own == ["stream", "L1H0", "L1H1", "L1H2", "L1H3"]

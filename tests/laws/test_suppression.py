@@ -129,6 +129,9 @@ def test_calibration_error_is_the_gap_of_each_bin_weighted_by_its_tokens() -> No
     right = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     close(calibration_error(confidence, right), torch.tensor((0.45 + 0.45) / 2, dtype=torch.float64))
     assert float(calibration_error(torch.ones(3), torch.ones(3))) == 0
+    # neighbours among fifteen bins do not make up for each other
+    apart = calibration_error(torch.tensor([0.99, 0.92]), torch.tensor([1.0, 0.0]))
+    close(apart, torch.tensor((0.01 + 0.92) / 2))
 
 
 def test_the_induction_model_suppresses_nothing() -> None:
