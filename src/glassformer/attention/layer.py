@@ -196,6 +196,16 @@ class AttentionLayer(nn.Module):
         inner = (streams,) if streams > 1 else ()
         return SmearedState(like.new_zeros(batch, *inner, dims.n_kv_heads, 1, dims.d_head), state)
 
+    def keeps(self, length: int) -> bool:
+        """Whether the state after `length` positions still holds what it was after fewer; see `cut`."""
+        if self.config.cross:
+            return True
+        return self.projection.smear is None and self.config.mixer.keeps(length)
+
+    def cut(self, state: Any, length: int) -> Any:
+        """Return the state as it was after its first `length` positions, if the layer `keeps` that."""
+        return state if self.config.cross else self.mixer.cut(state, length)
+
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""
         dims, streams = self.dims, self.mixer.traits.streams

@@ -85,6 +85,10 @@ class MixerConfig(Config, family=True):
         """Return how many numbers the state of one sequence holds after `length` positions."""
         return length * dims.n_kv_heads * (self.traits.streams * dims.d_head + dims.d_value)
 
+    def keeps(self, length: int) -> bool:
+        """Whether the state after `length` positions still holds what it was after fewer; see `Mixer.cut`."""
+        return False
+
 
 class Mixer(nn.Module, ABC):
     """Turns queries, keys and values into mixed values. `forward` is final."""
@@ -149,6 +153,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return the empty state, a NamedTuple of tensors, on the device and in the dtype of `like`."""
+
+    def cut(self, state: Any, length: int) -> Any:
+        """Return the state as it was after its first `length` positions, if the config `keeps` that."""
+        return type(state)(*(rows[..., :length, :] for rows in state))
 
 
 def per_query_head(k: Tensor, q: Tensor) -> Tensor:

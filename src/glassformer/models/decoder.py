@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glassformer.config import Config, require
 from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
-from glassformer.models.stack import Stack, State, make_context, site_table
+from glassformer.models.stack import Stack, State, make_context, pick, site_table
 from glassformer.trace import SiteTable, Tape
 
 
@@ -157,14 +157,30 @@ class Decoder(nn.Module):
         resid: Float[Tensor, "batch pos d_model"],
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        documents: Int[Tensor, "batch pos"] | None = None,
+        documents: Int[Tensor, "batch all"] | None = None,
+        state: State | None = None,
+        at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
-    ) -> Float[Tensor, "batch pos vocab"]:
-        """Return the logits from the stream entering a layer; earlier layers are not run."""
+    ) -> Any:
+        """Return the logits from the stream entering a layer; earlier layers are not run.
+
+        Args:
+            layer: The first block to run; as many as there are blocks for none but the final norm.
+            resid: The stream there; with a state, at the positions after those it holds.
+            lengths: Real tokens per row, earlier positions included; padding is on the right.
+            documents: Document ids of packed rows, earlier positions included.
+            state: What these layers carry from earlier positions; then the pair (logits, new state) is returned.
+            at: Which of the given positions logits are wanted for; all by default.
+            tape: Reads and edits.
+        """
         batch, length = resid.shape[:2]
-        context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents)
-        x, _ = self.stack(resid, context, tape=tape, start=layer)
-        return self._leave(x, tape)
+        past = 0 if state is None else state.length
+        context = make_context(
+            batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents, past=past
+        )
+        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer)
+        logits = self._leave(pick(x, at), tape)
+        return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
 
     def begin(self, batch: int) -> State:
         """Return the empty state."""

@@ -20,7 +20,7 @@ from glassformer.models.parts import (
     Unembedding,
     initialise,
 )
-from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
+from glassformer.models.stack import Stack, State, cross_context, make_context, pick, site_table
 from glassformer.trace import SiteTable, Tape
 
 
@@ -153,19 +153,10 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "batch key d_model"]:
         """Return the encoder's output."""
         assert source is not None, "the encoder needs source tokens"
-        # what sees both ways cannot be scanned
-        context = make_context(
-            source.shape[0],
-            source.shape[1],
-            source.device,
-            is_causal=False,
-            lengths=lengths,
-            form="parallel",
-            seed=seed,
-        )
+        positions = torch.arange(source.shape[1], device=source.device)[None]
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])
-        return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
+        return self._encode(self.encoder_embed(source, positions, tape), lengths, tape, seed, 0)
 
     def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""
@@ -181,19 +172,51 @@ class EncoderDecoder(nn.Module):
         encoded: Float[Tensor, "batch key d_model"],
         source_lengths: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
+        state: State | None = None,
+        at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
-    ) -> Float[Tensor, "batch pos vocab"]:
-        """Return the logits from the stream entering a decoder layer; the encoder's output is kept."""
+    ) -> Any:
+        """Return the logits from the stream entering a decoder layer; the encoder's output is kept.
+
+        Arguments as in `Decoder.resume`; with a state, the pair (logits, new state).
+        """
         batch, length = resid.shape[:2]
-        context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths)
+        past = 0 if state is None else state.length
+        context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
         context = _with_source(context, encoded.shape[1], source_lengths)
-        x, _ = self.decoder(resid, context, source=encoded, tape=tape, start=layer)
-        return self._leave(x, tape)
+        layers = None if state is None else state.layers
+        x, layers = self.decoder(resid, context, source=encoded, state=layers, tape=tape, start=layer)
+        logits = self._leave(pick(x, at), tape)
+        return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
+
+    def resume_encoder(
+        self,
+        layer: int,
+        resid: Float[Tensor, "batch key d_model"],
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        source_lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        at: Int[Tensor, "batch n"] | None = None,
+        tape: Tape | None = None,
+    ) -> Any:
+        """Return the logits from the stream entering an encoder layer; the decoder reads `tokens`."""
+        encoded = self._encode(resid, source_lengths, tape, 0, layer)
+        if self._stops_early(tape):
+            return encoded
+        x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, "auto", 0)
+        return self._leave(pick(x, at), tape)
 
     def begin(self, source: Int[Tensor, "batch key"], source_lengths: Int[Tensor, " batch"] | None = None) -> State:
         """Run the encoder and return the empty state of the decoder."""
         layers = self.decoder.begin(source.shape[0], self.decoder_embed.weight)
         return State(0, layers, None, self.encode(source, source_lengths), source_lengths)
+
+    def _encode(self, x: Tensor, lengths: Tensor | None, tape: Tape | None, seed: int, start: int) -> Tensor:
+        # what sees both ways cannot be scanned
+        batch, length = x.shape[:2]
+        context = make_context(batch, length, x.device, is_causal=False, lengths=lengths, form="parallel", seed=seed)
+        return self.encoder(x, context, tape=tape, start=start)[0]
 
     def _decode(self, tokens, encoded, source_lengths, lengths, state, tape, form, seed):
         batch, length = tokens.shape

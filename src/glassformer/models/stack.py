@@ -26,6 +26,23 @@ class State(NamedTuple):
     source_lengths: Int[Tensor, " batch"] | None = None
 
 
+def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a state, or a part of one, with every tensor in it changed by a function."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, tuple):
+        parts = [mapped(part, function) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """Return the tensors in a state, or in a part of one."""
+    found: list[Tensor] = []
+    mapped(state, lambda value: (found.append(value), value)[1])
+    return found
+
+
 class Stack(nn.Module):
     """An ordered list of blocks and a final norm."""
 
@@ -62,7 +79,7 @@ class Stack(nn.Module):
             states.append(new)
         if stop == len(self.blocks):
             x = self.final(x, tape)
-        return x, None if state is None else tuple(states)
+        return x, None if state is None else (*state[:start], *states, *state[stop:])
 
     def needed(self, tape: Tape | None) -> int:
         """Return how many blocks have to run for what the tape asks."""
@@ -120,6 +137,11 @@ def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " b
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
+
+
+def pick(x: Float[Tensor, "batch pos d_model"], at: Int[Tensor, "batch n"] | None) -> Float[Tensor, "batch n d_model"]:
+    """Return the rows at some positions; all of them if none are named."""
+    return x if at is None else x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:

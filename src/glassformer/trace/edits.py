@@ -66,27 +66,37 @@ class At:
                 value = value.index_select(dim, _index(where, value, dim))
         return value
 
+    def borrow(self, run: Mapping[str, Any], site: Any) -> Tensor:
+        """Return the addressed part of what a run read at this site; raises `SiteNotRead` or `ShapeMismatch`."""
+        return self.take(_whole(run, site), site)
+
     def put(self, value: Tensor, part: Tensor, site: Any) -> Tensor:
         """Return a copy of `value` with the addressed part replaced."""
         if not self.where:
             return part.expand_as(value).to(value.dtype)
+        copy = value.clone()
+        self.write(copy, part, site)
+        return copy
+
+    def write(self, value: Tensor, part: Tensor, site: Any) -> None:
+        """Replace the addressed part in place."""
         places = self._by_dimension(value, site)
         part = part.to(value.dtype).expand(self.take(value, site).shape)
-        copy = value.clone()
         if not any(isinstance(where, (list, tuple, Tensor)) for _, where in places):
             index: list[int | slice] = [slice(None)] * value.ndim
             for dim, where in places:
                 index[dim] = where  # type: ignore[assignment]
-            copy[tuple(index)] = part
-            return copy
+            value[tuple(index)] = part
+            return
         # lists on several axes form a grid: address every axis by an index of its own
         rows = [torch.arange(n, device=value.device) for n in value.shape]
         for dim, where in places:
             rows[dim] = rows[dim][where].reshape(-1) if isinstance(where, (int, slice)) else _index(where, value, dim)
             if isinstance(where, int):
                 part = part.unsqueeze(dim)
-        grid = tuple(row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows))
-        return copy.index_put(grid, part)
+        value.index_put_(
+            tuple(row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows)), part
+        )
 
     def _by_dimension(self, value: Tensor, site: Any) -> list[tuple[int, Where]]:
         axes = site.axes or [f"axis{i}" for i in range(value.ndim)]
@@ -128,7 +138,7 @@ class Edit(ABC):
         if isinstance(getattr(value, "values", None), Mapping):
             value = value.values
         if isinstance(value, Mapping):
-            value = self.at.take(_whole(value, site), site)
+            value = self.at.borrow(value, site)
         value = torch.as_tensor(_values(value), dtype=part.dtype, device=part.device)
         vector = value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
         same = value.ndim == part.ndim and all(a in (1, b) for a, b in zip(value.shape, part.shape))

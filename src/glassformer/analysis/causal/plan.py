@@ -1,7 +1,7 @@
 """Plans: what every row of a sweep changes, and the axes the rows are laid out along.
 
-    clean = Donor("The cat sat")
-    plan = grid(lambda layer, pos: [Set(f"blocks.{layer}.resid_pre", clean, at=At(pos=pos))], layer=range(4), pos=range(9))
+clean = Donor("The cat sat")
+plan = grid(lambda layer, pos: [Set(f"blocks.{layer}.resid_pre", clean, at=At(pos=pos))], layer=range(4), pos=range(9))
 """
 
 import itertools

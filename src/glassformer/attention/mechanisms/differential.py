@@ -42,6 +42,9 @@ class Differential(MixerConfig, kind="differential"):
         # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first
         return dims.n_heads * n_queries * n_keys * self.traits.streams * 2 * (dims.d_head + dims.d_value)
 
+    def keeps(self, length: int) -> bool:
+        return True
+
     def build(self, dims: Dims, path: str) -> "DifferentialMixer":
         return DifferentialMixer(self, dims, path)
 

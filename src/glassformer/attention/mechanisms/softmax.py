@@ -56,6 +56,9 @@ class Softmax(MixerConfig, kind="softmax"):
         kept = length if self.window is None else min(length, self.window - 1)
         return super().state_numbers(kept, dims)
 
+    def keeps(self, length: int) -> bool:
+        return self.window is None or length < self.window
+
 
 class KeyValue(NamedTuple):
     """Keys (as rotated when written) and values of earlier positions."""

@@ -1,0 +1,143 @@
+"""Worlds side by side: the edits of many rows as one edit per site.
+
+The batch of a pass is `world batch`, flattened: the base batch once per row. An edit belongs to one world, and is made
+for the positions that the pass computes.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import ShapeMismatch
+from glassformer.trace import At, Edit, Site, Take
+from glassformer.trace.edits import Where
+
+
+def positional(site: Site) -> list[str]:
+    """Return the axes of a site that run over the positions of the pass."""
+    axes = [axis for axis in ("pos", "query") if axis in site.axes]
+    # keys of a pattern are all keys there are, earlier ones included; those of cross-attention are the source's
+    crossed = any(part.startswith("cross") for part in site.name.split("."))
+    return axes or (["key"] if "key" in site.axes and not crossed else [])
+
+
+def first_position(edit: Edit, site: Site, length: int) -> int:
+    """Return the first position an edit touches."""
+    return min(
+        (_first(edit.at.where[axis], length) if axis in edit.at.where else 0 for axis in positional(site)), default=0
+    )
+
+
+def localised(edit: Edit, site: Site, start: int, length: int) -> Edit:
+    """Return an edit as it reads in a pass that begins at position `start`: parts shifted, borrowed values taken."""
+    value = getattr(edit, "value", None)
+    value = getattr(value, "values", None) if isinstance(getattr(value, "values", None), Mapping) else value
+    if isinstance(value, Mapping):
+        # what is borrowed covers all positions: take it before the address changes
+        edit = dataclasses.replace(edit, value=edit.at.borrow(value, site))  # type: ignore[call-arg]
+    return dataclasses.replace(edit, at=shifted(edit.at, site, start, length)) if start else edit
+
+
+def shifted(at: At, site: Site, start: int, length: int) -> At:
+    """Return where a part lies among the positions from `start` on."""
+    own = positional(site)
+    return At(**{axis: _shift(where, start, length) if axis in own else where for axis, where in at.where.items()})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Worlds(Edit):
+    """The edits of several worlds at one site.
+
+    Args:
+        site: Its name.
+        parts: Edits of each world that has any, in order.
+        count: How many worlds there are.
+        order: World of each row of the plan that is here, for rows that take from others.
+    """
+
+    parts: Mapping[int, Sequence[Edit]]
+    count: int
+    order: Mapping[int, int]
+
+    def __call__(self, value: Tensor, site: Any) -> Tensor:
+        if "batch" not in site.axes:
+            # one value for the whole pass: its world is alone in it
+            for edit in self.parts[0]:
+                value = edit(value, site)
+            return value
+        worlds = value.unflatten(0, (self.count, -1))
+        found: dict[int, Tensor] = {}
+        whole = value.clone().unflatten(0, (self.count, -1)) if not torch.is_grad_enabled() else None
+        for world in self._ordered(site):
+            edits = self.parts[world]
+            if whole is not None and len(edits) == 1 and not isinstance(edits[0], Take):
+                edit, old = edits[0], worlds[world]
+                edit.at.write(whole[world], edit.change(edit.at.take(old, site), old, site), site)
+                continue
+            new = worlds[world]
+            for edit in edits:
+                if isinstance(edit, Take):
+                    donor = self.order[edit.row]
+                    lent = whole[donor] if whole is not None else found.get(donor, worlds[donor])
+                    new = edit.at.put(new, edit.at.take(lent, site), site)
+                else:
+                    new = edit(new, site)
+            found[world] = new
+            if whole is not None:
+                whole[world] = new
+        if whole is not None:
+            return whole.flatten(0, 1)
+        return torch.stack([found.get(world, worlds[world]) for world in range(self.count)]).flatten(0, 1)
+
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        raise NotImplementedError("worlds change as a whole")
+
+    def _ordered(self, site: Site) -> list[int]:
+        """Return the worlds so that each comes after those it takes from."""
+        done: list[int] = []
+        entered: set[int] = set()
+
+        def visit(world: int) -> None:
+            if world in done or world not in self.parts:
+                return
+            if world in entered:
+                raise circle(site)
+            entered.add(world)
+            for edit in self.parts[world]:
+                if isinstance(edit, Take):
+                    visit(self.order[edit.row])
+            done.append(world)
+
+        for world in self.parts:
+            visit(world)
+        return done
+
+
+def circle(site: Site) -> ShapeMismatch:
+    return ShapeMismatch(
+        f'sweep: rows take from each other in a circle at "{site.name}", so that neither comes first.\n'
+        "    Let one of them take at an earlier or a later site."
+    )
+
+
+def _first(where: Where, length: int) -> int:
+    if isinstance(where, int):
+        return where % length
+    if isinstance(where, slice):
+        places = range(length)[where]
+        return min(places, default=length - 1)
+    return min((int(i) % length for i in where), default=length - 1)
+
+
+def _shift(where: Where, start: int, length: int) -> Where:
+    if isinstance(where, int):
+        return where % length - start
+    if isinstance(where, slice):
+        places = range(length)[where]
+        if places.step > 0:
+            return slice(places.start - start, places.stop - start, places.step)
+        return [i - start for i in places]
+    return [int(i) % length - start for i in where]

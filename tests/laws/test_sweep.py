@@ -1,0 +1,244 @@
+"""A sweep returns what the plain loop of single runs returns, however it shares and batches the work."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from closeness import close
+from glassformer.analysis.causal import (
+    Donor,
+    Metric,
+    Plan,
+    grid,
+    kl_divergence,
+    logit_difference,
+    next_token_loss,
+    one_by_one,
+    sweep,
+)
+from glassformer.data import Batch
+from glassformer.errors import CheckpointError, ShapeMismatch
+from glassformer.trace import Add, Apply, At, Edit, Scale, Set, Site, Take
+from strategies import ARCHITECTURES, Subject, attention_decoders, seeds, subject
+
+relaxed = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+@relaxed
+@given(data=st.data(), seed=seeds)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_random_plans_give_the_numbers_of_the_plain_loop(name: str, data: Any, seed: int) -> None:
+    case = subject(name, seed=seed)
+    base, kwargs = batch_of(case, padded=data.draw(st.booleans()))
+    check(case, base, data.draw(plans(case, seed)), data.draw(base_edits(case, seed)), data.draw, kwargs)
+
+
+@relaxed
+@given(case=attention_decoders(mlps=True), data=st.data(), seed=seeds)
+def test_so_they_do_for_drawn_models(case: Subject, data: Any, seed: int) -> None:
+    base, kwargs = batch_of(case, padded=data.draw(st.booleans()))
+    check(case, base, data.draw(plans(case, seed)), data.draw(base_edits(case, seed)), data.draw, kwargs)
+
+
+def check(case: Subject, base: Any, plan: Plan, common: list[Edit], draw: Callable[..., Any], kwargs: Any) -> None:
+    metrics = draw(metric_sets(case))
+    plain = one_by_one(case.model, base, plan, metrics, base_edit=common, **kwargs)
+    # masked scores are minus infinity, and some edits of those leave no number
+    assume(bool(plain.values.values.isfinite().all() and plain.base.values.isfinite().all()))
+    rows = draw(st.sampled_from([None, 1, 3]))
+    found = sweep(
+        case.model, base, plan, metrics, base_edit=common, rows=rows, memory=draw(st.sampled_from([None, 1])), **kwargs
+    )
+    assert found.values.axes == plain.values.axes
+    close(found.values.values, plain.values.values)
+    close(found.base.values, plain.base.values)
+    assert found.work <= 1.0 + 1e-9
+
+
+def batch_of(case: Subject, padded: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the base as `sweep` takes it: ids, or a batch whose second row is shorter."""
+    *source, tokens = case.inputs
+    if not padded:
+        return (source[0], {"target": tokens}) if source else (tokens, {})
+    short = torch.tensor([tokens.shape[1], tokens.shape[1] - 2])
+    extra = (
+        {"source": source[0], "source_lengths": torch.tensor([source[0].shape[1] - 1, source[0].shape[1]])}
+        if source
+        else {}
+    )
+    return Batch(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), lengths=short, **extra), {}
+
+
+def donor_of(case: Subject, seed: int) -> Donor:
+    generator = torch.Generator().manual_seed(seed + 5)
+    other = [torch.randint(0, 11, ids.shape, generator=generator) for ids in case.inputs]
+    return Donor(other[0], other[1] if len(other) > 1 else None)
+
+
+@st.composite
+def addresses(draw: Callable[..., Any], site: Site, shape: torch.Size) -> At:
+    where: dict[str, Any] = {}
+    for axis, size in zip(site.axes, shape):
+        if axis in ("batch", "d_model", "vocab") or not draw(st.booleans()):
+            continue
+        place = st.integers(-size, size - 1)
+        start = draw(st.integers(0, size - 1))
+        slices = st.sampled_from([slice(start, None), slice(start, start + 2), slice(start - size, None, 2)])
+        where[axis] = draw(
+            st.one_of(place, slices, st.lists(place, min_size=1, max_size=2, unique_by=lambda i, n=size: i % n))
+        )
+    return At(**where)
+
+
+@st.composite
+def edits(draw: Callable[..., Any], case: Subject, donor: Donor, shapes: Any, take: int | None = None) -> Edit:
+    name = draw(st.sampled_from(sorted(shapes)))
+    at = draw(addresses(case.model.sites()[name], shapes[name]))
+    if take is not None:
+        return Take(name, take, at=at)
+    kinds = [
+        Set(name, donor, at=at),
+        Set(name, donor, at=at),
+        Set(name, 0.3, at=at),
+        Add(name, 0.5, at=at),
+        Add(name, donor, at=at),
+        Scale(name, -0.5, at=at),
+        Apply(name, torch.tanh, at=at),
+    ]
+    return draw(st.sampled_from(kinds))
+
+
+def shapes_of(case: Subject) -> dict[str, torch.Size]:
+    """Return the shapes of all sites."""
+    return {name: value.shape for name, value in case.values(*case.model.sites()).items()}
+
+
+@st.composite
+def plans(draw: Callable[..., Any], case: Subject, seed: int) -> Plan:
+    donor, shapes = donor_of(case, seed), shapes_of(case)
+    rows: list[list[Edit]] = []
+    batched = {name: shape for name, shape in shapes.items() if "batch" in case.model.sites()[name].axes}
+    for row in range(draw(st.integers(1, 5))):
+        own = [draw(edits(case, donor, shapes)) for _ in range(draw(st.integers(0, 2)))]
+        # rows take from earlier ones: there is no circle then
+        if row and draw(st.integers(0, 2)) == 2:
+            own = [draw(edits(case, donor, batched)), draw(edits(case, donor, batched, draw(st.integers(0, row - 1))))]
+            rows[own[1].row] = [edit for edit in rows[own[1].row] if edit.site in batched]
+        rows.append(own)
+    return Plan.of(rows)
+
+
+@st.composite
+def base_edits(draw: Callable[..., Any], case: Subject, seed: int) -> list[Edit]:
+    if draw(st.integers(0, 2)) < 2:
+        return []
+    donor, shapes = donor_of(case, seed + 1), shapes_of(case)
+    return [draw(edits(case, donor, shapes))]
+
+
+@st.composite
+def metric_sets(draw: Callable[..., Any], case: Subject) -> list[Metric]:
+    tokens = case.inputs[-1]
+    reference = torch.randn(2, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    site = case.model.sites().match("*.resid_post")[-1]
+    sets = [
+        [logit_difference([1, 2], 3)],
+        [logit_difference(1, 2, pos=2), kl_divergence(reference)],
+        [next_token_loss(tokens.roll(-1, 1))],
+        [Metric("stream", lambda x: x.square().mean((2, 3)), site=site)],
+        [logit_difference(1, 2), Metric("stream", lambda x: x[..., 0], site=site, at=At(pos=-3))],
+    ]
+    return draw(st.sampled_from(sets))
+
+
+def test_the_past_is_carried_and_layers_below_are_not_run() -> None:
+    case = subject("gpt2")
+    donor = donor_of(case, 0)
+    edits = [[Set("blocks.1.attn.z", donor, at=At(pos=p))] for p in range(7)]
+    found = sweep(case.model, case.inputs[0], edits, logit_difference(1, 2), rows=1)
+    # of two layers one is run, and of that not all positions
+    assert 0.5 * sum(range(1, 8)) / (7 * 7) <= found.work < 0.5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "linear", "translator_pre"])
+def test_gradients_flow_to_parameters_and_to_what_edits_hold(name: str) -> None:
+    case = subject(name)
+    base, kwargs = batch_of(case, padded=False)
+    site = case.model.prefix + "blocks.{}.resid_pre"
+
+    def gradients(loop: Any) -> list[torch.Tensor]:
+        vectors = [torch.linspace(-1, 1, 16, dtype=torch.float64).requires_grad_() for _ in range(3)]
+        plan = [[Set(site.format(1), vectors[0], at=At(pos=2))], [Add(site.format(0), vectors[1], at=At(pos=4))]]
+        plan.append([Scale(site.format(1), vectors[2], at=At(pos=[1, 3])), Take(site.format(1), 0, at=At(pos=2))])
+        found = loop(case.model, base, plan, logit_difference(1, 2), grad=True, **kwargs)
+        weight = torch.arange(1.0, 4.0, dtype=torch.float64)[:, None]
+        total = (found.values.values[0] * weight).sum()
+        parameters = [p for p in case.model.parameters() if p.requires_grad]
+        return list(torch.autograd.grad(total, [*vectors, *parameters], allow_unused=True, materialize_grads=True))
+
+    for ours, plain in zip(gradients(sweep), gradients(one_by_one), strict=True):
+        close(ours, plain)
+
+
+def test_rows_may_read_each_other_at_different_sites_in_both_directions() -> None:
+    case = subject("llama")
+    first = [Take("blocks.0.attn.z", 1), Add("blocks.1.resid_pre", 0.5)]
+    second = [Add("blocks.0.attn.z", 1.0), Take("blocks.1.resid_pre", 0)]
+    ours, plain = (
+        loop(case.model, case.inputs[0], [first, second], logit_difference(1, 2)) for loop in (sweep, one_by_one)
+    )
+    close(ours.values.values, plain.values.values)
+
+
+@pytest.mark.parametrize("loop", [sweep, one_by_one])
+def test_rows_that_read_each_other_at_one_site_are_refused(loop: Any) -> None:
+    case = subject("llama")
+    plan = [[Take("blocks.0.attn.z", 1)], [Take("blocks.0.attn.z", 0)]]
+    with pytest.raises(ShapeMismatch, match="circle"):
+        loop(case.model, case.inputs[0], plan, logit_difference(1, 2))
+
+
+def test_an_interrupted_sweep_goes_on_from_its_file(tmp_path: Any) -> None:
+    case = subject("gpt2")
+    plan = grid(
+        lambda layer, pos: [Scale(f"blocks.{layer}.resid_pre", 0.0, at=At(pos=pos))], layer=range(2), pos=range(7)
+    )
+    whole = sweep(case.model, case.inputs[0], plan, logit_difference(1, 2), rows=2)
+    path = tmp_path / "rows.safetensors"
+
+    def stop(done: int, total: int) -> None:
+        if done > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(case.model, case.inputs[0], plan, logit_difference(1, 2), rows=2, report=stop, save_to=path)
+    calls: list[Any] = []
+    handle = case.model.stack.blocks[1].register_forward_hook(lambda *_: calls.append(0))
+    again = sweep(case.model, case.inputs[0], plan, logit_difference(1, 2), rows=2, save_to=path)
+    handle.remove()
+    close(again.values.values, whole.values.values)
+    assert 0 < len(calls) < again.passes
+    with pytest.raises(CheckpointError, match="another sweep"):
+        sweep(case.model, case.inputs[0], plan, logit_difference(1, 3), save_to=path)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="cannot read"):
+        sweep(case.model, case.inputs[0], plan, logit_difference(1, 2), save_to=path)
+
+
+def test_errors_say_what_would_work() -> None:
+    case = subject("gpt2")
+    ids = case.inputs[0]
+    with pytest.raises(ShapeMismatch, match="one per prompt"):
+        sweep(case.model, ids, [[]], logit_difference([1, 2, 3], 1))
+    with pytest.raises(ShapeMismatch, match="rows 0 to 0"):
+        sweep(case.model, ids, [[Take("blocks.0.attn.z", 3)]], logit_difference(1, 2))
+    with pytest.raises(ShapeMismatch, match="one number per world"):
+        sweep(case.model, ids, [[]], lambda logits: logits)
+    with pytest.raises(ShapeMismatch, match="position 9"):
+        sweep(case.model, ids, [[]], logit_difference(1, 2, pos=9))
+    with pytest.raises(ShapeMismatch, match="no rows"):
+        Plan.of([])
