@@ -1,5 +1,6 @@
 """Where heads look over a long context: masses add up, blocks change nothing, known heads land in their classes."""
 
+import functools
 import math
 from typing import Any
 
@@ -20,6 +21,8 @@ SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwi
 TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
 
 
+# results are frozen: tests may share them
+@functools.cache
 def measured(name: str, **kwargs: Any) -> LongContext:
     found = subject(name, length=12)
     ids, *more = found.inputs

@@ -1,5 +1,6 @@
 """The first token as a resting place: measured as defined, masked where it counts, refused where nothing rests."""
 
+import functools
 import math
 
 import pytest
@@ -16,6 +17,8 @@ from strategies import subject
 SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "post", "bare", "capped", "lightning_hybrid"]
 
 
+# results are frozen: tests may share them
+@functools.cache
 def measured(name: str, length: int = 9) -> AttentionSinks:
     found = subject(name, batch=3, length=length)
     return attention_sinks(found.model, *found.inputs, window=4, first=2)

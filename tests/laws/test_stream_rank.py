@@ -1,5 +1,6 @@
 """Do positions become alike: the ratio itself, and the four variants of every architecture."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from strategies import ARCHITECTURES, randomise, seeds, stream, subject
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
+# results are frozen: tests may share them
+@functools.cache
 def measured(name: str, **kwargs: Any) -> StreamRank:
     found = subject(name)
     ids, *more = found.inputs
