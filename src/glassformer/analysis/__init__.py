@@ -13,10 +13,20 @@ from glassformer.analysis.behaviour import (
     suppression,
 )
 from glassformer.analysis.bigrams import Bigrams, bigrams
+from glassformer.analysis.causal import Answered, ShortCircuit, answered, regenerate, short_circuit, short_circuit_edits
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
+from glassformer.analysis.direct_effects import DirectEffects, direct_effects, direct_sites
+from glassformer.analysis.direct_parts import (
+    NeuronEffects,
+    SourceEffects,
+    direct_source_sites,
+    neuron_effects,
+    neuron_sites,
+    source_effects,
+)
 from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
 from glassformer.analysis.explain import explain
 from glassformer.analysis.explanation import Explanation
@@ -27,7 +37,9 @@ from glassformer.analysis.icl import InContextLearning, in_context_learning
 from glassformer.analysis.importance import Importance, importance
 from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
 from glassformer.analysis.lens import Lens, lens
+from glassformer.analysis.lens_grid import LensGrid, lens_grid, lens_sites
 from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.analysis.meaning import MeaningShift, meaning_shift
 from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
 from glassformer.analysis.phase_change import (
     LossTrajectories,
@@ -104,6 +116,8 @@ from glassformer.analysis.trigrams import (
     crossed_trigrams,
     skip_trigrams,
 )
+from glassformer.analysis.tuned_lens import TunedLens
+from glassformer.analysis.tuned_lens_fit import LensDivergence, fit_tuned_lens, lens_divergence
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
 from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 from glassformer.analysis.virtual_heads import (
@@ -116,6 +130,7 @@ from glassformer.analysis.virtual_heads import (
 
 __all__ = [
     "Ablation",
+    "Answered",
     "Argument",
     "AttentionFlow",
     "AttentionSinks",
@@ -129,6 +144,7 @@ __all__ = [
     "CopyingRates",
     "CrossedCost",
     "CrossedTrigrams",
+    "DirectEffects",
     "EffectiveMemory",
     "Erasers",
     "Erasure",
@@ -144,10 +160,14 @@ __all__ = [
     "JointPca",
     "Kurtosis",
     "Lens",
+    "LensDivergence",
+    "LensGrid",
     "Linearity",
     "LongContext",
     "LossTrajectories",
     "MatchingTrace",
+    "MeaningShift",
+    "NeuronEffects",
     "NeuronShares",
     "Offsets",
     "Overlaps",
@@ -158,8 +178,10 @@ __all__ = [
     "RotationTest",
     "Run",
     "ScorePaths",
+    "ShortCircuit",
     "SixArguments",
     "SkipTrigrams",
+    "SourceEffects",
     "Sources",
     "StreamDimensions",
     "StreamRank",
@@ -168,6 +190,7 @@ __all__ = [
     "TokenFlow",
     "TokenPairs",
     "Trajectory",
+    "TunedLens",
     "Unavailable",
     "UnseenWordsStudy",
     "ValueNorms",
@@ -180,6 +203,7 @@ __all__ = [
     "ablate",
     "ablate_each",
     "alti",
+    "answered",
     "attention_flow",
     "attention_sinks",
     "attribution",
@@ -194,6 +218,9 @@ __all__ = [
     "crossed_cost",
     "crossed_trigrams",
     "detect",
+    "direct_effects",
+    "direct_sites",
+    "direct_source_sites",
     "effective_memory",
     "erasers",
     "erasure",
@@ -201,6 +228,7 @@ __all__ = [
     "evaluate_heads",
     "expand_paths",
     "explain",
+    "fit_tuned_lens",
     "flow_sites",
     "frequent_tokens",
     "frozen_edits",
@@ -217,12 +245,18 @@ __all__ = [
     "kurtosis",
     "kurtosis_needs",
     "lens",
+    "lens_divergence",
+    "lens_grid",
+    "lens_sites",
     "linearity",
     "long_context",
     "loss_by_position",
     "loss_trajectories",
     "matching_trace",
+    "meaning_shift",
+    "neuron_effects",
     "neuron_shares",
+    "neuron_sites",
     "offset_needs",
     "offset_profile",
     "offset_scores",
@@ -235,6 +269,7 @@ __all__ = [
     "positional_heads",
     "rank_of_stream",
     "read_history",
+    "regenerate",
     "residual_sites",
     "rollout",
     "rotate",
@@ -243,8 +278,11 @@ __all__ = [
     "run",
     "score_paths",
     "score_sites",
+    "short_circuit",
+    "short_circuit_edits",
     "six_arguments",
     "skip_trigrams",
+    "source_effects",
     "source_map",
     "sources",
     "step_sites",
