@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glassformer.config import Config, require
 from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
-from glassformer.models.stack import Stack, State, make_context, pick, site_table
+from glassformer.models.stack import Stack, State, make_context, site_table
 from glassformer.trace import SiteTable, Tape
 
 
@@ -178,8 +178,8 @@ class Decoder(nn.Module):
         context = make_context(
             batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents, past=past
         )
-        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer)
-        logits = self._leave(pick(x, at), tape)
+        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer, at=at)
+        logits = self._leave(x, tape)
         return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
 
     def begin(self, batch: int) -> State:

@@ -11,7 +11,8 @@ from torch import Tensor
 from glassformer.analysis.causal.schedule import Entry
 from glassformer.analysis.inputs import Inputs
 from glassformer.attention import AttentionLayer
-from glassformer.models.stack import Stack, State, mapped, pick, tensors
+from glassformer.models.block import pick
+from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.trace import Edit, Site, Tape
 
 TOKENS = -1
