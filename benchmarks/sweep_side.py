@@ -2,7 +2,7 @@
 
 SIDE is `glassformer`, `transformer_lens` or `nnsight`; the file runs in the environment of either and imports nothing
 of the others. Weights are random and the same everywhere. First comes one call whose growth of memory and values are
-kept, then the task takes turns with plain PyTorch. OUT gets a dictionary, saved by torch.
+kept, then the task takes turns with plain PyTorch. OUT gets a dictionary, saved by torch; what it has already is kept.
 
 A row of a peer's sweep costs what any other costs, so peers run a sample of rows, and the time of a sweep is that of its
 clean run plus that of the sample times rows / sample. Ours runs all rows: they share work.
@@ -401,7 +401,6 @@ def measure(job: Job, rows: Sequence[int], count: int, base: Callable[[], object
         taken = timed(lambda: [base() for _ in range(passes)])
         return Timing(*(t / passes for t in taken))
 
-    once()
     return asdict(compare_timed(once, several, rounds=rounds, seconds=seconds))
 
 
@@ -419,25 +418,29 @@ def main() -> None:
     torch.set_num_threads(1)
     task, shape = TASKS[asked.task], SHAPES[asked.shape]
     count, w = task.rows(shape), draw(shape)
+    found: dict[str, Any] = torch.load(asked.out) if asked.out.exists() else {}
     with torch.no_grad():
-        # what a first call loads is no part of what the computation needs
-        tiny = SIDES[asked.side](task, SHAPES["tiny"], draw(SHAPES["tiny"]))
-        tiny.run(tiny.prepare(), range(1))
+        if "values" not in found:
+            # what a first call loads is no part of what the computation needs
+            tiny = SIDES[asked.side](task, SHAPES["tiny"], draw(SHAPES["tiny"]))
+            tiny.run(tiny.prepare(), range(1))
         job = SIDES[asked.side](task, shape, w)
         sample = count if job.sample is None else min(job.sample, count)
         rows = sorted(random.Random(0).sample(range(count), sample))
-        found: dict[str, Any] = {"version": version(asked.side), "torch": str(torch.__version__), "count": count}
-        found |= {"rows": rows, "load": os.getloadavg()}
-        first = list(range(count)) if asked.all_rows else rows
-        if count > 1:
-            values, found["bytes"] = memory_of(lambda: job.run(job.prepare(), first))
+        if "values" not in found:
+            first = list(range(count)) if asked.all_rows else rows
+            if count > 1:
+                values, grown = memory_of(lambda: job.run(job.prepare(), first))
+            else:
+                ready = job.prepare()
+                values, grown = memory_of(lambda: job.run(ready, first))
+            found = {"version": version(asked.side), "torch": str(torch.__version__), "count": count, "rows": rows}
+            found |= {"first": first, "values": values, "bytes": grown, "notes": job.notes, "times": {}}
+            torch.save(found, asked.out)
         else:
-            ready = job.prepare()
-            values, found["bytes"] = memory_of(lambda: job.run(ready, first))
-        found |= {"first": first, "values": values, "notes": job.notes, "times": {}}
-        torch.save(found, asked.out)
+            job.run(job.prepare(), rows[:1])
         _, corrupt = prompts(task, shape)
-        for threads in asked.threads:
+        for threads in (n for n in asked.threads if n not in found["times"]):
             torch.set_num_threads(threads)
             base = lambda: forward(w, shape, corrupt)  # noqa: E731
             measured = measure(job, rows, count, base, asked.rounds, asked.seconds)
