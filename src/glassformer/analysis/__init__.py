@@ -4,12 +4,30 @@ from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
 from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
 from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
 from glassformer.analysis.bigrams import Bigrams, bigrams
-from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
-from glassformer.analysis.causal.cells import Cells
-from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
-from glassformer.analysis.causal.patching import Patched, Patching, patch
-from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
-from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
+from glassformer.analysis.causal import (
+    Ablation,
+    AblationTable,
+    Answered,
+    BeforeAfter,
+    CausalTrace,
+    Cells,
+    Patched,
+    Patching,
+    ShortCircuit,
+    TracesByRole,
+    ablate,
+    ablate_each,
+    ablation_table,
+    answered,
+    average_traces,
+    before_after,
+    causal_trace,
+    patch,
+    regenerate,
+    short_circuit,
+    short_circuit_edits,
+    subject_deviation,
+)
 from glassformer.analysis.circuits import circuits
 from glassformer.analysis.circuits_report import Circuits, Unavailable
 from glassformer.analysis.composition import Composition, composition
@@ -107,6 +125,7 @@ from glassformer.analysis.virtual_heads import (
 __all__ = [
     "Ablation",
     "AblationTable",
+    "Answered",
     "Argument",
     "Attribution",
     "Bandwidth",
@@ -151,6 +170,7 @@ __all__ = [
     "RotationTest",
     "Run",
     "ScorePaths",
+    "ShortCircuit",
     "SixArguments",
     "SkipTrigrams",
     "SourceEffects",
@@ -172,6 +192,7 @@ __all__ = [
     "ablate",
     "ablate_each",
     "ablation_table",
+    "answered",
     "attribution",
     "average_traces",
     "bandwidth",
@@ -231,6 +252,7 @@ __all__ = [
     "position_scores",
     "positional_heads",
     "read_history",
+    "regenerate",
     "residual_sites",
     "rotate",
     "rotation",
@@ -238,6 +260,8 @@ __all__ = [
     "run",
     "score_paths",
     "score_sites",
+    "short_circuit",
+    "short_circuit_edits",
     "six_arguments",
     "skip_trigrams",
     "source_effects",

@@ -1,6 +1,7 @@
 """Interventions: what happens to the output when a part of the forward pass is changed."""
 
 from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
+from glassformer.analysis.causal.answered import Answered, answered
 from glassformer.analysis.causal.cells import Cells
 from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
 from glassformer.analysis.causal.metrics import (
@@ -15,6 +16,7 @@ from glassformer.analysis.causal.metrics import (
 )
 from glassformer.analysis.causal.patching import Patched, Patching, patch
 from glassformer.analysis.causal.plan import Donor, Plan, grid
+from glassformer.analysis.causal.short_circuit import ShortCircuit, regenerate, short_circuit, short_circuit_edits
 from glassformer.analysis.causal.sweep import Sweep, one_by_one, sweep
 from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
 from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
@@ -22,6 +24,7 @@ from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subje
 __all__ = [
     "Ablation",
     "AblationTable",
+    "Answered",
     "BeforeAfter",
     "CausalTrace",
     "Cells",
@@ -30,12 +33,14 @@ __all__ = [
     "Patched",
     "Patching",
     "Plan",
+    "ShortCircuit",
     "Sweep",
     "TracesByRole",
     "ablate",
     "ablate_each",
     "ablation_table",
     "answer_rank",
+    "answered",
     "average_traces",
     "before_after",
     "causal_trace",
@@ -48,6 +53,9 @@ __all__ = [
     "one_by_one",
     "patch",
     "probability",
+    "regenerate",
+    "short_circuit",
+    "short_circuit_edits",
     "subject_deviation",
     "sweep",
 ]
