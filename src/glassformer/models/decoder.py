@@ -161,6 +161,7 @@ class Decoder(nn.Module):
         state: State | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
+        carry: bool = True,
     ) -> Any:
         """Return the logits from the stream entering a layer; earlier layers are not run.
 
@@ -172,15 +173,16 @@ class Decoder(nn.Module):
             state: What these layers carry from earlier positions; then the pair (logits, new state) is returned.
             at: Which of the given positions logits are wanted for; all by default.
             tape: Reads and edits.
+            carry: Whether to return a new state, if one was given; without, logits alone.
         """
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(
             batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents, past=past
         )
-        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer, at=at)
+        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer, at=at, carry=carry)
         logits = self._leave(x, tape)
-        return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
+        return logits if state is None or not carry else (logits, state._replace(length=past + length, layers=layers))
 
     def begin(self, batch: int) -> State:
         """Return the empty state."""

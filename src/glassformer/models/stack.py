@@ -66,11 +66,13 @@ class Stack(nn.Module):
         tape: Tape | None = None,
         start: int = 0,
         at: Int[Tensor, "batch n"] | None = None,
+        carry: bool = True,
     ) -> tuple[Float[Tensor, "batch _ d_model"], tuple[Any, ...] | None]:
         """Run blocks from `start` on, then the final norm; return the stream, or what it is `at` some positions.
 
         A tape that does not need the logits stops after the last block it reads or edits. What comes after the last
-        attention is not run at positions that are not asked for, unless the tape looks there.
+        attention is not run at positions that are not asked for, unless the tape looks there. Without `carry` no new
+        state is kept.
         """
         states: list[Any] = []
         stop = self.needed(tape)
@@ -80,12 +82,15 @@ class Stack(nn.Module):
         for i in range(start, stop):
             own, there = None if state is None else state[i], early if i + 1 == stop else None
             x, new = blocks[i](x, context, source=source, state=own, tape=tape, at=there)
-            states.append(new)
+            if carry:
+                states.append(new)
+            # keys and values of one layer are as large as its stream, several times over
+            del new
         if stop == len(blocks):
             x = self.final(x, tape)
         if early is None:
             x = pick(x, at)
-        return x, None if state is None else (*state[:start], *states, *state[stop:])
+        return x, None if state is None or not carry else (*state[:start], *states, *state[stop:])
 
     def needed(self, tape: Tape | None) -> int:
         """Return how many blocks have to run for what the tape asks."""
