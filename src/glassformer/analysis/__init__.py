@@ -77,7 +77,6 @@ from glassformer.analysis.trigrams import (
     skip_trigrams,
 )
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
-from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 from glassformer.analysis.virtual_heads import (
     VirtualCopying,
     VirtualHeads,
@@ -85,6 +84,7 @@ from glassformer.analysis.virtual_heads import (
     virtual_copying,
     virtual_heads,
 )
+from glassformer.analysis.virtual_weights import VirtualWeights, virtual, virtual_weights
 
 __all__ = [
     "Ablation",

@@ -27,7 +27,7 @@ from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.basis import stream_rows
 from glassformer.analysis.run import Run
 from glassformer.analysis.selection import LeftOut, by_head, layers_for, wide
-from glassformer.analysis.virtual import Port, ports, product_norms
+from glassformer.analysis.virtual_weights import Port, ports, product_norms
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
