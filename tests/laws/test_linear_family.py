@@ -173,12 +173,12 @@ def test_slopes_set_the_decay_of_each_head() -> None:
 
 def test_default_slopes_are_a_geometric_series() -> None:
     attention = layer(Lightning())
-    decay = attention.mixer._decay(torch.zeros((), dtype=torch.float64))
+    decay = attention.mixer.decay(torch.zeros((), dtype=torch.float64))
     close(-decay.log(), torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64))
 
 
 def test_decays_are_never_rounded_to_bfloat16() -> None:
-    decay = layer(Lightning()).mixer._decay(torch.zeros((), dtype=torch.bfloat16))
+    decay = layer(Lightning()).mixer.decay(torch.zeros((), dtype=torch.bfloat16))
     assert decay.dtype == torch.float32
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.causal.head_ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.composition import composition
 from glassformer.analysis.evaluators import HeadEvaluation, evaluate_heads
 from glassformer.analysis.heads import head_roles, head_scores, heads, needs, repeated_tokens

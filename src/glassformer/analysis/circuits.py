@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.causal.head_ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.circuits_report import (
     Circuits,
     EdgeFacts,

@@ -11,10 +11,10 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.run import Run
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -69,8 +69,7 @@ def lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: 
     run.require(needs(run.model), "lens")
     at = run.place(position, row)
     with torch.no_grad():
-        # rows of depth stand in for positions: the final norm reads each by itself
-        logits = run.model.unembed.logits(stack.final(_streams(run, row, at)[None])[0]).detach()
+        logits = read_logits(run.model, _streams(run, row, at)).detach()
     chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
     labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(stack.blocks)))]
@@ -98,6 +97,13 @@ def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
     return torch.stack([entry, *later])
 
 
+def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+    """Return the logits of streams, each by itself: what the model would say if it stopped there."""
+    stack, _ = decoder_side(model)
+    # a norm takes streams by row and position: these stand for positions of one row
+    return model.unembed.logits(stack.final(x.unsqueeze(0))[0])
+
+
 def entropy_bits(log_probs: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
     """Return the entropy of distributions given by natural log-probabilities, in bits."""
     # 0 log 0 is 0: a probability that underflows must not turn into NaN
@@ -109,6 +115,7 @@ def kl_bits(p: Float[Tensor, "... vocab"], q: Float[Tensor, "... vocab"]) -> Flo
     return (p.exp() * (p - q)).nan_to_num(0.0).sum(-1).clamp_min(0.0) / math.log(2)
 
 
-def rank(logits: Float[Tensor, "... vocab"], token: int) -> Tensor:
+def rank(logits: Float[Tensor, "... vocab"], token: int | Int[Tensor, "..."]) -> Tensor:
     """Return how many tokens are at least as likely as this one, itself included but ties with it left out."""
-    return (logits > logits[..., token : token + 1]).sum(-1) + 1
+    one = logits[..., token : token + 1] if isinstance(token, int) else logits.gather(-1, token[..., None])
+    return (logits > one).sum(-1) + 1

@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import Component, Kind, by_source, decoder_side
+from glassformer.analysis.attribution import by_source
+from glassformer.analysis.components import Component, Kind, blocks_of, decoder_side, written_before
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block, EncoderDecoder, Stack
+from glassformer.models import Block, EncoderDecoder
 from glassformer.models.parts import Embedding, Norm
 from glassformer.weights import head_label
 
@@ -239,7 +240,7 @@ def each_write(
     site, stack = _place(run, site)
     blocks, embed, _ = _parts(run.model, stack)
     run.require(residual_sites(run.model, stack or None), "writes")
-    earlier = _before(blocks, site)
+    earlier = written_before(blocks, site)
 
     def arrived(vectors: Tensor, index: int) -> Tensor:
         for block, name in earlier[index:]:
@@ -285,11 +286,7 @@ def _parts(model: Any, stack: str | None) -> tuple[list[Block], Embedding, str]:
     name = "decoder" if isinstance(model, EncoderDecoder) else ""
     if stack == "encoder" and isinstance(model, EncoderDecoder):
         found, embed, name = model.encoder, model.encoder_embed, "encoder"
-    return _blocks(found), embed, name
-
-
-def _blocks(stack: Stack) -> list[Block]:
-    return [block for block in stack.blocks if isinstance(block, Block)]
+    return blocks_of(found), embed, name
 
 
 def _place(run: Run, site: str | None) -> tuple[str, str]:
@@ -306,18 +303,6 @@ def _place(run: Run, site: str | None) -> tuple[str, str]:
         raise UnknownSite(f'writes: "{site}" is no place in a residual stream.{nearest(site, places)}')
     run.require([site], "writes")
     return site, name
-
-
-def _before(blocks: list[Block], site: str) -> list[tuple[Block, str]]:
-    """Return the sub-layers that have written to the stream at a place."""
-    earlier: list[tuple[Block, str]] = []
-    for block in blocks:
-        if site in block.at_resid:
-            place = block.at_resid.index(site)
-            whole = block.wiring == "parallel" and place > 0
-            return earlier + [(block, name) for name in block.names[: None if whole else place]]
-        earlier += [(block, name) for name in block.names]
-    return earlier
 
 
 def _index(run: Run, stack: str, position: int, row: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern

@@ -145,15 +145,20 @@ class MergeHeads(nn.Module):
 
     def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
         """Return normed, gated, concatenated heads: what the output matrix reads."""
+        flat = self.normed(z, scale)
+        return flat if self.gate is None else self.gated(flat, self.gate(x))
+
+    def normed(self, z: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
+        """Return normed, concatenated heads."""
         if scale is not None:
             z = z / scale[..., None]
             if self.gain is not None:
                 z = z * (self.gain if self.config.norm == "head" else self.gain.unflatten(0, (-1, 1, z.shape[-1])))
             z = z * self.config.factor
-        flat = z.transpose(1, 2).flatten(-2)
-        if self.gate is None:
-            return flat
-        gate = self.gate(x)
+        return z.transpose(1, 2).flatten(-2)
+
+    def gated(self, flat: Tensor, gate: Tensor) -> Float[Tensor, "batch pos d_z"]:
+        """Return concatenated heads times what x W_G opens."""
         return flat * (gate.sigmoid() if self.config.gate == "sigmoid" else F.silu(gate))
 
     def forward(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_model"]:
@@ -161,8 +166,11 @@ class MergeHeads(nn.Module):
 
     def per_head(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch head pos d_model"]:
         """Return what each head writes; their sum plus the output bias is what attention writes."""
-        flat = self.prepare(z, x, scale).unflatten(-1, (self.dims.n_heads, self.dims.d_value)).transpose(1, 2)
-        return flat @ self.matrix()
+        return self.split(self.prepare(z, x, scale))
+
+    def split(self, flat: Float[Tensor, "batch pos d_z"]) -> Float[Tensor, "batch head pos d_model"]:
+        """Return what each head writes, from concatenated heads."""
+        return flat.unflatten(-1, (self.dims.n_heads, self.dims.d_value)).transpose(1, 2) @ self.matrix()
 
     def matrix(self) -> Float[Tensor, "head d_value d_model"]:
         """Return W_O per head as a view on the parameter."""

@@ -141,6 +141,11 @@ def _dataset(source: str, text_field: str) -> Iterator[Document]:
         yield Document(f"{source}:{number}", _text_of(record, text_field, f'"{source}" row {number}'))
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a UTF-8 file; raises `DataError` if it cannot be read, `TextError` if it is not UTF-8."""
+    return _decoded(_bytes(path), str(path))
+
+
 def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -49,6 +49,15 @@ class Tokenizer:
             raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
         return [item.ids for item in encoded]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of a text lies in it, as (first character, character behind the last).
+
+        Tokens that are parts of one character share it.
+        """
+        # raises what encoding raises
+        self.encode(text)
+        return self._inner.encode(text, add_special_tokens=False).offsets
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
         return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)

@@ -14,6 +14,7 @@ from glassformer.handmade.assemble import Head, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
 from glassformer.handmade.induction import induction_model, pointer_model, repeated, smeared_induction_model
 from glassformer.handmade.positional import rope_model, virtual_head_model
+from glassformer.handmade.senses import senses_model
 from glassformer.handmade.tables import SkipTrigrams, bigram_model, keep_in_mind, markov_model, skip_trigram_model
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "resting_copier",
     "rope_model",
     "rotated",
+    "senses_model",
     "skip_trigram_model",
     "smeared_induction_model",
     "virtual_head_model",

@@ -14,6 +14,7 @@ from glassformer.analysis.explanation import Candidate, Contribution, HeadFacts,
 from glassformer.analysis.heads import ROLES
 from glassformer.labelled import Result
 from glassformer.render import circuits_terminal as circuits_terminal  # registers its view
+from glassformer.render import lenses_terminal as lenses_terminal
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, section, table, tables, visible
 
 N_COMPONENTS, N_LOOKS = 12, 5

@@ -1,10 +1,10 @@
 """The recipes of the shipped models: `glassformer train NAME` redoes them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Repeat, TextConfig, UnseenWords, ZhEnConfig
+from glassformer.data import MixtureConfig, Planted, Repeat, Senses, TextConfig, UnseenWords, ZhEnConfig
 from glassformer.data.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
@@ -79,12 +79,40 @@ def unseen_words(n_layers: int) -> TrainConfig:
     )
 
 
+def senses() -> TrainConfig:
+    """A small decoder on sentences whose nouns mean what one earlier word makes of them: well under a minute."""
+    layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=Mlp(128, activation="gelu_tanh"))
+    data = Senses()
+    model = DecoderConfig(len(data.symbols()), 64, repeat(layer, 2), max_len=64, final_norm=RmsNorm())
+    optim = OptimConfig(lr=3e-3, warmup=50)
+    return TrainConfig(
+        model, data, optim=optim, steps=200, log_every=50, evaluate_every=100, evaluate_batches=4, save_every=100
+    )
+
+
+def memorisation(made_of: Literal["text", "tokens"] = "text") -> TrainConfig:
+    """A small decoder on Python with sequences planted a known number of times: what it knows by heart is known.
+
+    Args:
+        made_of: What the planted sequences are: pieces of held-out text, or tokens of which nothing can be guessed.
+    """
+    steps = 1500
+    layer = block(n_heads=4, positions=Rope(), norm=RmsNorm(), mlp=Mlp(512, activation="gelu_tanh"))
+    model = DecoderConfig(1024, 128, repeat(layer, 6), max_len=128, final_norm=RmsNorm())
+    data = Planted(batch_size=16, length=128, over=steps, made_of=made_of)
+    optim = OptimConfig(lr=2e-3, warmup=100, betas=(0.9, 0.95))
+    return TrainConfig(model, data, optim=optim, steps=steps, log_every=20, evaluate_every=250, save_every=250)
+
+
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "attn-only-1l": lambda: attention_only(1),
     "attn-only-1l-smeared": lambda: attention_only(1, smeared=True),
     "attn-only-2l": lambda: attention_only(2),
     "gpt-4l": gpt_4l,
+    "memorisation": memorisation,
+    "memorisation-tokens": lambda: memorisation("tokens"),
     "phase-change": phase_change,
+    "senses": senses,
     "unseen-words-1l": lambda: unseen_words(1),
     "unseen-words-2l": lambda: unseen_words(2),
     "zh-en": zh_en,

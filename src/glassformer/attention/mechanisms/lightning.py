@@ -78,7 +78,7 @@ class LightningMixer(Mixer):
         n, m = q.shape[-2], k.shape[-2]
         t = torch.arange(m, device=q.device)
         q_wide, k_wide = self._activate(q), self._activate(k)
-        weight = (q_wide @ k_wide.mT) * decay_matrix(self._decay(q), t[m - n :], t)
+        weight = (q_wide @ k_wide.mT) * decay_matrix(self.decay(q), t[m - n :], t)
         allowed = context.allowed(n, m)
         return (weight if allowed is None else weight * allowed).to(q.dtype)
 
@@ -109,14 +109,15 @@ class LightningMixer(Mixer):
             k = k * real[:, None, :, None]
         # the state is kept in float32 at least: sums over long ranges lose their small terms in bfloat16
         dtype, q = q.dtype, self._activate(q)
-        z, memory = chunked(q, k, v.to(q.dtype), self._decay(q), memory.to(q.dtype), self.config.chunk)
+        z, memory = chunked(q, k, v.to(q.dtype), self.decay(q), memory.to(q.dtype), self.config.chunk)
         return z.to(dtype), memory
 
     def _activate(self, u: Tensor) -> Tensor:
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         return F.silu(u) if self.config.activation == "silu" else u
 
-    def _decay(self, like: Tensor) -> Float[Tensor, " head"]:
+    def decay(self, like: Tensor) -> Float[Tensor, " head"]:
+        """Return what each head keeps of its memory from one position to the next, on the device of `like`."""
         heads = self.dims.n_heads
         slopes = self.config.slopes or [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
         decay = torch.tensor(slopes, dtype=torch.float64, device=like.device).neg().exp()

@@ -6,6 +6,8 @@
 With norms held too (`norms="frozen"`) and no MLPs, pattern-preserving ablation takes away exactly the paths through the
 heads. What a head writes is replaced by nothing, or by its mean over all tokens that count.
 
+What single values and other parts are worth to any metric, and by which kind of ablation, is in `ablation_table`.
+
 Layers below an ablated head are not run again, and all heads of a layer are rows of one batch.
 
 Source: Olsson et al. 2022, argument 3.
@@ -20,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.analysis.causal.cells import write_site
 from glassformer.analysis.heads import Head, heads
 from glassformer.analysis.icl import icl_or_nan
 from glassformer.analysis.inputs import token_ids
@@ -298,8 +301,7 @@ class _Surgery:
 
     def _site(self, path: str) -> str:
         """Return where a head is replaced: at z where that replaces its write and nothing else, else at its write."""
-        merge = self._layer(path).merge
-        return f"{path}.z" if merge.linear and merge.gate is None else f"{path}.head_out"
+        return f"{path}.{write_site(self._layer(path))}"
 
     def _layer(self, path: str) -> AttentionLayer:
         for stack in self.model.stacks.values():

@@ -1,0 +1,66 @@
+"""Means over prompts and how sure they are; a prompt without a value (NaN) does not count.
+
+The last axis is `batch`.
+"""
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import ShapeMismatch
+from glassformer.labelled import Labelled
+
+
+def mean(per_prompt: Labelled) -> Labelled:
+    """Return the mean over the prompts that have a value; NaN where none has."""
+    return _over_batch(per_prompt, per_prompt.values.nanmean(-1))
+
+
+def standard_error(per_prompt: Labelled) -> Labelled:
+    """Return the standard error of the mean; NaN for fewer than two prompts."""
+    values = per_prompt.values
+    count = (~values.isnan()).sum(-1)
+    off = (values - values.nanmean(-1, keepdim=True)).square().nansum(-1)
+    error = (off / (count - 1) / count).sqrt()
+    return _over_batch(per_prompt, error.masked_fill(count < 2, torch.nan))
+
+
+def interval(per_prompt: Labelled, *, level: float = 0.95, seed: int = 0, draws: int = 1000) -> Labelled:
+    """Return the confidence interval of the mean, an axis `bound` in front: prompts drawn again, with replacement.
+
+    Args:
+        per_prompt: Numbers whose last axis is `batch`.
+        level: Share of draws inside.
+        seed: Source of the draws.
+        draws: How many.
+
+    Source: Efron 1979, "Bootstrap Methods" (the percentile method).
+    """
+    if not 0 < level < 1:
+        raise ShapeMismatch(f"interval: level is between 0 and 1, found {level}.")
+    values = per_prompt.values
+    n = values.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, n, (draws, n), generator=generator)
+    counts = torch.zeros(draws, n, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(draws, n, dtype=torch.float64)
+    )
+    flat = values.detach().double().cpu().flatten(0, -2)
+    bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    found = [_quantiles(part, counts, bounds) for part in flat.split(4096)]
+    low_high = torch.cat(found, 1).to(values).unflatten(1, values.shape[:-1])
+    single = ((~values.isnan()).sum(-1) < 2).expand_as(low_high)
+    coords = {axis: labels for axis, labels in per_prompt.coords.items() if axis != "batch"}
+    return Labelled(
+        low_high.masked_fill(single, torch.nan), ("bound", *per_prompt.axes[:-1]), {"bound": ["low", "high"]} | coords
+    )
+
+
+def _quantiles(values: Tensor, counts: Tensor, bounds: Tensor) -> Tensor:
+    has = (~values.isnan()).double()
+    means = (values.nan_to_num(0.0) @ counts.T) / (has @ counts.T)
+    return means.nanquantile(bounds, dim=-1)
+
+
+def _over_batch(per_prompt: Labelled, values: Tensor) -> Labelled:
+    coords = {axis: labels for axis, labels in per_prompt.coords.items() if axis != "batch"}
+    return Labelled(values, per_prompt.axes[:-1], coords)

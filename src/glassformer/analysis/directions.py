@@ -1,0 +1,211 @@
+"""Directions of the stream on their way down: from the logits, or from any place, to everything that wrote there.
+
+    (x W) . u = x . (u W')
+
+A dot product with what a component writes is one with what it reads from, once the direction has been carried through
+its output matrix; so no write is ever built. Norms are carried through with their scales frozen: then their transpose
+is a fixed map times one factor per position, and a few distinct directions serve any number of rows and positions.
+
+Axes: `row place`, the rows and positions that are looked at.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
+from glassformer.analysis.run import Run
+from glassformer.attention.projections import MergeHeads
+from glassformer.errors import ShapeMismatch
+from glassformer.models import Block
+from glassformer.models.parts import Norm
+
+Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """Rows and positions of a run.
+
+    Args:
+        rows: Index of each row.
+        positions: Indices of positions in each row, from 0.
+        whole: They are all there are, in order.
+    """
+
+    rows: Int[Tensor, " row"]
+    positions: Int[Tensor, "row place"]
+    whole: bool = False
+
+    def of_stream(self, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "row place *rest"]:
+        return values if self.whole else values[self.rows[:, None], self.positions]
+
+    def of_heads(self, values: Float[Tensor, "batch head pos *rest"]) -> Float[Tensor, "row place head *rest"]:
+        return values.transpose(1, 2) if self.whole else values[self.rows[:, None], :, self.positions]
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        return values if self.whole else values[self.rows]
+
+
+def places(run: Run, positions: Positions = None, row: int | None = None) -> Places:
+    """Return places of a run; raises `ShapeMismatch` for positions that its text does not have.
+
+    Args:
+        run: A forward pass of one of our models.
+        positions: One or several, negative ones counted from the end of each row's real tokens; a tensor gives every
+            row its own. All by default, those of padding included.
+        row: Only this row of the batch.
+    """
+    assert run.ids is not None, "a run of one of our models has ids"
+    batch, length = run.ids.shape
+    device = run.ids.device
+    rows = range(batch) if row is None else [row]
+    if positions is None:
+        every = torch.arange(length, device=device).expand(len(rows), -1)
+        return Places(torch.tensor(rows, device=device), every, whole=len(rows) == batch)
+    if isinstance(positions, Tensor) and positions.ndim > 1:
+        given: Any = positions.tolist()
+        if len(given) != len(rows):
+            raise ShapeMismatch(f"positions for {len(given)} rows were given; the run has {len(rows)}.")
+    else:
+        one = [positions] if isinstance(positions, int) else [int(p) for p in positions]
+        given = [one] * len(rows)
+    found = [[run.place(p, r) for p in of_row] for r, of_row in zip(rows, given)]
+    return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Directions:
+    """A direction for every row and place, as few distinct vectors and a factor each.
+
+    Args:
+        distinct: The vectors.
+        which: Index of the vector of each place; an axis is 1 where all share one, and None is one for all.
+        factor: What it is multiplied by.
+    """
+
+    distinct: Float[Tensor, "n d_model"]
+    which: Int[Tensor, "rows places"] | None
+    factor: Float[Tensor, "row place"]
+
+    @classmethod
+    def of(cls, given: Float[Tensor, "*rows d_model"], at: Places) -> "Directions":
+        """Take one direction, one per row, or one per row and place; raises `ShapeMismatch`."""
+        n_rows, n_places = at.positions.shape
+        shapes: list[tuple[int, ...]] = [(), (n_rows,), (n_rows, n_places)]
+        if tuple(given.shape[:-1]) not in shapes:
+            raise ShapeMismatch(
+                f"directions have shape {'x'.join(map(str, given.shape))}; give d_model numbers, or rows of them for "
+                f"batch={n_rows}, or for batch={n_rows} pos={n_places}."
+            )
+        index = torch.arange(given[..., 0].numel(), device=given.device).reshape(given.shape[:-1])
+        which = index[:, None] if given.ndim == 2 else index
+        ones = given.new_ones(n_rows, n_places)
+        return cls(given.reshape(-1, given.shape[-1]), None if given.ndim == 1 else which, ones)
+
+    @classmethod
+    def chosen(cls, distinct: Float[Tensor, "n d_model"], which: Int[Tensor, "row place"]) -> "Directions":
+        """Take a choice among vectors, noticing where rows or places share one."""
+        factor = distinct.new_ones(which.shape)
+        for axis in (0, 1):
+            first = which.narrow(axis, 0, 1)
+            which = first if bool((which == first).all()) else which
+        return cls(distinct, None if len(distinct) == 1 else which, factor)
+
+    def spread(self, values: Float[Tensor, "distinct ..."]) -> Float[Tensor, "row place ..."]:
+        """Return the value of each place's vector, factors left out; axes are 1 where all share one."""
+        return values[0][None, None] if self.which is None else values[self.which]
+
+    def dot(self, x: Float[Tensor, "row place d_model"]) -> Float[Tensor, "row place"]:
+        return products(x[..., None, :], self.spread(self.distinct)[..., None, :])[..., 0] * self.factor
+
+    def constant(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, "row place"]:
+        """Return the dot product with a vector that is the same everywhere."""
+        return self.spread(self.distinct @ vector.detach()) * self.factor
+
+    def through(self, merge: MergeHeads) -> Float[Tensor, "rows places head d_value"]:
+        """Return the direction of each head's mixed values that its output matrix turns into this one, factors out."""
+        # the weight as it is stored: its view by heads would be copied
+        heads = (self.distinct @ merge.output.weight.detach()).unflatten(-1, (merge.dims.n_heads, merge.dims.d_value))
+        return self.spread(heads)
+
+    def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
+        """Return the directions before a norm that has these behind it: the transpose of `Norm.linear`."""
+        if norm.weight is None:
+            return self
+        distinct = self.distinct * norm.weight.detach()
+        distinct = distinct - distinct.mean(-1, keepdim=True) if norm.centred else distinct
+        return Directions(distinct, self.which, self.factor / at.of_stream(run[norm.at_scale].values))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Write:
+    """A sub-layer, the directions its write is measured along, and what the norm after it adds by its bias."""
+
+    block: Block
+    name: str
+    directions: Directions
+    bias: Float[Tensor, "row place"] | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Path:
+    """Directions at every sub-layer, in the order of the forward pass, and at the entry of the stack.
+
+    `final` are the directions before the final norm, `final_bias` what that norm adds by its bias, if it took part.
+    """
+
+    writes: list[Write]
+    entry: Directions
+    final: Directions
+    final_bias: Float[Tensor, "row place"] | None
+
+
+def pull_back(run: Run, directions: Directions, at: Places, site: str | None = None) -> Path:
+    """Carry directions down to everything that wrote to the stream.
+
+    Args:
+        run: A forward pass that read the scales of the norms on the way.
+        directions: Where they start.
+        at: Places they belong to.
+        site: Place in the stream where they start; by default behind the final norm, as the unembedding reads.
+    """
+    stack, _ = decoder_side(run.model)
+    earlier, final_bias, u = sub_layers(stack), None, directions
+    if site is None:
+        final_bias = None if stack.final.bias is None else directions.constant(stack.final.bias)
+        u = directions.before(stack.final, run, at)
+    else:
+        earlier = written_before(blocks_of(stack), site)
+    final, writes = u, []
+    for block, name in reversed(earlier):
+        after = block.norm_after(name)
+        if after is None:
+            writes.append(Write(block, name, u, None))
+            continue
+        bias, through = None if after.bias is None else u.constant(after.bias), u.before(after, run, at)
+        writes.append(Write(block, name, through, bias))
+        # a post-norm normalises the whole stream, so everything written earlier passes it too
+        u = through if block.wiring == "post" else u
+    return Path(writes[::-1], u, final, final_bias)
+
+
+def scale_sites(model: Any) -> list[str]:
+    """Return the scales that `pull_back` needs, from behind the final norm."""
+    stack, _ = decoder_side(model)
+    after = [block.norm_after(name) for block, name in sub_layers(stack)]
+    return [norm.at_scale for norm in (*after, stack.final) if norm is not None and norm.weight is not None]
+
+
+def products(
+    x: Float[Tensor, "row place head d_value"], u: Float[Tensor, "rows places head d_value"]
+) -> Float[Tensor, "row place head"]:
+    """Return the dot products of what stands at each place and head with a vector that some places may share."""
+    if u.shape[1] > 1:
+        return (x * u).sum(-1)
+    # one vector for all places of a row: a matrix product, which is several times as fast as many dot products
+    return (x.transpose(1, 2) @ u.permute(0, 2, 3, 1))[..., 0].transpose(1, 2)

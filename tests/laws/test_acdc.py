@@ -1,0 +1,176 @@
+"""ACDC: the greedy loop's own result, limits of the threshold, and planted wirings found exactly."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from circuit_pairs import Pair, novelty, pair, repetition
+from closeness import close
+from glassformer.analysis.causal.acdc import Acdc, acdc, acdc_curve
+from glassformer.analysis.causal.faithfulness import faithfulness
+from glassformer.analysis.causal.metrics import kl_divergence, logit
+from glassformer.errors import AnalysisUnavailable
+from glassformer.handmade import (
+    induction_model,
+    keep_in_mind,
+    plant,
+    pointer_model,
+    random_head,
+    resting_copier,
+    rotated,
+    skip_trigram_model,
+    virtual_head_model,
+)
+from strategies import ARCHITECTURES
+
+every = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+def _one_by_one(found: Pair, threshold: float, absolute: bool = False) -> tuple[Tensor, list[float]]:
+    """Prune as the paper says: one edge, one pass."""
+    wires = found.wires()
+    allowed = wires.graph.allowed.values
+    cut = torch.zeros_like(allowed)
+
+    def cost(cut: Tensor) -> float:
+        return -float(wires.evaluate(cut[None]).mean())
+
+    current, changes = cost(cut), []
+    for r in range(len(allowed) - 1, -1, -1):
+        for u in range(allowed.shape[1] - 1, -1, -1):
+            if not allowed[r, u]:
+                continue
+            cut[r, u] = True
+            change = cost(cut) - current
+            changes.append(change)
+            if (abs(change) if absolute else change) < threshold:
+                current += change
+            else:
+                cut[r, u] = False
+    return allowed & ~cut, changes
+
+
+@pytest.mark.parametrize(("name", "absolute"), [("attention_only", False), ("differential", True), ("sandwich", False)])
+def test_chains_of_worlds_give_what_one_pass_per_edge_gives(name: str, absolute: bool) -> None:
+    found = pair(name)
+    kept, changes = _one_by_one(found, 0.004, absolute)
+    result = acdc(*found.args, threshold=0.004, absolute=absolute)
+    assert torch.equal(result.kept.values, kept)
+    close(torch.tensor([step.change for step in result.log]), torch.tensor(changes), 1e-6)
+    assert 0 < len(result.edges) < len(result.log)
+
+
+@every
+def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: str) -> None:
+    found = pair(name)
+    metric = kl_divergence(found.model(*found.clean)[:, -1].detach())
+    args = found.prompts
+    everything = acdc(*args, threshold=math.inf, **found.targets)
+    assert everything.edges == () and everything.faithfulness == pytest.approx(0.0, abs=1e-9)
+    expected = float(metric.function(found.model(*found.corrupt)[None, :, -1].detach()).mean())
+    assert everything.cost == pytest.approx(expected)
+    if name in ("attention_only", "post", "differential"):
+        whole = acdc(*args, threshold=-math.inf, **found.targets)
+        assert len(whole.edges) == found.wires().graph.n_edges
+        assert whole.cost == pytest.approx(0.0, abs=1e-12) and whole.faithfulness == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "sandwich", "post", "translator_pre"])
+def test_running_the_circuit_again_gives_the_logged_cost(name: str) -> None:
+    found = pair(name)
+    result = acdc(*found.args, threshold=0.003, **found.targets)
+    again = faithfulness(*found.args, result.edges, **found.targets)
+    assert -float(again.circuit.values.mean()) == pytest.approx(result.cost, rel=1e-9)
+    assert again.faithfulness == pytest.approx(result.faithfulness, rel=1e-6)
+    assert [step.edge for step in result.log if not step.removed][::-1] == list(result.edges)
+
+
+def test_higher_thresholds_leave_smaller_circuits_on_the_planted_model() -> None:
+    found = acdc_curve(induction_model(gamma=6.0), *repetition(), thresholds=[1e-3, 1.0, 100.0])
+    assert found.n_edges.values.tolist() == sorted(found.n_edges.values.tolist(), reverse=True)
+    assert found.n_edges.values[-1] == 0 and float(found.faithfulness.values[0]) == pytest.approx(1.0, abs=1e-3)
+
+
+INDUCTION = {
+    ("embed", "L0H0.v"), ("L0H0", "L1H0.k"), ("embed", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
+}  # fmt: skip
+
+
+def _edges(result: Acdc) -> set[tuple[str, str]]:
+    return set(result.edges)
+
+
+def test_induction_by_keys_is_returned_exactly() -> None:
+    result = acdc(induction_model(), *repetition(), threshold=1e-3)
+    assert _edges(result) == INDUCTION
+    assert result.faithfulness == pytest.approx(1.0) and result.nodes == ["embed", "L0H0", "L1H0"]
+
+
+def test_divergence_finds_the_same_wiring_as_the_logit() -> None:
+    clean, corrupt, _ = repetition()
+    assert _edges(acdc(induction_model(), clean, corrupt, threshold=1e-3)) == INDUCTION
+
+
+def test_decoys_and_a_hidden_basis_do_not_change_the_wiring() -> None:
+    model = rotated(induction_model(), seed=3)
+    model = plant(model, 1, resting_copier(model, 1))
+    model = plant(model, 0, random_head(model, 0))
+    assert _edges(acdc(model, *repetition(), threshold=1e-3)) == INDUCTION
+
+
+def test_induction_by_queries_is_returned_exactly() -> None:
+    clean, corrupt, metric = novelty()
+    result = acdc(pointer_model(vocab=25), clean, corrupt, metric, threshold=1e-3)
+    # queries and keys of the first head must agree: with one of them corrupt, the other is of no use either
+    assert _edges(result) == {
+        ("embed", "L0H0.q"), ("embed", "L0H0.k"), ("L0H0", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
+    }  # fmt: skip
+
+
+def test_a_virtual_head_is_returned_exactly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupt = (torch.randint(1, 10, (4, 12), generator=generator) for _ in range(2))
+    result = acdc(virtual_head_model(), clean, corrupt, logit(clean[:, -3].tolist()), threshold=1e-3)
+    assert _edges(result) == {("embed", "L0H0.v"), ("L0H0", "L1H0.v"), ("L1H0", "logits")}
+
+
+def test_a_skip_trigram_is_returned_exactly() -> None:
+    model = skip_trigram_model(keep_in_mind(2))
+    keys_only = acdc(model, [[0, 1, 5, 2]], [[0, 5, 5, 2]], logit("mind"), threshold=1e-3)
+    assert _edges(keys_only) == {("embed", "L0H0.k"), ("embed", "L0H0.v"), ("L0H0", "logits")}
+    both = acdc(model, [[0, 1, 5, 2]], [[0, 5, 5, 4]], logit("mind"), threshold=1e-3)
+    assert _edges(both) == _edges(keys_only) | {("embed", "L0H0.q")}
+
+
+def test_redundant_heads_are_both_found() -> None:
+    result = acdc(induction_model(redundant=True), *repetition(), threshold=1e-3)
+    twins = {(a.replace("L1H0", "L1H1"), b.replace("L1H0", "L1H1")) for a, b in INDUCTION}
+    assert _edges(result) == INDUCTION | twins
+
+
+def test_a_prefilter_takes_edges_away_beforehand() -> None:
+    clean, corrupt, metric = repetition()
+    # unsaturated, so that the gradient sees the wiring
+    model = induction_model(gamma=3.0)
+    result = acdc(model, clean, corrupt, metric, threshold=1e-3, candidates=6)
+    assert result.prefiltered == 29 - 6 and len(result.log) == 6
+    assert _edges(result) == INDUCTION
+    assert _edges(acdc(model, clean, corrupt, threshold=1e-3, candidates=6)) == INDUCTION
+
+
+def test_few_passes_serve_many_edges() -> None:
+    result = acdc(induction_model(), *repetition(), threshold=1e-3)
+    assert result.passes < len(result.log) / 2
+
+
+def test_progress_counts_edges() -> None:
+    seen: list[tuple[int, int]] = []
+    acdc(induction_model(), *repetition(), threshold=1e-3, report=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (29, 29) and all(total == 29 for _, total in seen)
+
+
+def test_a_prefilter_that_keeps_nothing_is_refused() -> None:
+    with pytest.raises(AnalysisUnavailable, match="candidates=0"):
+        acdc(induction_model(), *repetition(), threshold=1e-3, candidates=0)

@@ -1,0 +1,163 @@
+"""Where heads look over a long context: masses add up, blocks change nothing, known heads land in their classes."""
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import close
+from glassformer.analysis import run
+from glassformer.analysis.token_flow import LongContext, effective_memory, long_context
+from glassformer.attention import Lightning, Rope, Softmax
+from glassformer.data import Batch
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
+from glassformer.models import DecoderConfig, block
+from strategies import ARCHITECTURES, randomise, subject
+
+SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwich", "post", "bare", "capped"]
+TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
+
+
+# results are frozen: tests may share them
+@functools.cache
+def measured(name: str, **kwargs: Any) -> LongContext:
+    found = subject(name, length=12)
+    ids, *more = found.inputs
+    rows: dict[str, Any] = {"target": more[0]} if more else {}
+    return long_context(found.model, ids, **(rows | dict[str, Any](sink=2, recent=3) | kwargs))
+
+
+@pytest.mark.parametrize("name", [*SCORED, "smeared", "lightning_hybrid", "translator_pre", "translator_post"])
+def test_masses_and_histograms_sum_to_one(name: str) -> None:
+    found = measured(name)
+    total = torch.stack([found.measures.select(measure=m).values for m in ("sink", "recent", "middle")]).sum(0)
+    close(total, torch.ones_like(total))
+    close(found.distances.values.sum(-1), torch.ones_like(total))
+    close(found.by_layer.values.sum(-1), torch.ones(found.by_layer.shape[0], dtype=torch.float64))
+    assert (found.spread.values >= 0).all()
+
+
+@pytest.mark.parametrize("name", [*SCORED, "lightning_hybrid", "translator_pre"])
+def test_blocks_of_any_size_give_the_same_numbers(name: str) -> None:
+    whole = measured(name, block=100)
+    for block_size in (1, 5):
+        parts = measured(name, block=block_size)
+        close(parts.measures.values, whole.measures.values)
+        close(parts.spread.values, whole.spread.values, 1e-6)
+        close(parts.distances.values, whole.distances.values)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_measures_are_those_of_the_whole_pattern(name: str) -> None:
+    found = measured(name)
+    model = subject(name, length=12)
+    pattern = run(model.model, *model.inputs, read=["blocks.1.attn.pattern"])["blocks.1.attn.pattern"].values[:, :, 4:]
+    q, k = torch.arange(4, 12)[:, None], torch.arange(12)
+    at = {
+        str(m): found.measures.select(measure=str(m)).values[-pattern.shape[1] :]
+        for m in found.measures.labels("measure")
+    }
+    close(at["sink"], pattern[..., :2].sum(-1).mean((0, 2)))
+    close(at["recent"], (pattern * (k > q - 3)).sum(-1).mean((0, 2)))
+    close(at["first"], pattern[..., 0].mean((0, 2)))
+    entropy = -(pattern * pattern.clamp_min(1e-300).log()).sum(-1)
+    close(at["entropy_nats"], entropy.mean((0, 2)))
+    close(at["effective_count"], entropy.exp().mean((0, 2)))
+    close(at["top_3"], pattern.topk(3).values.sum(-1).mean((0, 2)))
+    close(at["distance"], (pattern * (q - k)).sum(-1).mean((0, 2)))
+    near = found.distances.values[-pattern.shape[1] :]
+    close(near[:, 1], (pattern * (q - k == 1)).sum(-1).mean((0, 2)))
+    close(near[:, 3], (pattern * ((q - k >= 4) & (q - k < 8))).sum(-1).mean((0, 2)))
+
+
+def test_a_head_without_preferences_is_uniform_with_entropy_ln_of_its_keys() -> None:
+    model, ids = induction_model(), repeated()
+    found = long_context(model, ids, last=1)
+    blank = found.measures.select(head="L0H1")
+    close(blank.select(measure="entropy_nats").values, torch.tensor(math.log(41), dtype=torch.float64))
+    assert found.classes["L0H1"] == found.classes["L1H1"] == "uniform"
+
+
+def test_the_induction_model_rests_on_its_first_token_until_something_matches() -> None:
+    model, ids = induction_model(), repeated()
+    early = long_context(model, ids[:, :21], sink=1, recent=2)
+    assert float(early.measures.select(head="L1H0", measure="first").values) > 0.99999
+    assert early.classes["L1H0"] == "sink only"
+    assert early.classes["L0H0"] == "recent only"
+    assert early.sink_rate == 0.25
+    late = long_context(model, ids, sink=1, recent=2, last=15)
+    assert late.classes["L1H0"] == "concentrated middle"
+    close(late.measures.select(head="L1H0", measure="distance").values, torch.tensor(19.0, dtype=torch.float64), 1e-4)
+
+
+def test_only_so_many_last_queries_are_measured_when_asked() -> None:
+    found = measured("gpt2", last=3)
+    assert found.queries == (9, 11)
+    assert measured("gpt2").queries == (4, 11)
+
+
+@pytest.mark.parametrize("name", ["linear", "translator_linear"])
+def test_linear_attention_is_offered_the_decay_of_its_memory_instead(name: str) -> None:
+    if name == "linear":
+        with pytest.raises(AnalysisUnavailable, match=r'"linear" \(has_scores=False\).*\n.*effective_memory'):
+            measured(name)
+    memory = effective_memory(subject(name).model).measures
+    assert (memory.select(measure="half_life").values == math.inf).all()
+
+
+def test_differential_attention_is_offered_signed_patterns_instead() -> None:
+    with pytest.raises(AnalysisUnavailable, match=r'"differential" \(rows_sum_to_one=False\).*\n.*head_roles'):
+        measured("differential")
+
+
+def test_layers_without_weights_are_left_out_by_name() -> None:
+    found = measured("lightning_hybrid")
+    assert list(found.left_out) == ["L0H0", "L0H1", "L0H2", "L0H3"]
+    assert list(found.classes) == ["L1H0", "L1H1", "L1H2", "L1H3"]
+
+
+def test_effective_memory_is_what_the_decay_makes_of_equal_keys() -> None:
+    layer = block(Lightning(slopes=(math.log(2), 0.1, 0.0)), n_heads=3)
+    model = DecoderConfig(vocab_size=5, d_model=12, layers=(layer,)).build()
+    found = effective_memory(model).measures
+    close(found.select(head="L0H0").values, torch.tensor([0.5, 1.0, 1.0], dtype=torch.float64))
+    ages = torch.arange(2000, dtype=torch.float64)
+    weight = torch.exp(-0.1 * ages)
+    close(found.select(head="L0H1", measure="reach").values, (ages * weight).sum() / weight.sum())
+    assert float(found.select(head="L0H2", measure="reach").values) == math.inf
+
+
+def test_models_without_a_decaying_memory_are_sent_to_long_context() -> None:
+    with pytest.raises(AnalysisUnavailable, match=r"no layer keeps a decaying memory \(softmax\).*\n.*long_context"):
+        effective_memory(subject("gpt2").model)
+
+
+def test_a_text_too_short_for_the_windows_is_refused() -> None:
+    with pytest.raises(ShapeMismatch, match="12 tokens leave no query with 4 sink and 16 recent keys"):
+        measured("gpt2", sink=4, recent=16)
+
+
+def test_padded_and_packed_batches_are_refused() -> None:
+    ids = torch.randint(0, 11, (2, 12))
+    every = torch.ones_like(ids, dtype=torch.bool)
+    for more in ({"lengths": torch.tensor([12, 9])}, {"documents": torch.zeros_like(ids)}):
+        with pytest.raises(ShapeMismatch, match="of one text each and of one length"):
+            long_context(subject("gpt2").model, Batch(ids, ids, every, **more), sink=2, recent=3)
+
+
+def test_a_context_longer_than_any_block_needs_no_square_of_it() -> None:
+    layer = block(Softmax(), n_heads=2, positions=Rope())
+    model = randomise(DecoderConfig(vocab_size=5, d_model=8, layers=(layer,), max_len=4096).build())
+    ids = torch.randint(0, 5, (1, 1500))
+    seen: list[int] = []
+
+    def watch(done: int, total: int) -> None:
+        seen.append(done)
+        assert total == 1500
+
+    found = long_context(model, ids, last=100, block=400, report=watch)
+    assert seen[-1] == 1500 and found.queries == (1400, 1499)
+    assert found.distances.labels("distance")[-1] == "1024-2047"

@@ -1,0 +1,192 @@
+"""Path patching: exact on every architecture, equal to what edits and direct logit attribution say."""
+
+import pytest
+import torch
+from hypothesis import given
+
+from circuit_pairs import Pair, novelty, pair, repetition
+from closeness import close
+from glassformer.analysis import attribution, run
+from glassformer.analysis.attribution import needs
+from glassformer.analysis.causal.path_patching import edge_effects, path_patching, sender_effects
+from glassformer.errors import AnalysisUnavailable
+from glassformer.handmade import (
+    induction_model,
+    plant,
+    pointer_model,
+    random_head,
+    resting_copier,
+    rotated,
+    virtual_head_model,
+)
+from glassformer.models import Decoder
+from glassformer.trace import At, Set
+from strategies import ARCHITECTURES, Subject, attention_decoders
+
+every = pytest.mark.parametrize("name", ARCHITECTURES)
+# writes are added as they are, and there is no cap on logits: what attribution splits is what the metric measures
+ADDED = [n for n in ARCHITECTURES if n not in ("sandwich", "post", "translator_post", "capped", "translator_linear")]
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attributions(name: str) -> None:
+    found = pair(name)
+    senders = [s.label for s in found.wires().graph.senders if s.kind in ("head", "mlp")]
+    effect = path_patching(*found.args, senders=senders, norm="frozen", **found.targets).effect
+    both = [run(found.model, *prompt, read=needs(found.model)) for prompt in (found.clean, found.corrupt)]
+    final = found.wires().stack.final
+    for row in range(2):
+        clean, corrupt = (attribution(each, 1, 2, row=row) for each in both)
+        # attribution divides by the scale of its own run
+        scales = [1.0, 1.0] if final.weight is None else [float(each[final.at_scale].values[row, -1]) for each in both]
+        expected = [corrupt[label] * scales[1] / scales[0] - clean[label] for label in senders]
+        close(effect.values[:, row], torch.tensor(expected, dtype=torch.float64))
+
+
+@every
+def test_all_senders_together_change_what_a_receiver_reads_by_all_of_the_difference(name: str) -> None:
+    found = pair(name)
+    wires = found.wires()
+    for r, receiver in enumerate(wires.graph.receivers):
+        cut = torch.zeros_like(wires.graph.allowed.values)
+        cut[r] = wires.graph.allowed.values[r]
+        if receiver.source:
+            assert wires.corrupt.source is not None
+            expected = wires.corrupt.source
+        else:
+            depth = wires.steps[receiver.step].entry if receiver.step < len(wires.steps) else len(wires.steps)
+            expected = wires.corrupt.streams[depth][0]
+        close(wires.stream(wires.clean, r, cut[None])[0], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "parallel", "translator_pre"])
+def test_differences_of_single_edges_add_up_in_what_a_receiver_reads(name: str) -> None:
+    wires = pair(name).wires()
+    r = len(wires.graph.receivers) - 1
+    senders = wires.graph.allowed.values[r].nonzero().flatten()
+    single = torch.zeros(len(senders), *wires.graph.allowed.values.shape, dtype=torch.bool)
+    single[torch.arange(len(senders)), r, senders] = True
+    clean = wires.clean.streams[-1]
+    close((wires.stream(wires.clean, r, single) - clean).sum(0), (wires.corrupt.streams[-1] - clean)[0])
+
+
+@every
+def test_patching_all_senders_into_the_logits_is_the_corrupt_run(name: str) -> None:
+    found = pair(name)
+    senders = [[s.label for s in found.wires().graph.senders if s.kind != "source"]]
+    result = path_patching(*found.args, senders=senders, **found.targets)
+    close(result.effect.values[0] + result.clean.values, result.corrupt.values)
+    close(result.corrupt.values, found.value(found.model(*found.corrupt)))
+
+
+@every
+def test_total_effects_are_direct_and_indirect_ones(name: str) -> None:
+    found = pair(name)
+    wires = found.wires()
+    last = [s.label for s in wires.graph.senders if s.step == len(wires.steps) - 1][:2]
+    result = sender_effects(*found.args, senders=["embed", *last], **found.targets)
+    close(result.direct.values + result.indirect.values, result.total.values)
+    assert bool(result.indirect.select(sender="embed").values.any())
+    # behind the last sub-layer there is nothing but the logits
+    for label in last:
+        close(result.indirect.select(sender=label).values, torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "sandwich", "post", "lightning_hybrid"])
+def test_with_mlps_recomputed_it_is_a_run_with_the_other_heads_held(name: str) -> None:
+    found = pair(name)
+    label = "L0H1"
+    result = path_patching(*found.args, senders=[label], mlps="recomputed")
+    heads = [f"blocks.{i}.attn.head_out" for i in range(2)]
+    clean, corrupt = (run(found.model, *prompt, read=heads) for prompt in (found.clean, found.corrupt))
+    edit = [Set(site, clean[site].values) for site in heads]
+    edit.append(Set(heads[0], corrupt[heads[0]].values[:, 1], at=At(head=1)))
+    patched = run(found.model, *found.clean, edit=edit).logits
+    assert patched is not None
+    close(result.effect.values[0] + result.clean.values, found.value(patched))
+
+
+@every
+def test_without_mlps_on_the_way_both_choices_agree(name: str) -> None:
+    found = pair(name)
+    # between the embedding and the first head there is nothing
+    frozen = path_patching(*found.args, receivers="L0H0.q", mlps="frozen", **found.targets)
+    recomputed = path_patching(*found.args, receivers="L0H0.q", mlps="recomputed", **found.targets)
+    close(frozen.effect.values, recomputed.effect.values)
+
+
+@every
+def test_an_edge_is_a_path_to_one_receiver(name: str) -> None:
+    found = pair(name)
+    edges = found.wires().graph.edges[::11]
+    result = edge_effects(*found.args, edges=edges, **found.targets)
+    for i in (0, len(edges) - 1):
+        one = path_patching(*found.args, senders=[edges[i].sender], receivers=edges[i].receiver, **found.targets)
+        close(one.effect.values[0], result.effect.values[i])
+
+
+@given(attention_decoders(mlps=True))
+def test_a_path_from_a_run_to_itself_does_nothing(found: Subject) -> None:
+    prompts = Pair(found)
+    result = edge_effects(prompts.model, prompts.clean[0], prompts.clean[0], prompts.metric)
+    # rounding differs with how many rows share a product
+    assert float(result.effect.values.abs().max()) < 1e-12
+
+
+def _wired(model: Decoder, clean: torch.Tensor, corrupt: torch.Tensor, metric: object) -> set[tuple[str, str]]:
+    found = edge_effects(model, clean, corrupt, metric)  # type: ignore[arg-type]
+    return {edge for edge, effect in zip(found.edges, found.share.values.abs().tolist()) if effect > 1e-3}
+
+
+INDUCTION = {
+    ("embed", "L0H0.v"), ("L0H0", "L1H0.k"), ("embed", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
+}  # fmt: skip
+POINTER = {
+    ("embed", "L0H0.q"), ("embed", "L0H0.k"), ("L0H0", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
+}  # fmt: skip
+
+
+def test_paths_tell_key_composition_from_query_composition() -> None:
+    assert _wired(induction_model(), *repetition()) == INDUCTION
+    clean, corrupt, metric = novelty()
+    assert _wired(pointer_model(vocab=25), clean, corrupt, metric) <= POINTER
+    assert ("L0H0", "L1H0.q") in _wired(pointer_model(vocab=25), clean, corrupt, metric)
+    assert ("L0H0", "L1H0.k") not in _wired(pointer_model(vocab=25), clean, corrupt, metric)
+
+
+def test_paths_are_found_in_a_hidden_basis_and_beside_decoys() -> None:
+    model = rotated(induction_model(), seed=3)
+    model = plant(model, 1, resting_copier(model, 1))
+    model = plant(model, 0, random_head(model, 0))
+    assert _wired(model, *repetition()) == INDUCTION
+
+
+def test_a_virtual_head_is_a_path_through_values() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean, corrupt = (torch.randint(1, 10, (4, 8), generator=generator) for _ in range(2))
+    found = path_patching(virtual_head_model(), clean, corrupt, lambda z: z[:, :, -1, 3], receivers="L1H0.v")
+    wired = {
+        label for label, effect in zip(found.effect.labels("sender"), found.effect.values) if effect.abs().max() > 1
+    }
+    assert wired == {"L0H0"}
+
+
+def test_redundant_heads_share_the_effect() -> None:
+    clean, corrupt, metric = repetition()
+    found = path_patching(induction_model(redundant=True), clean, corrupt, metric)
+    share = found.share
+    close(share.select(sender="L1H0").values, torch.tensor(0.5, dtype=torch.float64))
+    close(share.select(sender="L1H1").values, torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_progress_counts_senders() -> None:
+    seen: list[tuple[int, int]] = []
+    found = pair("gpt2")
+    path_patching(*found.args, report=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (11, 11)
+
+
+def test_an_unknown_receiver_is_refused() -> None:
+    found = pair("gpt2")
+    with pytest.raises(AnalysisUnavailable, match=r'no receiver "L1H9\.k"'):
+        path_patching(*found.args, receivers="L1H9.k")

@@ -1,0 +1,123 @@
+"""The first token as a resting place: measured as defined, masked where it counts, refused where nothing rests."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from closeness import close
+from glassformer.analysis import run
+from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
+from glassformer.analysis.token_flow import flow_sites, value_norms
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.handmade import induction_model, repeated
+from strategies import subject
+
+SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "post", "bare", "capped", "lightning_hybrid"]
+
+
+# results are frozen: tests may share them
+@functools.cache
+def measured(name: str, length: int = 9) -> AttentionSinks:
+    found = subject(name, batch=3, length=length)
+    return attention_sinks(found.model, *found.inputs, window=4, first=2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "bare"])
+def test_measures_are_means_of_weights_and_of_written_sizes(name: str) -> None:
+    found, model = measured(name), subject(name, batch=3, length=9)
+    done = run(model.model, *model.inputs, read=[*flow_sites(model.model), "blocks.*.attn.scores"])
+    masses, firsts, others, scores = [], [], [], []
+    for row in range(3):
+        written = value_norms(done, row=row).written.values[:, 1:]
+        patterns = torch.cat([done[f"blocks.{i}.attn.pattern"].values[row, :, 1:] for i in range(2)])
+        score = torch.cat([done[f"blocks.{i}.attn.scores"].values[row, :, 1:] for i in range(2)])
+        masses.append(patterns[..., 0].mean(-1))
+        firsts.append(written[..., 0].mean(-1))
+        others.append(written[..., 1:].sum(-1).mean(-1))
+        mean = torch.stack([score[:, q, 1 : q + 2].mean(-1) for q in range(8)], -1)
+        scores.append((score[..., 0] - mean).mean(-1))
+    for measure, expected in zip(("mass", "written_first", "written_others", "score_above_others"),
+                                 (masses, firsts, others, scores)):  # fmt: skip
+        close(found.measures.select(measure=measure).values, torch.stack(expected).mean(0))
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_losses_are_those_of_the_changed_model_on_the_same_tokens(name: str) -> None:
+    found, model = measured(name), subject(name, batch=3, length=9)
+    ids = model.inputs[0]
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits.mT, ids[:, 2:])
+
+    close(found.loss.select(condition="as it is").values, loss(model()[:, 1:-1]))
+    close(found.loss.select(condition="first token dropped").values, loss(model.model(ids[:, 1:])[:, :-1]))
+    front = torch.cat((torch.full((3, 2), found.neutral), ids), 1)
+    close(found.loss.select(condition="neutral tokens in front").values, loss(model.model(front)[:, 3:-1]))
+    assert found.loss_change.values[0] == 0 and (found.loss_change.values[1:].abs() > 1e-9).all()
+    assert found.spread.values[1:].isfinite().all()
+
+
+def test_a_window_is_that_of_a_model_built_with_one() -> None:
+    from dataclasses import replace
+
+    from glassformer.attention import Softmax
+
+    model = subject("llama", batch=3, length=9)
+    layers = tuple(
+        replace(layer, parts=(replace(layer.parts[0], mixer=Softmax(window=4)), *layer.parts[1:]))  # type: ignore[type-var]
+        for layer in model.model.config.layers
+    )
+    windowed = model.model.config.replace(layers=layers).build().double().eval()
+    windowed.load_state_dict(model.model.state_dict())
+    ids = model.inputs[0]
+    expected = torch.nn.functional.cross_entropy(windowed(ids)[:, 1:-1].mT, ids[:, 2:])
+    found = attention_sinks(model.model, ids, window=4, first=2)
+    close(found.loss.select(condition="window").values, expected)
+
+
+def test_with_rotary_positions_masking_the_first_key_is_dropping_the_first_token() -> None:
+    changes = measured("llama").loss_change
+    masked, dropped = (changes.select(condition=f"first {what}").values for what in ("key masked", "token dropped"))
+    close(masked, dropped)
+
+
+def test_the_induction_model_rests_on_a_token_that_carries_nothing() -> None:
+    model, ids = induction_model(), repeated()[:, :21]
+    found = attention_sinks(model, ids)
+    rests = found.measures.select(head="L1H0")
+    assert float(rests.select(measure="mass").values) > 0.99999
+    assert float(rests.select(measure="written_first").values) == 0
+    close(rests.select(measure="score_above_others").values, torch.tensor(15.0, dtype=torch.float64), 1e-6)
+    assert found.sink_rate == 0.25
+
+
+def test_without_the_resting_place_an_unmatched_query_spreads_over_what_is_left() -> None:
+    model, ids = induction_model(), repeated()[:, :21]
+    found = attention_sinks(model, ids)
+    # the tokens seen so far get c/q more than the others, and the next one is none of them
+    q = torch.arange(1, 20, dtype=torch.float64)
+    expected = (q * torch.exp(50 / q) + 21 - q).log().mean()
+    close(found.loss.select(condition="first key masked").values, expected, 1e-4)
+    close(found.loss.select(condition="as it is").values, torch.tensor(math.log(21), dtype=torch.float64), 1e-4)
+
+
+@pytest.mark.parametrize("name", ["linear", "differential"])
+def test_mechanisms_in_which_nothing_has_to_rest_are_refused(name: str) -> None:
+    with pytest.raises(AnalysisUnavailable, match=rf"rows_sum_to_one\); found {name}, .*\n.*head_roles"):
+        measured(name)
+
+
+def test_an_encoder_decoder_and_short_texts_are_refused() -> None:
+    with pytest.raises(AnalysisUnavailable, match="EncoderDecoder is no decoder"):
+        attention_sinks(subject("translator_pre").model, [1, 2, 3])
+    with pytest.raises(ShapeMismatch, match="three tokens at least"):
+        attention_sinks(subject("gpt2").model, [1, 2])
+
+
+def test_conditions_that_do_not_fit_are_left_out_with_the_reason() -> None:
+    found = subject("gpt2", length=23)
+    result = attention_sinks(found.model, *found.inputs, window=30)
+    assert "do not fit in max_len=24" in result.left_out["neutral tokens in front"]
+    assert "smaller window" in result.left_out["window"]
