@@ -17,7 +17,7 @@ from glassformer.analysis.causal.plan import Donor
 from glassformer.analysis.causal.sweep import sweep
 from glassformer.analysis.run import run
 from glassformer.attention import AttentionLayer
-from glassformer.data import Batch
+from glassformer.data import Batch, induction
 from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, TextError, UnknownAxis, UnknownSite
 from glassformer.handmade import induction_model, pointer_model
@@ -282,6 +282,19 @@ def test_one_sweep_serves_all_families_and_names_what_it_cut() -> None:
         patch(found.model, **given, metric=METRIC, labels=["a"] * 4)
     frame = tables.to_frame()
     assert len(frame) == sum(t.values.values.numel() for t in tables.values())
+
+
+def test_prompt_pairs_are_patched_as_they_come() -> None:
+    model = induction_model(max_len=24)
+    pairs = induction(range(1, 21), 3, unit=8, again=4).encode(model)
+    metric = logit_difference(pairs.answer, pairs.wrong)
+    found = patch(model, pairs.batch("clean"), pairs.batch("corrupt"), metric, "resid_pre", labels=pairs.labels)
+    entering = found["resid_pre"].values.select(layer=0, metric=0)
+    assert entering.labels("pos") == list(pairs.labels)
+    # all that differs is what followed the first copy
+    carried = found["resid_pre"].carried.values[0, 0]
+    assert carried.nonzero().flatten().tolist() == pairs.differs[0].nonzero().flatten().tolist()
+    close(carried.sum(), torch.tensor(1.0).double())
 
 
 def test_only_some_neurons_at_one_position_are_patched() -> None:
