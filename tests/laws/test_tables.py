@@ -150,9 +150,10 @@ def test_through_the_stream_every_architecture_has_tables_or_the_reason_why_not(
                 found[through] = None
                 if through == "stream" and found["token"] is not None:
                     assert "post-norm" in str(error) and 'through="token"' in str(error)
-        if found["stream"] is not None:
-            assert found["stream"].values.values.isfinite().all()
-            assert sorted(found["stream"].values.labels("head")) == sorted(found["token"].values.labels("head"))
+        alone, reaching = found["token"], found["stream"]
+        if reaching is not None:
+            assert alone is not None and sorted(reaching.values.labels("head")) == sorted(alone.values.labels("head"))
+            assert reaching.values.values.isfinite().all()
 
 
 def test_the_stream_of_augmented_weights_is_not_read():
