@@ -125,6 +125,12 @@ class EdgeAttribution(Result):
     metric: str
     wires: Any = dataclasses.field(default=None, repr=False)
 
+    @property
+    def share(self) -> Labelled:
+        """Estimated effect in units of corrupt less clean: 1 if the edge carries all of it."""
+        gap = (self.corrupt.values - self.clean.values).mean()
+        return dataclasses.replace(self.effect, values=self.effect.values / gap)
+
     def top(self, k: int = 10) -> list[tuple[Edge, float]]:
         """Return the k edges with the largest effects by size, and their effects."""
         values = self.effect.values.nan_to_num(0.0)
