@@ -36,19 +36,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="per side, task and number of threads")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--work", type=Path, default=Path("/tmp/sweeps"))
+    parser.add_argument("--kept", action="store_true", help="run nothing: set beside each other what --work holds")
     parser.add_argument("--growth", type=Path, help="result of sweeps_growth.py to add")
     parser.add_argument("--json", type=Path, help="where the numbers go; a table of the same name goes beside them")
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for task in asked.tasks:
-        theirs = [side(asked, Path(python), name, task) for name, python in (pair.split("=") for pair in asked.peers)]
+        peers = [pair.split("=") for pair in asked.peers]
+        theirs = [side(asked, Path(python), name, task) for name, python in peers]
         ours = side(asked, Path(sys.executable), "glassformer", task)
         for peer in theirs:
             if peer is None or ours is None:
                 continue
-            rows += [row(task, asked.shape, threads, ours, peer) for threads in asked.threads]
-            print(*table(rows[-len(asked.threads) :])[2:], sep="\n", flush=True)
+            both = [threads for threads in asked.threads if threads in ours["times"] and threads in peer["times"]]
+            rows += [row(task, asked.shape, threads, ours, peer) for threads in both]
+            print(*table(rows[-len(both) :])[2:] if both else [], sep="\n", flush=True)
     growth = None if asked.growth is None else json.loads(asked.growth.read_text())
     result = {"machine": machine(), "rows": rows, "growth": growth}
     if asked.json is not None:
@@ -58,18 +61,18 @@ def main() -> None:
 
 
 def side(asked: Any, python: Path, name: str, task: str) -> dict[str, Any] | None:
-    """Run one process, unless its result is there; None if the side does not do this task."""
+    """Run one process, unless its result is there; None if the side does not do this task, or has not yet."""
     if name == "nnsight" and TASKS[task].kind != "resid":
         return None
     out = asked.work / f"{name}-{python.parent.parent.name}-{task}-{asked.shape}.pt"
-    if not (out.exists() and set(asked.threads) <= set(torch.load(out)["times"])):
+    if not asked.kept and not (out.exists() and set(asked.threads) <= set(torch.load(out)["times"])):
         command = [str(python), str(HERE / "sweep_side.py"), name, task, asked.shape, str(out)]
         command += ["--rounds", str(asked.rounds), "--seconds", str(asked.seconds)]
         command += ["--threads", *map(str, asked.threads)]
         # a thread that spins while it waits takes the time of a core that someone else may have
         environment = os.environ | {"OMP_NUM_THREADS": str(max(asked.threads)), "OMP_WAIT_POLICY": "passive"}
         subprocess.run(command, check=True, env=environment)
-    return torch.load(out)
+    return torch.load(out) if out.exists() else None
 
 
 def row(task: str, shape: str, threads: int, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +99,10 @@ def row(task: str, shape: str, threads: int, ours: dict[str, Any], theirs: dict[
 
 
 def difference(task: str, ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Return the largest difference, relative to the root mean square of the peer's; for tokens the share that differ."""
+    """Return the largest difference, as a share of the root mean square of the peer's; of tokens, how many differ."""
     mine, other = ours["values"], theirs["values"]
     if TASKS[task].kind == "lens":
-        # a sub-layer's tokens; near ties may change places
+        # near ties may change places
         share = float((mine != other).float().mean())
         assert share < 1e-3, f"{task}: {share:.2%} of the likeliest tokens differ"
         return share

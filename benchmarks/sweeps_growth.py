@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paired import compare_timed
-from sweep_side import SHAPES, Job, Shape, Task, draw, forward, glassformer_side, prompts, timed
+from paired import Timing, compare_timed
+from sweep_models import SHAPES, Shape, draw, forward
+from sweep_side import Job, Task, glassformer_side, prompts, timed
 
 SMALL = Shape(4, 4, 256, 4096)
 
@@ -49,10 +50,8 @@ def growth(by: str, value: int, task: Task, shape: Shape, seconds: float) -> dic
     passes = max(1, round(0.2 / timed(lambda: forward(w, shape, corrupt)).cpu))
     job.run(job.prepare(), ())
 
-    def base() -> Any:
-        return type(taken := timed(lambda: [forward(w, shape, corrupt) for _ in range(passes)]))(
-            *(t / passes for t in taken)
-        )
+    def base() -> Timing:
+        return Timing(*(t / passes for t in timed(lambda: [forward(w, shape, corrupt) for _ in range(passes)])))
 
     found = compare_timed(lambda: timed(lambda: job.run(job.prepare(), ())), base, rounds=9, seconds=seconds)
     rows = task.rows(shape)

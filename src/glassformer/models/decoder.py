@@ -180,7 +180,8 @@ class Decoder(nn.Module):
         context = make_context(
             batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents, past=past
         )
-        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer, at=at, carry=carry)
+        layers = None if state is None else state.layers
+        x, layers = self.stack(resid, context, state=layers, tape=tape, start=layer, at=at, carry=carry)
         logits = self._leave(x, tape)
         return logits if state is None or not carry else (logits, state._replace(length=past + length, layers=layers))
 

@@ -186,7 +186,9 @@ class EncoderDecoder(nn.Module):
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
         context = _with_source(context, encoded.shape[1], source_lengths)
         layers = None if state is None else state.layers
-        x, layers = self.decoder(resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry)
+        x, layers = self.decoder(
+            resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
+        )
         logits = self._leave(x, tape)
         return logits if state is None or not carry else (logits, state._replace(length=past + length, layers=layers))
 
