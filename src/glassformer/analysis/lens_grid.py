@@ -27,6 +27,8 @@ from glassformer.labelled import Coordinate, Labelled, Result
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
+# places beyond which a product with the unembedding gets no faster: fewer wait for its matrix to be read
+WORTHWHILE = 256
 Translate = Callable[[str, Float[Tensor, "n d_model"]], Float[Tensor, "n d_model"]]
 
 
@@ -212,11 +214,16 @@ def _chunks(
     per_place = 6 * model.config.vocab_size * torch.finfo(wide).bits // 8
     count, step = at.positions.numel(), max(budget // per_place, 1)
 
+    def stream(name: str, rows: slice) -> Tensor:
+        x = at.of_stream(stream_at(run, name)).flatten(0, 1)[rows]
+        return x if translate is None else translate(name, x)
+
     def read_out(rows: slice) -> Iterator[Tensor]:
-        for name in reversed(names):
-            x = at.of_stream(stream_at(run, name)).flatten(0, 1)[rows]
-            x = x if translate is None else translate(name, x)
-            yield read_logits(model, x).to(wide)
+        n, order = rows.stop - rows.start, list(reversed(names))
+        together = max(1, min(WORTHWHILE // n, budget // (per_place * n)))
+        for first in range(0, len(order), together):
+            x = torch.cat([stream(name, rows) for name in order[first : first + together]])
+            yield from read_logits(model, x).to(wide).split(n)
 
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
