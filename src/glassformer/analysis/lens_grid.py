@@ -28,7 +28,7 @@ from glassformer.labelled import Coordinate, Labelled, Result
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
 # places beyond which a product with the unembedding gets no faster: fewer wait for its matrix to be read
-WORTHWHILE = 256
+WORTHWHILE = 128
 Translate = Callable[[str, Float[Tensor, "n d_model"]], Float[Tensor, "n d_model"]]
 
 
@@ -172,17 +172,21 @@ class _Readings:
     def add(self, rows: slice, logits: Iterator[Float[Tensor, "n vocab"]], answers: Int[Tensor, " n"] | None) -> None:
         """Take the logits of some rows at every site, the last site's first."""
         last, best = None, None
+        more = bool(self.asked & {"answer", "entropy", "kl"})
         for i, of_site in zip(reversed(range(self.n_sites)), logits):
             if "top" in self.asked:
                 largest, ids = of_site.topk(self.k, -1)
                 self._put("top", i, rows, ids)
-                self._put("top_probability", i, rows, (largest - of_site.logsumexp(-1, keepdim=True)).exp())
+                # logits that no one reads again make room for their exponentials
+                below = of_site - largest[:, :1] if more else of_site.sub_(largest[:, :1])
+                share = (largest - largest[:, :1]).exp() / below.exp_().sum(-1, keepdim=True)
+                self._put("top_probability", i, rows, share)
                 likeliest = ids[:, 0]
             else:
                 likeliest = of_site.argmax(-1)
             best = likeliest if best is None else best
             self.same[i, rows] = likeliest == best
-            if self.asked & {"answer", "entropy", "kl"}:
+            if more:
                 log_probs = of_site.log_softmax(-1)
                 last = log_probs if last is None else last
                 self._measure(i, rows, of_site, log_probs, last, answers)
