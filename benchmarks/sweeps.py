@@ -56,7 +56,8 @@ def main() -> None:
     result = {"machine": machine(), "rows": rows, "growth": growth}
     if asked.json is not None:
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
-        asked.json.with_suffix(".md").write_text("\n".join(table(rows)) + "\n")
+        lines = table(rows) + ([] if growth is None else ["", *growth_tables(growth)])
+        asked.json.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(table(rows)))
 
 
@@ -128,6 +129,20 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{r['difference']:.1g}", f"{r['rounds']['theirs']} / {r['rounds']['ours']}",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def growth_tables(growth: dict[str, Any]) -> list[str]:
+    """Return the lines of two tables: what sweeps multiply, and how their time grows."""
+    lines = ["| sweep | FLOPs of the plain loop | share that ours takes | passes |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['task']} | {row['plain_loop']:.3g} | {row['share']:.3f} | {row['passes']} |" for row in growth["work"]
+    ]
+    lines += ["", "| by | value | rows | forward passes | quartiles | per row |", "|---|---|---|---|---|---|"]
+    for row in growth["growth"]:
+        low, high = row["quartiles"]
+        cells = (row["by"], row["value"], row["rows"], f"{row['forward_passes']:.1f}", f"{low:.1f}-{high:.1f}")
+        lines.append("| " + " | ".join(map(str, (*cells, f"{row['per_row']:.3f}"))) + " |")
     return lines
 
 
