@@ -1,0 +1,147 @@
+// Results that have a picture of their own besides the maps and bars of their numbers.
+
+// ---- the lens: a token in every cell, shaded by a number to choose
+
+const LENS_SHADES = [["top_probability", "probability of the token shown"], ["kl_bits", "bits from the last prediction"],
+  ["entropy_bits", "entropy, bits"], ["probability", "probability of the answer"]];
+
+const placeOf = (site) => String(site).replace(/^blocks\.(\d+)\.resid_(\w+)$/, "L$1 $2").replace(/^(encoder|decoder)\.blocks\.(\d+)\.resid_(\w+)$/, "$1 L$2 $3");
+
+class LensTable {
+  constructor(result, row) {
+    const take = (name) => (result[name] ? new Tensor(result[name]).pick("batch", row) : null);
+    Object.assign(this, { words: result.words, tuned: result.tuned });
+    for (const name of ["top", "top_probability", "answers", "probability", "rank", "entropy_bits", "kl_bits"]) this[name] = take(name);
+    this.sites = this.top.labels("site");
+    this.places = this.top.labels("pos");
+    this.shades = LENS_SHADES.filter(([name]) => this[name]);
+    this.shade = this.shades[0]?.[0];
+    this.told = el("div", { class: "card told", "aria-live": "polite" });
+    this.legend = el("div", {});
+    this.cells = this.sites.map((_, s) => this.places.map((_, p) => this.cell(s, p)));
+    this.table = el("table", { class: "grid lenses", onkeydown: (event) => this.key(event) },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "place"), this.places.map((place) => el("th", { scope: "col" }, labelNode("pos", place).slice(1))))),
+      el("tbody", {}, this.sites.map((site, s) => el("tr", {}, el("th", { scope: "row" }, placeOf(site)), this.cells[s]))));
+    painters.push(() => this.paint());
+    this.paint();
+    this.select(this.sites.length - 1, this.places.length - 1, false);
+  }
+
+  text(id) { return this.words[id] ?? `<${id}>`; }
+
+  cell(s, p) {
+    const right = this.rank && this.rank.at(s, p) === 1;
+    const probability = this.top_probability?.at(s, p, 0);
+    const node = el("td", { class: right ? "lens answer" : "lens", tabindex: -1, onclick: () => this.select(s, p), onpointerenter: () => this.tell(s, p) },
+      token(this.text(this.top.at(s, p, 0))), probability === undefined ? null : el("span", { class: "p" }, percent(probability)));
+    return node;
+  }
+
+  value(s, p) { return this.shade === "top_probability" ? this.top_probability.at(s, p, 0) : this[this.shade].at(s, p); }
+
+  paint() {
+    if (!this.shade) return;
+    const probability = /probability/.test(this.shade);
+    const limit = probability ? 1 : this[this.shade].range().limit;
+    this.cells.forEach((row, s) => row.forEach((node, p) => shade(node, this.value(s, p) ?? 0, limit, false)));
+    this.legend.replaceChildren(legend(limit, false, this.shades.find(([name]) => name === this.shade)[1]));
+  }
+
+  key(event) {
+    const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const clamp = (x, n) => Math.min(Math.max(x, 0), n - 1);
+    this.select(clamp(this.s + by[0], this.sites.length), clamp(this.p + by[1], this.places.length));
+  }
+
+  select(s, p, focus = true) {
+    if (this.s !== undefined) this.cells[this.s][this.p].setAttribute("tabindex", -1);
+    [this.s, this.p] = [s, p];
+    this.cells[s][p].setAttribute("tabindex", 0);
+    if (focus) this.cells[s][p].focus();
+    this.tell(s, p);
+  }
+
+  tell(s, p) {
+    const facts = [["entropy", this.entropy_bits, " bits"], ["from the last prediction", this.kl_bits, " bits"]]
+      .filter(([, found]) => found).map(([name, found, unit]) => `${name} ${compact(found.at(s, p))}${unit}`);
+    const answer = this.answers && this.probability
+      ? [chip(this.text(this.answers.at(p))), ` ${percent(this.probability.at(s, p) ?? 0)}`, this.rank ? `, rank ${count(this.rank.at(s, p))}` : ""] : null;
+    const rows = Array.from({ length: this.top.size("k") }, (_, k) => {
+      const probability = this.top_probability?.at(s, p, k) ?? 0;
+      return { name: chip(this.text(this.top.at(s, p, k))), value: probability, cells: [percent(probability)] };
+    });
+    this.told.replaceChildren(
+      el("p", {}, "after ", el("strong", {}, placeOf(this.sites[s])), " at ", labelNode("pos", this.places[p]), facts.length ? `: ${facts.join(", ")}` : ""),
+      answer ? el("p", {}, "the answer: ", answer) : "",
+      bars({ heads: ["token", "probability"], rows, limit: 1 }));
+  }
+
+  get node() {
+    const shading = this.shades.length > 1 ? choice("shade", this.shades.map(([, words]) => words), null, (i) => { this.shade = this.shades[i][0]; this.paint(); }) : null;
+    return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend,
+      el("div", { class: "scroll", role: "region", "aria-label": "lens grid" }, this.table), this.told);
+  }
+}
+
+function lensView(result) {
+  if (!result.top) return null;
+  const rows = new Tensor(result.top).size("batch");
+  const room = el("div", {}, new LensTable(result, 0).node);
+  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => room.replaceChildren(new LensTable(result, i).node)) : null;
+  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, room);
+}
+
+// ---- contributions of components, by layer
+
+const OUTSIDE = "outside the blocks";
+
+// a tensor over components as one over layers and parts of a layer
+function byLayer(tensor, components) {
+  const inBlocks = components.filter((c) => c.layer !== null);
+  const layers = [...new Set(inBlocks.map((c) => c.layer))].sort((a, b) => a - b);
+  const part = (c) => (c.kind === "head" ? `H${c.head}` : c.kind === "cross_head" ? `X${c.head}` : c.kind === "mlp" ? "MLP" : c.kind.replaceAll("_", " "));
+  const order = (name) => (/^H/.test(name) ? 0 : /^X/.test(name) ? 1e3 : 1e6) + Number(name.slice(1) || 0) || 1e6;
+  const parts = [...new Set(inBlocks.map(part))].sort((a, b) => order(a) - order(b));
+  const n = components.length, cells = layers.length * parts.length, rows = tensor.values.length / n;
+  const values = new Float32Array(rows * cells).fill(NaN);
+  components.forEach((c, i) => {
+    if (c.layer === null) return;
+    const cell = layers.indexOf(c.layer) * parts.length + parts.indexOf(part(c));
+    for (let r = 0; r < rows; r++) values[r * cells + cell] = (Number.isNaN(values[r * cells + cell]) ? 0 : values[r * cells + cell]) + tensor.values[r * n + i];
+  });
+  const axes = tensor.axes.slice(0, -1);
+  return new Tensor({ axes: [...axes, "layer", "part of it"], coords: { ...tensor.coords, layer: layers, "part of it": parts },
+    shape: [...tensor.shape.slice(0, -1), layers.length, parts.length], values });
+}
+
+function componentsView(result) {
+  const tensor = new Tensor(result.contributions);
+  if (tensor.axes.at(-1) !== "component" || !result.components.some((c) => c.layer !== null)) return null;
+  return tensorFigure(byLayer(tensor, result.components), "By layer", "The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out.");
+}
+
+// ---- circuits
+
+const unpackedEdges = (entry) => {
+  const tensor = new Tensor(entry);
+  const [receivers, senders] = [tensor.labels("receiver"), tensor.labels("sender")];
+  return receivers.flatMap((receiver, r) => senders.map((sender, s) => ({ sender, receiver, value: tensor.at(r, s) })))
+    .filter((e) => e.value !== null && e.value !== 0);
+};
+
+// what cutting an edge changed, where it was tried
+function keptEdges(result) {
+  const tried = new Map((result.log ?? []).map((p) => [p.edge.join(" → "), p.change]));
+  return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
+}
+
+const VIEWS = {
+  LensGrid: lensView,
+  FlowRoutes: routesGraph,
+  DirectEffects: componentsView,
+  Attribution: componentsView,
+  EdgeAttribution: (result) => circuitGraph(unpackedEdges(result.effect)),
+  Acdc: (result) => circuitGraph(keptEdges(result)),
+};
