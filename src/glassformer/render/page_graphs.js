@@ -77,9 +77,9 @@ const VIAS = [["stream", "stays in the stream"], ["head", "through a head"], ["m
 
 function routesGraph(routes) {
   if (!routes.nodes.length) return null;
-  const room = scroller("routes", routesPicture(routes, routes.threshold));
+  const graph = room("routes graph", routesPicture(routes, routes.threshold));
   const most = Math.max(...routes.edges.map((e) => e.whole_share), routes.threshold);
-  const changed = (t) => room.replaceChildren(routesPicture(routes, t));
+  const changed = (t) => graph.replaceChildren(routesPicture(routes, t));
   const places = new Map(routes.nodes.map((n) => [n.label, n]));
   const carried = (e) => (places.get(e.above)?.importance ?? 0) * e.share;
   const split = (label) => { const at = label.indexOf(" | "); return at < 0 ? [label] : [`${label.slice(0, at)} `, labelNode("position", label.slice(at + 3)).slice(1)]; };
@@ -90,9 +90,9 @@ function routesGraph(routes) {
     el("div", { class: "choices" }, slider("draw edges from", {
       low: routes.threshold, high: Math.max(routes.threshold + 0.01, most), step: "any", value: routes.threshold, said: percent, changed })),
     el("p", { class: "key" }, VIAS.map(([kind, words]) => el("span", {}, el("span", { class: `swatch via-${kind}` }), words))),
-    room,
+    graph,
     rows.length ? el("details", {}, el("summary", {}, "What comes in by heads and MLPs, most important first"),
-      scroller("edges", bars({ heads: ["edge", "share of what it enters", "importance"], rows }))) : null);
+      room("edges by importance", bars({ heads: ["edge", "share of what it enters", "importance"], rows }))) : null);
 }
 
 // ---- circuits: senders below, receivers above
@@ -153,15 +153,15 @@ function circuitGraph(edges) {
   const ordered = [...edges].sort((a, b) => Math.abs(b.value ?? 0) - Math.abs(a.value ?? 0)).slice(0, MOST_EDGES);
   const words = (n) => `The ${n} strongest edges of ${edges.length}: parts of the model by layer, joined where a later one reads an earlier one`;
   const first = valued ? Math.min(FIRST_EDGES, ordered.length) : ordered.length;
-  const room = scroller("circuit", circuitPicture(ordered.slice(0, first), words(first)));
-  const changed = (n) => room.replaceChildren(circuitPicture(ordered.slice(0, n), words(n)));
+  const graph = room("circuit graph", circuitPicture(ordered.slice(0, first), words(first)));
+  const changed = (n) => graph.replaceChildren(circuitPicture(ordered.slice(0, n), words(n)));
   const rows = ordered.slice(0, 40).map((e) => ({ name: el("span", { class: "mono" }, `${e.sender} → ${e.receiver}`), value: e.value ?? 0, cells: [compact(e.value, true)] }));
   return el("div", { class: "stack" },
     ordered.length > 1 ? el("div", { class: "choices" }, slider("edges drawn", { low: 1, high: ordered.length, step: 1, value: first, said: String, changed })) : null,
     el("p", { class: "key" }, INPUTS.map(([kind, meaning]) => el("span", {}, el("span", { class: `swatch kind-${kind}` }), meaning)),
       ordered.some((e) => e.value > 0) ? el("span", {}, "dashed: a positive number") : null),
-    room,
+    graph,
     valued ? el("details", {}, el("summary", {}, `The ${rows.length} strongest edges in numbers`),
-      scroller("edges in numbers", bars({ heads: ["edge", ""], rows, isSigned: true })))
+      room("edges in numbers", bars({ heads: ["edge", "number"], rows, isSigned: true })))
       : el("details", {}, el("summary", {}, `All ${edges.length} edges`), el("ul", { class: "edges mono" }, edges.map((e) => el("li", {}, `${e.sender} → ${e.receiver}`)))));
 }

@@ -11,13 +11,16 @@ const MAIN = {
   Patched: ["carried"], CausalTrace: ["indirect_effect"], TracesByRole: ["mean"], TokenFlow: ["final", "layers"], ValueNorms: ["written"],
   InputGradients: ["values"], AblationTable: ["mean"], PathPatching: ["share"], SenderEffects: ["total", "direct", "indirect"],
   Faithfulness: ["needed", "incompleteness"], LensGrid: ["kl_bits", "probability"], FlowRoutes: ["inputs", "heads"], Acdc: [], LongContext: ["by_layer", "distances", "measures"],
+  Suppression: ["by_depth", "contributions", "interventions"], MeaningShift: ["relative", "along", "first_tokens", "second_tokens"],
   ShortCircuit: ["exact_match", "token_accuracy", "novel_loss_change"], DirectEffects: ["contributions"], Attribution: ["contributions"],
 };
+// tensors that a picture of its own shows already, or that are ids
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectEffects: ["answers", "against"] };
 const ASIDE = /spread|error|gap|unexplained|clean|corrupt|undefined|baseline/;
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
-const sentence = (name) => { const words = name.replaceAll("_", " "); return words.charAt(0).toUpperCase() + words.slice(1); };
+const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^kl /, "KL "); return words.charAt(0).toUpperCase() + words.slice(1); };
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
@@ -29,15 +32,15 @@ const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.from
 function brief(value) {
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : compact(value);
   if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value === "string") return visible(value);
+  if (typeof value === "string") return value.startsWith(" ") || value.endsWith(" ") ? visible(value) : readable(value);
   return null;
 }
 
 function factsOf(entries, explained = () => "") {
   const rows = entries.map(([name, value]) => {
-    const list = Array.isArray(value) && value.length && value.length <= 12 ? value.map(brief) : null;
+    const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list ? (list.includes(null) ? null : list.join(", ")) : brief(value);
-    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, shortened(words, 160)));
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
 }
@@ -58,18 +61,20 @@ function waiting(title, make) {
   return el("details", { ontoggle: (event) => { if (event.target.open && !room.hasChildNodes()) room.append(make()); } }, el("summary", {}, title), room);
 }
 
-const figureOf = (result, name) => tensorFigure(result.derived[name] ?? result[name], sentence(name), meaning(result, name));
+const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
 
-function tensorsOf(result) {
+// `said`: whether main figures tell what they are, or something above them does
+function tensorsOf(result, said = true) {
   const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
   const main = MAIN[result.result]?.filter((name) => names.includes(name)) ?? names.filter((name) => !ASIDE.test(name) && result[name]).slice(0, 3);
-  const rest = names.filter((name) => !main.includes(name));
-  return [main.map((name) => figureOf(result, name)), rest.map((name) => waiting(sentence(name), () => figureOf(result, name)))];
+  const rest = names.filter((name) => !main.includes(name) && !SHOWN[result.result]?.includes(name));
+  return [main.map((name) => figureOf(result, name, said)), rest.length
+    ? waiting(`Other numbers: ${rest.map((name) => name.replaceAll("_", " ")).join(", ")}`, () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
 }
 
 const content = (result) => {
   const own = VIEWS[result.result]?.(result);
-  return [factsOf(entriesOf(result), (name) => meaning(result, name)), own ? el("figure", { class: "result" }, own) : null, tensorsOf(result), wordLists(result), inside(result)];
+  return [factsOf(entriesOf(result), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), inside(result)];
 };
 
 // results within a result: tables of a sweep, circuits of a range of thresholds
@@ -86,16 +91,15 @@ function patchingSection(id, sweeps) {
   const families = [...new Set(sweeps.flatMap((sweep) => Object.keys(sweep.tables)))];
   const one = (sweep, family) => {
     const table = sweep.tables[family];
-    return table ? el("div", {}, sweeps.length > 1 ? el("h4", {}, capitalised(sweep.direction)) : null, tensorsOf(table)) : null;
+    return table ? el("div", {}, sweeps.length > 1 ? el("h4", {}, sentence(sweep.direction)) : null, tensorsOf(table, false)) : null;
   };
   const facts = sweeps.map((sweep) => factsOf([["direction", sweep.direction], ["cells", sweep.rows], ["work", sweep.work]], (name) => meaning(sweep, name)));
   return section(id, kindName("Patching"),
-    [inCode(data.about.Patched?.summary ?? ""), " ", "Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed."],
+    [inCode(data.about.Patched?.summary ?? ""), " ", "Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed. Carried: ",
+      inCode((data.about.Patched?.fields.carried ?? "").replace(/^The/, "the"))],
     facts, families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
       el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))));
 }
-
-const capitalised = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 // ---- the page
 
@@ -124,9 +128,12 @@ const reading = () => section("reading", "How to read this page", "One line for 
 function build() {
   const sections = [];
   const sweeps = data.results.filter((result) => result.result === "Patching");
+  const titles = data.results.map(titleOf);
   data.results.forEach((result, i) => {
     if (result.result !== "Patching") {
-      sections.push([titleOf(result), section(`result-${i + 1}`, titleOf(result), inCode(data.about[result.result]?.summary ?? ""), content(result))]);
+      const same = titles.slice(0, i).filter((t) => t === titles[i]).length;
+      const title = same ? `${titles[i]} (${same + 1})` : titles[i];
+      sections.push([title, section(`result-${i + 1}`, title, inCode(data.about[result.result]?.summary ?? ""), content(result))]);
     } else if (result === sweeps[0]) {
       sections.push([kindName("Patching"), patchingSection(`result-${i + 1}`, sweeps)]);
     }

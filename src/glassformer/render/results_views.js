@@ -5,8 +5,6 @@
 const LENS_SHADES = [["top_probability", "probability of the token shown"], ["kl_bits", "bits from the last prediction"],
   ["entropy_bits", "entropy, bits"], ["probability", "probability of the answer"]];
 
-const placeOf = (site) => String(site).replace(/^blocks\.(\d+)\.resid_(\w+)$/, "L$1 $2").replace(/^(encoder|decoder)\.blocks\.(\d+)\.resid_(\w+)$/, "$1 L$2 $3");
-
 class LensTable {
   constructor(result, row) {
     const take = (name) => (result[name] ? new Tensor(result[name]).pick("batch", row) : null);
@@ -81,16 +79,16 @@ class LensTable {
   get node() {
     const shading = this.shades.length > 1 ? choice("shade", this.shades.map(([, words]) => words), null, (i) => { this.shade = this.shades[i][0]; this.paint(); }) : null;
     return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend,
-      el("div", { class: "scroll", role: "region", "aria-label": "lens grid" }, this.table), this.told);
+      el("div", { class: "scroll", role: "region", "aria-label": distinct("table of predictions") }, this.table), this.told);
   }
 }
 
 function lensView(result) {
   if (!result.top) return null;
   const rows = new Tensor(result.top).size("batch");
-  const room = el("div", {}, new LensTable(result, 0).node);
-  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => room.replaceChildren(new LensTable(result, i).node)) : null;
-  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, room);
+  const shown = el("div", {}, new LensTable(result, 0).node);
+  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => shown.replaceChildren(new LensTable(result, i).node)) : null;
+  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, shown);
 }
 
 // ---- contributions of components, by layer
@@ -102,7 +100,7 @@ function byLayer(tensor, components) {
   const inBlocks = components.filter((c) => c.layer !== null);
   const layers = [...new Set(inBlocks.map((c) => c.layer))].sort((a, b) => a - b);
   const part = (c) => (c.kind === "head" ? `H${c.head}` : c.kind === "cross_head" ? `X${c.head}` : c.kind === "mlp" ? "MLP" : c.kind.replaceAll("_", " "));
-  const order = (name) => (/^H/.test(name) ? 0 : /^X/.test(name) ? 1e3 : 1e6) + Number(name.slice(1) || 0) || 1e6;
+  const order = (name) => (/^[HX]\d/.test(name) ? Number(name.slice(1)) + (name[0] === "X" ? 1e3 : 0) : 1e6);
   const parts = [...new Set(inBlocks.map(part))].sort((a, b) => order(a) - order(b));
   const n = components.length, cells = layers.length * parts.length, rows = tensor.values.length / n;
   const values = new Float32Array(rows * cells).fill(NaN);
