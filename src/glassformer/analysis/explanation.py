@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.analysis.lens_grid import LensGrid
 from glassformer.labelled import Result
 
 FORMAT, VERSION = "glassformer.explanation", 1
@@ -117,6 +118,24 @@ class Contributions:
 
 
 @dataclasses.dataclass(frozen=True)
+class InputAttribution:
+    """What each token's vector does for the answer: x . dm/dx, in logits; local slopes, which sum to nothing."""
+
+    method: Literal["gradient_x_input"]
+    target: Literal["logit", "difference"]
+    values: tuple[float, ...]
+    source_values: tuple[float, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """How far a head rests on the first token: the mass it puts there, and the share of what it moves from there."""
+
+    mass: float
+    moved: float
+
+
+@dataclasses.dataclass(frozen=True)
 class RoleScore:
     role: str
     score: float | None
@@ -134,6 +153,7 @@ class HeadFacts:
     contribution: float | None
     reading: str | None
     roles: tuple[RoleScore, ...]
+    sink: Sink | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +232,9 @@ class Explanation(Result):
     next_token: Distribution
     sampling: SamplingTrace
     lens: tuple[LensRow, ...]
+    lens_grid: LensGrid | None
     attribution: Contributions
+    inputs: InputAttribution
     heads: tuple[HeadFacts, ...]
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]

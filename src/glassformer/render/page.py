@@ -16,10 +16,10 @@ from typing import Any
 from glassformer.render.results import results_document
 
 # in the order they run: drawing, pictures, sections
-EXPLANATION = ("page_draw.js", "page_patterns.js", "page.js")
+EXPLANATION = ("page_draw.js", "page_tensors.js", "page_lens.js", "page_patterns.js", "page.js")
 CIRCUITS = ("page_draw.js", "page_charts.js", "circuits.js")
-RESULTS = ("page_draw.js", "page_charts.js", "page_tensors.js", "page_maps.js", "page_figures.js", "page_graphs.js",
-           "results_views.js", "results.js")  # fmt: skip
+RESULTS = ("page_draw.js", "page_charts.js", "page_tensors.js", "page_maps.js", "page_figures.js", "page_lens.js",
+           "page_graphs.js", "results_views.js", "results.js")  # fmt: skip
 
 _DOCUMENT = """<!doctype html>
 <html lang="en">

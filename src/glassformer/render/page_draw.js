@@ -175,7 +175,7 @@ function legend(limit, isSigned, words) {
     }
   });
   const marks = isSigned ? [-1, -0.25, 0, 0.25, 1] : [0, 0.05, 0.25, 0.5, 1];
-  const size = (m) => String(Number((Math.abs(m) * limit).toPrecision(isSigned ? 3 : 2)));
+  const size = (m) => String(Number((Math.abs(m) * limit).toPrecision(2)));
   const name = (m) => (!isSigned || m === 0 ? size(m) : `${m < 0 ? "−" : "+"}${size(m)}`);
   const ticks = marks.map((m) => {
     const left = isSigned ? 50 + 50 * stretch(m) : 100 * stretch(m);

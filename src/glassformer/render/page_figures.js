@@ -7,15 +7,6 @@ const CHOSEN_FIRST = ["metric", "weights", "bound", "kind", "variant"]; // read 
 const CURVES = new Set(["count", "threshold", "depth"]);
 const SHARES = new Set(["class", "distance"]);
 
-// ---- choosing among entries of an axis
-
-function choice(name, labels, first, chosen) {
-  const list = el("select", { onchange: (event) => chosen(Number(event.target.value)) },
-    first === null ? null : el("option", { value: -1 }, first),
-    labels.map((label, i) => el("option", { value: i }, labelText(name, label, 40))));
-  return el("label", { class: "choice" }, el("span", {}, name.replaceAll("_", " ")), list);
-}
-
 // ---- one axis
 
 const MOST_BARS = 24;
@@ -34,8 +25,8 @@ function oneAxis(tensor, error, scale, name) {
     cells: [beside(values[i], scale.limit, scale.isSigned), ...(spread ? [`± ${compact(error.at(i))}`] : [])],
   });
   const draw = (indices) => bars({ heads: [axis.replaceAll("_", " "), "number", ...(spread ? ["error"] : [])], rows: indices.map(row), isSigned: scale.isSigned });
-  const text = isText(tensor, axis)
-    ? strip(labels.map(textOfToken), { weights: values, ...scale, format: (x) => compact(x, scale.isSigned) }) : null;
+  const text = isText(tensor, axis) ? [legend(scale.limit, scale.isSigned, "every token by its number"),
+    strip(labels.map(textOfToken), { weights: values, ...scale, format: (x) => compact(x, scale.isSigned) })] : null;
   const hidden = order.length - shown.length;
   const table = room(name, order.length ? draw(shown) : el("p", {}, "Nothing here is defined."));
   const note = hidden ? el("p", { class: "soft small" }, `the ${shown.length} largest of ${order.length}`) : null;

@@ -111,6 +111,8 @@ function rowOf(label) {
   return layer ? 1 + 3 * Number(layer[1]) + (/X/.test(label) ? 1 : /mlp|part/.test(label) ? 2 : 0) : label.startsWith("source") ? -1 : 0;
 }
 
+const signsDiffer = (edges) => edges.some((e) => e.value > 0) && edges.some((e) => e.value < 0);
+
 // edges: {sender, receiver, value}, the strongest first
 function circuitPicture(edges, words) {
   const drawn = edges.map((e) => ({ ...e, to: partOf(e.receiver)[0], slot: partOf(e.receiver)[1] }));
@@ -127,13 +129,14 @@ function circuitPicture(edges, words) {
     const inRow = byRow.get(row).sort((a, b) => head(a) - head(b));
     inRow.forEach((label, j) => at.set(label, [(width - inRow.length * gap) / 2 + gap * (j + 0.5), height - 8 - rowGap * (i + 0.5)]));
   });
+  const both = signsDiffer(edges);
   const strongest = Math.max(1e-9, ...drawn.map((e) => Math.abs(e.value ?? 0)));
   const lines = drawn.map((e) => {
     const [x1, y1] = at.get(e.sender), [x2, y2] = at.get(e.to);
     const bend = (y1 - y2) * 0.45, side = { q: -12, k: 0, v: 12 }[e.slot] ?? 0;
     const d = `M${x1} ${y1 - 14}C${x1} ${y1 - 14 - bend} ${x2 + side} ${y2 + 14 + bend} ${x2 + side} ${y2 + 14}`;
     const size = e.value === null ? 1.8 : 1 + (5 * Math.abs(e.value)) / strongest;
-    return titled(svg("path", { d, class: `edge kind-${SLOTS[e.slot] ?? "other"}`, "stroke-width": size.toFixed(2), "stroke-dasharray": e.value > 0 ? "5 4" : null }),
+    return titled(svg("path", { d, class: `edge kind-${SLOTS[e.slot] ?? "other"}`, "stroke-width": size.toFixed(2), "stroke-dasharray": both && e.value > 0 ? "5 4" : null }),
       `${e.sender} → ${e.receiver}${e.value === null ? "" : `: ${compact(e.value, true)}`}`);
   });
   const nodes = labels.map((label) => {
@@ -159,7 +162,7 @@ function circuitGraph(edges) {
   return el("div", { class: "stack" },
     ordered.length > 1 ? el("div", { class: "choices" }, slider("edges drawn", { low: 1, high: ordered.length, step: 1, value: first, said: String, changed })) : null,
     el("p", { class: "key" }, INPUTS.map(([kind, meaning]) => el("span", {}, el("span", { class: `swatch kind-${kind}` }), meaning)),
-      ordered.some((e) => e.value > 0) ? el("span", {}, "dashed: a positive number") : null),
+      signsDiffer(ordered) ? el("span", {}, "dashed: a positive number") : null),
     graph,
     valued ? el("details", {}, el("summary", {}, `The ${rows.length} strongest edges in numbers`),
       room("edges in numbers", bars({ heads: ["edge", "number"], rows, isSigned: true })))

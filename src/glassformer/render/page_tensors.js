@@ -1,10 +1,12 @@
 // Labelled tensors as a page holds them: unpacking, picking and averaging along axes, and how numbers and labels read.
 
 class Tensor {
+  // numbers come packed, as nested lists, or as they are kept
   constructor({ axes, coords, shape, float32, values }) {
-    Object.assign(this, { axes, coords, shape });
+    Object.assign(this, { axes, coords, shape: shape ?? sizesOf(values) });
     // base64 of little-endian numbers, as every machine with a browser keeps them
-    this.values = values ?? new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
+    if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
+    else this.values = values instanceof Float32Array ? values : Float32Array.from([values].flat(Infinity), (x) => x ?? NaN);
   }
 
   size(axis) { return this.shape[this.axes.indexOf(axis)]; }
@@ -44,6 +46,8 @@ class Tensor {
     return { limit: most || 1, isSigned: least < -1e-6 * most };
   }
 }
+
+const sizesOf = (nested) => (Array.isArray(nested) ? [nested.length, ...sizesOf(nested[0])] : []);
 
 // mean and standard error of the entries that are numbers
 function moments(entry, n) {
@@ -117,3 +121,12 @@ const tallRoom = (name, ...children) => el("div", { class: "scroll scroll-both",
 
 // words with `code` in backticks
 const inCode = (words) => words.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+
+// ---- choosing among entries of an axis
+
+function choice(name, labels, first, chosen) {
+  const list = el("select", { onchange: (event) => chosen(Number(event.target.value)) },
+    first === null ? null : el("option", { value: -1 }, first),
+    labels.map((label, i) => el("option", { value: i }, labelText(name, label, 40))));
+  return el("label", { class: "choice" }, el("span", {}, name.replaceAll("_", " ")), list);
+}

@@ -20,7 +20,7 @@ const ASIDE = /spread|error|gap|unexplained|clean|corrupt|undefined|baseline/;
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
-const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^kl /, "KL "); return words.charAt(0).toUpperCase() + words.slice(1); };
+const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^kl /, "KL ").replace(/^n /, "number of "); return words.charAt(0).toUpperCase() + words.slice(1); };
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
@@ -80,7 +80,7 @@ const content = (result) => {
 // results within a result: tables of a sweep, circuits of a range of thresholds
 function inside(result) {
   const found = entriesOf(result).flatMap(([name, value]) => (isResult(value) ? [[name, value]]
-    : value && typeof value === "object" && !isTensor(value) ? Object.entries(value).filter(([, v]) => isResult(v)).map(([key, v]) => [Array.isArray(value) ? `${name} ${Number(key) + 1}` : key, v]) : []));
+    : value && typeof value === "object" && !isTensor(value) ? Object.entries(value).filter(([, v]) => isResult(v)).map(([key, v]) => [Array.isArray(value) ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : `: threshold ${v.threshold}`}` : key, v]) : []));
   return found.map(([name, value], i) => (i < 2 ? el("div", { class: "nested" }, el("h3", {}, sentence(name)), content(value))
     : waiting(sentence(name), () => el("div", {}, content(value)))));
 }
