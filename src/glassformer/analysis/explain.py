@@ -14,6 +14,7 @@ from glassformer.analysis import heads as roles
 from glassformer.analysis import pipeline
 from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
 from glassformer.analysis.attribution import needs as attribution_needs
+from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.analysis.explain_inputs import input_attribution, run_for_gradients, without_graph
 from glassformer.analysis.explanation import (
     Candidate,
@@ -22,6 +23,7 @@ from glassformer.analysis.explanation import (
     Distribution,
     Explanation,
     HeadFacts,
+    LensMap,
     LensRow,
     ModelFacts,
     Outcome,
@@ -38,7 +40,7 @@ from glassformer.analysis.explanation import (
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
-from glassformer.analysis.lens_grid import LensGrid, lens_grid
+from glassformer.analysis.lens_grid import lens_grid
 from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
@@ -47,16 +49,16 @@ from glassformer.models import EncoderDecoder, Sampling, sampling_steps
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
 TELLING_SCORE = 0.3
-N_GRID = 3
-# multiplications that unembedding the grid may take: about a second of one core
-GRID_WORK = 10_000_000_000
+N_MAP = 3
+# multiplications that unembedding at all positions may take: about a second of one core
+MAP_WORK = 10_000_000_000
 
 
 def needs(model: Any) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
-    sites = [*patterns, *[site for question in questions for site in question(model)], *_grid_sites(model)]
+    sites = [*patterns, *[site for question in questions for site in question(model)], *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
@@ -106,7 +108,7 @@ def explain(
     facts, notes = _heads(passed, split)
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
-    grid, left_out = _lens_grid(passed, at)
+    grid, left_out = _lens_map(passed, at)
     notes += left_out
     return Explanation(
         model=model_facts(model),
@@ -120,7 +122,7 @@ def explain(
         next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
         sampling=_sampling(passed, at, sampling or Sampling()),
         lens=_lens(passed, chosen, other, at),
-        lens_grid=grid,
+        lens_map=grid,
         attribution=_contributions(split),
         inputs=inputs,
         heads=facts,
@@ -220,22 +222,24 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
     return tuple(rows)
 
 
-def _grid_sites(model: Any) -> list[str]:
+def _map_sites(model: Any) -> list[str]:
     stack, _ = decoder_side(model)
     blocks = blocks_of(stack)
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 
 
-def _lens_grid(run: Run, at: int) -> tuple[LensGrid | None, list[str]]:
+def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
     """Return the lens at every position, or at as many up to the explained one as can be read in about a second."""
-    sites, config, length = _grid_sites(run.model), run.model.config, len(run.tokens)
+    sites, config, length = _map_sites(run.model), run.model.config, len(run.tokens)
     if not sites:
         return None, []
-    most = max(1, GRID_WORK // (len(sites) * config.vocab_size * config.d_model))
-    chosen = list(range(length)) if length <= most else list(range(max(0, at + 1 - most), at + 1))
-    grid = lens_grid(run, sites=sites, positions=chosen, measures=("top", "entropy", "kl"), k=N_GRID)
+    most = max(1, MAP_WORK // (len(sites) * config.vocab_size * config.d_model))
+    chosen = tuple(range(length)) if length <= most else tuple(range(max(0, at + 1 - most), at + 1))
+    grid = lens_grid(run, sites=sites, positions=chosen, measures=("top", "entropy", "kl"), k=N_MAP)
+    rows = [found.values[:, 0] for found in (grid.top, grid.top_probability, grid.entropy_bits, grid.kl_bits) if found]
+    labels = ("embed", *(f"block {i}" for i in range(len(sites) - 1)))
     short = f"The lens over positions shows {len(chosen)} of {length}, up to the explained one."
-    return grid, [] if len(chosen) == length else [short]
+    return LensMap(labels, chosen, *rows, grid.words), [] if len(chosen) == length else [short]
 
 
 def _contributions(split: Attribution) -> Contributions:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.explanation import InputAttribution
 from glassformer.analysis.run import Run, TextOrIds, run
 from glassformer.models import EncoderDecoder

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.lens_grid import LensGrid
 from glassformer.labelled import Result
 
 FORMAT, VERSION = "glassformer.explanation", 1
@@ -97,6 +96,30 @@ class LensRow:
     against: Outcome | None
     entropy_bits: float
     kl_bits: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LensMap(Result):
+    """What the model would say after each layer at every position; as JSON, rounded to what a picture shows."""
+
+    labels: tuple[str, ...]
+    positions: tuple[int, ...]
+    top: Int[Tensor, "row pos k"]
+    probability: Float[Tensor, "row pos k"]
+    entropy_bits: Float[Tensor, "row pos"]
+    kl_bits: Float[Tensor, "row pos"]
+    words: Mapping[int, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {"probability": self.probability, "entropy_bits": self.entropy_bits, "kl_bits": self.kl_bits}
+        return {
+            "labels": list(self.labels),
+            "positions": list(self.positions),
+            "top": self.top.tolist(),
+            # rounded as decimals: rounded as single precision they would print with all their digits
+            **{name: values.double().round(decimals=4).tolist() for name, values in numbers.items()},
+            "words": {str(id): text for id, text in self.words.items()},
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +255,7 @@ class Explanation(Result):
     next_token: Distribution
     sampling: SamplingTrace
     lens: tuple[LensRow, ...]
-    lens_grid: LensGrid | None
+    lens_map: LensMap | None
     attribution: Contributions
     inputs: InputAttribution
     heads: tuple[HeadFacts, ...]

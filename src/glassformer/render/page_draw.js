@@ -233,13 +233,14 @@ function strip(tokens, { weights = null, limit = 1, isSigned = false, here = nul
   return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, pieces);
 }
 
-// the largest entries of a mixture in words, and what is left over
-function inWords(tokens, weights, { isSigned = false, most = 4 } = {}) {
+// the largest entries of a mixture in words, and what is left over; `rest: false` where a sum means nothing
+function inWords(tokens, weights, { isSigned = false, most = 4, rest: summed = true } = {}) {
   const order = [...weights.keys()].sort((i, j) => Math.abs(weights[j]) - Math.abs(weights[i])).slice(0, most);
   const named = order.filter((i) => Math.abs(weights[i]) >= 0.005);
   const rest = weights.reduce((sum, w) => sum + w, 0) - named.reduce((sum, i) => sum + weights[i], 0);
   const value = (w) => number(isSigned ? signed(w, 3) : percent(w));
-  const parts = named.map((i) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), ", "]);
+  const parts = named.map((i, n) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), summed || n < named.length - 1 ? ", " : "."]);
+  if (!summed) return el("p", {}, parts);
   return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
 }
 

@@ -4,10 +4,9 @@ const LENS_SHADES = [["top_probability", "probability of the token shown"], ["kl
   ["entropy_bits", "entropy, bits"], ["probability", "probability of the answer"]];
 
 class LensTable {
-  constructor(result, row, place = -1) {
-    const take = (name) => (result[name] ? new Tensor(result[name]).pick("batch", row) : null);
-    Object.assign(this, { words: result.words, tuned: result.tuned });
-    for (const name of ["top", "top_probability", "answers", "probability", "rank", "entropy_bits", "kl_bits"]) this[name] = take(name);
+  // words: texts by id; tensors: `top` and, as far as they are known, the others, `site pos` and `site pos k`
+  constructor(words, tensors, place = -1) {
+    Object.assign(this, { words }, tensors);
     this.sites = this.top.labels("site");
     this.places = this.top.labels("pos");
     this.shades = LENS_SHADES.filter(([name]) => this[name]);
@@ -76,15 +75,9 @@ class LensTable {
 
   get node() {
     const shading = this.shades.length > 1 ? choice("shade", this.shades.map(([, words]) => words), null, (i) => { this.shade = this.shades[i][0]; this.paint(); }) : null;
-    return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend,
-      el("div", { class: "scroll", role: "region", "aria-label": distinct("table of predictions") }, this.table), this.told);
+    const region = el("div", { class: "scroll", role: "region", "aria-label": distinct("table of predictions") }, this.table);
+    const cell = this.cells[this.s][this.p];
+    requestAnimationFrame(() => { region.scrollLeft = Math.max(0, cell.offsetLeft + cell.offsetWidth - region.clientWidth); });
+    return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend, region, this.told);
   }
-}
-
-function lensView(result) {
-  if (!result.top) return null;
-  const rows = new Tensor(result.top).size("batch");
-  const shown = el("div", {}, new LensTable(result, 0).node);
-  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => shown.replaceChildren(new LensTable(result, i).node)) : null;
-  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, shown);
 }

@@ -1,5 +1,19 @@
 // Results that have a picture of their own besides the maps and bars of their numbers.
 
+// ---- the lens
+
+const LENS_TENSORS = ["top", "top_probability", "answers", "probability", "rank", "entropy_bits", "kl_bits"];
+
+function lensView(result) {
+  if (!result.top) return null;
+  const rows = new Tensor(result.top).size("batch");
+  const table = (row) => new LensTable(result.words, Object.fromEntries(LENS_TENSORS.filter((name) => result[name])
+    .map((name) => [name, new Tensor(result[name]).pick("batch", row)]))).node;
+  const shown = el("div", {}, table(0));
+  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => shown.replaceChildren(table(i))) : null;
+  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, shown);
+}
+
 // ---- contributions of components, by layer
 
 const OUTSIDE = "outside the blocks";
