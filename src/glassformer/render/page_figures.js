@@ -95,6 +95,7 @@ function shareBars(tensor, name) {
 function arranged(tensor) {
   const averaged = tensor.axes.filter((axis) => AVERAGED.has(axis));
   const free = tensor.axes.filter((axis) => !AVERAGED.has(axis));
+  if (!free.length) free.push(averaged.pop());
   const last = free.at(-1);
   const most = free.includes("measure") || free.includes("outcome") || !UNITS.has(last) ? 2 : 1;
   const chosen = [];
@@ -121,12 +122,15 @@ function tensorFigure(entry, name, words = "") {
   return figure(new Figure(tensor, name).node);
 }
 
+// a text is read from its end: its last position has seen all of it
+const firstOf = (tensor, axis) => (isText(tensor, axis) ? tensor.size(axis) - 1 : 0);
+
 const FEW_MAPS = 4, NARROW = 16; // so many maps of so few columns stand beside each other
 
 class Figure {
   constructor(tensor, name) {
     Object.assign(this, { tensor, name, scale: tensor.range(), content: el("div", { class: "stack" }), smallMaps: el("div", {}) }, arranged(tensor));
-    this.at = Object.fromEntries([...this.averaged.map((axis) => [axis, -1]), ...this.chosen.map((axis) => [axis, 0])]);
+    this.at = Object.fromEntries([...this.averaged.map((axis) => [axis, -1]), ...this.chosen.map((axis) => [axis, firstOf(tensor, axis)])]);
     const last = this.drawn.at(-1);
     this.mapped = this.drawn.length === 2 && ![UNITS, CURVES, SHARES].some((kind) => kind.has(last));
     this.pictured = this.mapped ? this.chosen.filter((axis) => !UNITS.has(axis) && tensor.size(axis) <= THUMBS).at(-1) : undefined;
@@ -179,7 +183,7 @@ class Figure {
 
   drawSmall() {
     if (!this.pictured || this.beside) return;
-    this.at[this.pictured] = 0;
+    this.at[this.pictured] = firstOf(this.tensor, this.pictured);
     const small = this.now([this.pictured]);
     this.smallMaps.replaceChildren(pictures(small, this.pictured, small.range(), (i) => { this.at[this.pictured] = i; this.draw(); }));
     this.draw();
@@ -189,7 +193,7 @@ class Figure {
     const chosen = (axis) => (i) => { this.at[axis] = i; this.draw(); this.drawSmall(); };
     const lists = [
       ...this.averaged.map((axis) => choice(axis, this.tensor.labels(axis), `mean of ${this.tensor.size(axis)}`, chosen(axis))),
-      ...this.chosen.filter((axis) => axis !== this.pictured).map((axis) => choice(axis, this.tensor.labels(axis), null, chosen(axis))),
+      ...this.chosen.filter((axis) => axis !== this.pictured).map((axis) => choice(axis, this.tensor.labels(axis), null, chosen(axis), this.at[axis])),
     ];
     return el("div", { class: "stack" }, lists.length ? el("div", { class: "choices" }, lists) : null, this.smallMaps, this.content);
   }

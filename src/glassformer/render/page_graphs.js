@@ -18,18 +18,23 @@ const depthOf = (place) => {
   return layer ? 2 * Number(layer[1]) + 1 + (/ /.test(place) ? 1 : 0) : 0;
 };
 
+// where routes start
+function topsOf(routes) {
+  const tops = routes.nodes.filter((n) => !routes.edges.some((e) => e.below === n.label)).map((n) => n.label);
+  return tops.length ? tops : [routes.nodes[0].label];
+}
+
 // what can still be reached from the top by edges above a threshold
 function reached(routes, threshold) {
   const below = new Set(routes.edges.map((e) => e.below));
-  const tops = routes.nodes.filter((n) => n.position !== null && !routes.edges.some((e) => e.below === n.label)).map((n) => n.label);
-  const open = tops.length ? tops : [routes.nodes[0].label];
+  const open = topsOf(routes);
   const found = new Set(open);
   const edges = [];
   const leaving = new Map();
   for (const edge of routes.edges) leaving.set(edge.above, [...(leaving.get(edge.above) ?? []), edge]);
   while (open.length) {
     for (const edge of leaving.get(open.pop()) ?? []) {
-      if (edge.whole_share < threshold) continue;
+      if (edge.whole_share < threshold - 1e-9) continue;
       edges.push(edge);
       if (!found.has(edge.below) && below.has(edge.below)) open.push(edge.below);
       found.add(edge.below);
@@ -78,7 +83,8 @@ const VIAS = [["stream", "stays in the stream"], ["head", "through a head"], ["m
 function routesGraph(routes) {
   if (!routes.nodes.length) return null;
   const graph = room("routes graph", routesPicture(routes, routes.threshold));
-  const most = Math.max(...routes.edges.map((e) => e.whole_share), routes.threshold);
+  // any higher, and nothing would leave the top
+  const most = Math.max(...routes.edges.filter((e) => topsOf(routes).includes(e.above)).map((e) => e.whole_share), routes.threshold);
   const changed = (t) => graph.replaceChildren(routesPicture(routes, t));
   const places = new Map(routes.nodes.map((n) => [n.label, n]));
   const carried = (e) => (places.get(e.above)?.importance ?? 0) * e.share;
@@ -88,7 +94,7 @@ function routesGraph(routes) {
   }));
   return el("div", { class: "stack" },
     el("div", { class: "choices" }, slider("draw edges from", {
-      low: routes.threshold, high: Math.max(routes.threshold + 0.01, most), step: "any", value: routes.threshold, said: percent, changed })),
+      low: routes.threshold, high: most, step: "any", value: routes.threshold, said: percent, changed })),
     el("p", { class: "key" }, VIAS.map(([kind, words]) => el("span", {}, el("span", { class: `swatch via-${kind}` }), words))),
     graph,
     rows.length ? el("details", {}, el("summary", {}, "What comes in by heads and MLPs, most important first"),

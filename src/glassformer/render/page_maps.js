@@ -206,7 +206,7 @@ function smallMap(tensor, scale) {
 function pictures(tensor, axis, scale, chosen) {
   const labels = tensor.labels(axis);
   const buttons = labels.map((label, i) => el("button", {
-    type: "button", class: "thumb", "aria-pressed": String(i === 0),
+    type: "button", class: "thumb", "aria-pressed": String(i === firstOf(tensor, axis)),
     onclick: () => { buttons.forEach((b, j) => b.setAttribute("aria-pressed", String(i === j))); chosen(i); },
   }, el("span", { class: "label" }, typeof label === "number" ? `${axis.replaceAll("_", " ")} ${label}` : labelText(axis, label, 24)), smallMap(tensor.pick(axis, i), scale)));
   return el("div", { class: "thumbs", role: "group", "aria-label": `choose the ${axis}` }, buttons);

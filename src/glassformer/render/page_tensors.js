@@ -124,9 +124,9 @@ const inCode = (words) => words.split("`").map((part, i) => (i % 2 ? el("code", 
 
 // ---- choosing among entries of an axis
 
-function choice(name, labels, first, chosen) {
+function choice(name, labels, first, chosen, now = 0) {
   const list = el("select", { onchange: (event) => chosen(Number(event.target.value)) },
     first === null ? null : el("option", { value: -1 }, first),
-    labels.map((label, i) => el("option", { value: i }, labelText(name, label, 40))));
+    labels.map((label, i) => el("option", { value: i, selected: first === null && i === now }, labelText(name, label, 40))));
   return el("label", { class: "choice" }, el("span", {}, name.replaceAll("_", " ")), list);
 }

@@ -38,7 +38,7 @@ def results_document(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
     found = list(document.get("results", ()))
     if not found or not all(isinstance(entry, Mapping) and "result" in entry for entry in found):
         raise ConfigError(
-            f"a page of results needs at least one result's to_dict(), with its class under \"result\"; got "
+            f'a page of results needs at least one result\'s to_dict(), with its class under "result"; got '
             f"{[_brief(entry) for entry in found] or 'none'}."
         )
     classes = {name: kind for kind in _subclasses(Result) for name in [kind.__name__]}
@@ -105,7 +105,9 @@ def _derived(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
     if not promised:
         return {}
     fields = {k: v for k, v in entry.items() if k != "result"}
-    whole = kind(**{k: _tensor(v) if isinstance(v, Mapping) and "axes" in v else v for k, v in fields.items()})
+    # no constructor: a document has lists and mappings where the class promises tuples and objects
+    whole = kind.__new__(kind)
+    whole.__dict__.update({k: _tensor(v) if isinstance(v, Mapping) and "axes" in v else v for k, v in fields.items()})
     found = {name: getattr(whole, name) for name in promised}
     number = {k: v if math.isfinite(v) else None for k, v in found.items() if not isinstance(v, Labelled)}
     return {k: _packed(v) if isinstance(v, Labelled) else number[k] for k, v in found.items()}
