@@ -139,13 +139,13 @@ def test_the_lens_over_positions_agrees_with_the_lens_at_one() -> None:
     at = found.lens_map.positions.index(found.position)
     for i, row in enumerate(found.lens):
         assert [c.id for c in row.candidates[:3]] == found.lens_map.top[i, at].tolist()
-        assert row.entropy_bits == pytest.approx(float(found.lens_map.entropy_bits[i, at]), rel=1e-4)
-        assert row.kl_bits == pytest.approx(float(found.lens_map.kl_bits[i, at]), rel=1e-4, abs=1e-5)
+        assert row.entropy_bits == pytest.approx(float(found.lens_map.entropy_bits[i, at]), rel=1e-4, abs=1e-5)
+        assert row.kl_bits == pytest.approx(float(found.lens_map.kl_bits[i, at]), rel=1e-3, abs=1e-5)
 
 
 def test_a_large_model_shows_the_lens_at_as_many_positions_as_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt()
-    monkeypatch.setattr("glassformer.analysis.explain.MAP_WORK", 3 * 5 * 300 * 64)
+    monkeypatch.setattr(sys.modules["glassformer.analysis.explain"], "MAP_WORK", 3 * 5 * 300 * 64)
     found = explain(model, [1, 2, 3, 4, 5, 6], position=3)
     assert found.lens_map is not None and found.lens_map.positions == (1, 2, 3)
     assert "3 of 6" in found.notes[-1]

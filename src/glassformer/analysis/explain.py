@@ -236,10 +236,15 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
     most = max(1, MAP_WORK // (len(sites) * config.vocab_size * config.d_model))
     chosen = tuple(range(length)) if length <= most else tuple(range(max(0, at + 1 - most), at + 1))
     grid = lens_grid(run, sites=sites, positions=chosen, measures=("top", "entropy", "kl"), k=N_MAP)
-    rows = [found.values[:, 0] for found in (grid.top, grid.top_probability, grid.entropy_bits, grid.kl_bits) if found]
+    top, probability, entropy, kl = (
+        found.values[:, 0]
+        for found in (grid.top, grid.top_probability, grid.entropy_bits, grid.kl_bits)
+        if found is not None
+    )
     labels = ("embed", *(f"block {i}" for i in range(len(sites) - 1)))
     short = f"The lens over positions shows {len(chosen)} of {length}, up to the explained one."
-    return LensMap(labels, chosen, *rows, grid.words), [] if len(chosen) == length else [short]
+    found = LensMap(labels, chosen, top, probability, entropy, kl, grid.words)
+    return found, [] if len(chosen) == length else [short]
 
 
 def _contributions(split: Attribution) -> Contributions:

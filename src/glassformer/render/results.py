@@ -41,7 +41,10 @@ def results_document(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
             f'a page of results needs at least one result\'s to_dict(), with its class under "result"; got '
             f"{[_brief(entry) for entry in found] or 'none'}."
         )
-    classes = {name: kind for kind in _subclasses(Result) for name in [kind.__name__]}
+    # a document may come from a file: its classes are known once their modules are
+    import glassformer.analysis  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    classes = {kind.__name__: kind for kind in _subclasses(Result)}
     names: dict[str, None] = {}
     document |= {"format": FORMAT, "version": document.get("version", VERSION)}
     document["results"] = [_prepared(entry, classes, names) for entry in found]
@@ -59,9 +62,6 @@ def _brief(entry: Any) -> str:
 
 
 def _subclasses(kind: type) -> Iterator[type]:
-    # a document may come from a file: its classes are known once their modules are
-    import glassformer.analysis  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
     for sub in kind.__subclasses__():
         yield sub
         yield from _subclasses(sub)
@@ -106,7 +106,7 @@ def _derived(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     fields = {k: v for k, v in entry.items() if k != "result"}
     # no constructor: a document has lists and mappings where the class promises tuples and objects
-    whole = kind.__new__(kind)
+    whole: Any = object.__new__(kind)
     whole.__dict__.update({k: _tensor(v) if isinstance(v, Mapping) and "axes" in v else v for k, v in fields.items()})
     found = {name: getattr(whole, name) for name in promised}
     number = {k: v if math.isfinite(v) else None for k, v in found.items() if not isinstance(v, Labelled)}
