@@ -13,8 +13,12 @@ from glassformer.analysis import Attribution, Explanation, HeadScores, Lens
 from glassformer.analysis.explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
 from glassformer.analysis.heads import ROLES
 from glassformer.labelled import Result
-from glassformer.render import circuits_terminal as circuits_terminal  # registers its view
+from glassformer.render import causal_terminal as causal_terminal  # registers its views
+from glassformer.render import circuits_terminal as circuits_terminal
+from glassformer.render import edges_terminal as edges_terminal
+from glassformer.render import flow_terminal as flow_terminal
 from glassformer.render import lenses_terminal as lenses_terminal
+from glassformer.render.tables import largest as largest
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, section, table, tables, visible
 
 N_COMPONENTS, N_LOOKS = 12, 5

@@ -1,0 +1,32 @@
+"""A bar for what takes a while: on a terminal only, and not before two seconds have passed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+PATIENCE = 2.0
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that is told (done, in all) and draws a bar on standard error."""
+    started = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    console = Console(stderr=True)
+    bar = Progress(
+        *columns, TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True
+    )
+    task = bar.add_task(what, total=None)
+
+    def report(done: int, total: int) -> None:
+        if console.is_terminal and not bar.live.is_started and time.monotonic() - started > PATIENCE:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
