@@ -82,6 +82,7 @@ def patch(
     """
     from rich.console import Console
 
+    from glassformer.analysis import EdgeAttribution
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -98,27 +99,29 @@ def patch(
         loaded, pairs=pairs, task=task, n=n, seed=seed, fitting=fitting, clean=clean, corrupt=corrupt, answer=answer,
         wrong=wrong, target=target,
     )  # fmt: skip
-    metrics = {name: _metric(loaded, name, asked) for name in metric or ("logit-difference",)}
+    metrics = [_metric(loaded, name, asked) for name in metric or ("logit-difference",)]
     found = []
     if sweeps:
         ways = ("denoising", "noising") if direction == "both" else (direction,)
         found += [_swept(loaded, asked, metrics, sites or SITES, by, way, save_to) for way in ways]
     if further:
-        found += _further(loaded, asked, next(iter(metrics.values())), metric, paths, edges, prune, seed)
+        found += _further(loaded, asked, metrics[0], paths, edges, prune, seed)
     console = Console()
     console.print(_heading(loaded, asked))
     for result in found:
-        console.print()
-        console.print(largest(result, top))
+        # estimates are shown beside what they are checked against
+        if not isinstance(result, EdgeAttribution):
+            console.print()
+            console.print(largest(result, top))
     given = {
-        "prompts": asked.name, "n": asked.n, "sites": list(sites or SITES) if sweeps else None, "metric": [*metrics],
+        "prompts": asked.name, "n": asked.n, "sites": list(sites or SITES) if sweeps else None, "metric": [m.name for m in metrics],
         "seed": seed,
     }  # fmt: skip
     deliver("patch", loaded, given, found, html, json)
 
 
 def _swept(
-    model: Any, asked: Prompts, metrics: dict[str, Any], sites: tuple[str, ...], by: tuple[str, ...], way: Any,
+    model: Any, asked: Prompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...], way: Any,
     save_to: Path | None,
 ) -> Any:  # fmt: skip
     from glassformer import analysis
@@ -132,7 +135,7 @@ def _swept(
 
 
 def _further(
-    model: Any, asked: Prompts, metric: Any, named: tuple[str, ...], paths: tuple[str, ...], edges: int | None,
+    model: Any, asked: Prompts, metric: Any, paths: tuple[str, ...], edges: int | None,
     prune: float | None, seed: int,
 ) -> list[Any]:  # fmt: skip
     """Ask about paths, edges and circuits, in this order."""

@@ -29,4 +29,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     try:
         yield report
     finally:
-        bar.stop()
+        # a bar that never showed would still end its line
+        if bar.live.is_started:
+            bar.stop()

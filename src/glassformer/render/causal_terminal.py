@@ -81,16 +81,16 @@ def _(result: CausalTrace, top: int) -> RenderableType:
     )
     about = (
         f"noise of {result.noise:.3g} on the subject (*), {n} draw{'s' * (n != 1)}, seed {result.seed}; "
-        f"windows of {result.window} layers"
+        f"windows of {result.window} layer{'s' * (result.window != 1)}"
     )
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
+    metrics = [str(name) for name in result.values.labels("metric")]
     effect, error = _starred(result.indirect_effect, result.subject), result.error
     for i, kind in enumerate(effect.labels("kind")):
         restored = effect.select(metric=0, kind=i)
-        cells = _cells(
-            effect.select(kind=i, metric=0), effect.select(kind=i, metric=1), error.select(kind=i, metric=1), top
-        )
-        heading = f"Restoring {_kind(kind)}: gain in {effect.labels('metric')[0]}"
+        other = effect.select(metric=1, kind=i), error.select(metric=1, kind=i)
+        cells = _cells(restored, *other, top, metrics)
+        heading = f"Restoring {_kind(kind)}: gain in {metrics[0]}"
         parts.append(section(heading, *matrix(restored, "token \\ layer"), *cells))
     return Group(*spaced(parts))
 
@@ -102,9 +102,8 @@ def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
     for axis, letter in (("head", "H"), ("kv_head", "H"), ("neuron", "N")):
         if axis in at and name:
             name += f"{letter}{at.pop(axis)}"
-    rest = [
-        label_of(x) if axis in ("pos", "site", "role") else f"{axis} {label_of(x)}" for axis, x in at.items()
-    ]
+    bare = ("pos", "site", "role")
+    rest = [label_of(x, 32) if axis in bare else f"{axis} {label_of(x)}" for axis, x in at.items()]
     return " ".join(filter(None, [name, *rest]))
 
 
@@ -115,14 +114,14 @@ def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
 
 def _runs(found: Patched) -> RenderableType:
     n = found.clean.size("batch")
-    grid = table("metric", "clean run", "corrupt run", f"mean of {n} ± error" if n > 1 else "")
+    without = found.undefined.values.sum(-1).tolist()
+    grid = table(f"mean of {n} ± error" if n > 1 else "", "clean run", "corrupt run", "no difference" * any(without))
     for i, name in enumerate(found.clean.labels("metric")):
         ends = []
         for run in (found.clean, found.corrupt):
             values = run.values[i].double()
             ends.append(f"{float(values.mean()):.3f}" + ("" if n < 2 else f" ± {float(values.std() / n**0.5):.3f}"))
-        undefined = int(found.undefined.values[i].sum())
-        grid.add_row(str(name), *ends, f"{undefined} with no difference" if undefined else "")
+        grid.add_row(str(name), *ends, f"{without[i]} of {n}" if without[i] else "")
     return grid
 
 
@@ -132,7 +131,7 @@ def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType
     flat = _turned(carried)
     picture = matrix(flat, f"{flat.axes[0]} \\ {flat.axes[1]}") if len(carried.axes) == 2 else []
     change, error = found.mean("change").select(metric=metric), found.error("change").select(metric=metric)
-    return section(title, *picture, *_cells(carried, change, error, top))
+    return section(title, *picture, *_cells(carried, change, error, top, ["share", "changes it by"]))
 
 
 def _turned(found: Labelled) -> Labelled:
@@ -142,11 +141,13 @@ def _turned(found: Labelled) -> Labelled:
     return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
 
 
-def _cells(size: Labelled, change: Labelled, error: Labelled, top: int) -> list[RenderableType]:
-    """Return the cells that are largest in `size`, with the change they make."""
+def _cells(
+    size: Labelled, change: Labelled, error: Labelled, top: int, heads: Sequence[str]
+) -> list[RenderableType]:
+    """Return the cells that are largest in `size`, with the change they make; and what stands above the two."""
     ranked = Labelled(size.values.nan_to_num(0.0), size.axes, size.coords).top(top, by_size=True)
     most = max((abs(value) for _, value in ranked), default=0.0)
-    grid = table("largest", "share" if size.values is not change.values else "", "", "changes it by", left=(0, 2))
+    grid = table("largest", heads[0], "", heads[1], left=(0, 2))
     index = {axis: {label: i for i, label in enumerate(size.labels(axis))} for axis in size.axes}
     for where, value in ranked:
         if value == 0.0:
@@ -154,12 +155,12 @@ def _cells(size: Labelled, change: Labelled, error: Labelled, top: int) -> list[
         at = tuple(index[axis][label] for axis, label in zip(size.axes, where))
         moved, off = float(change.values[at]), float(error.values[at])
         told = f"{moved:+.3f}" + ("" if math.isnan(off) else f" ± {off:.3f}")
-        grid.add_row(cell_name(size.axes, where), short(value), bar(value, most), told)
+        grid.add_row(cell_name(size.axes, where), short(value, 3 if most < 0.1 else 2), bar(value, most), told)
     return [Text("nothing changes it", style=QUIET)] if not grid.rows else [grid]
 
 
 def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:
-    names = [f"*{label}" if i in subject else f" {label}" for i, label in enumerate(found.labels("pos"))]
+    names = [f"*{label}" if i in subject else str(label) for i, label in enumerate(found.labels("pos"))]
     return Labelled(found.values, found.axes, {**found.coords, "pos": names})
 
 

@@ -1,10 +1,8 @@
 """Paths, edges and circuits found by intervention, on the terminal."""
 
 import math
-from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from glassformer.analysis import Acdc, EdgeAttribution, PathPatching, Verified
@@ -101,15 +99,11 @@ def _(result: Acdc, top: int) -> RenderableType:
         f"{result.cost_empty:.4f}: the circuit goes {_percent(result.faithfulness)} of the way.",
         f"Parts: {', '.join(result.nodes) or 'none'}",
     ]
-    return section(f"The circuit that pruning leaves ({result.order})", grid, *_notes(lines))
+    return section(f"The circuit that pruning leaves ({result.order})", grid, *(Text(line, style=QUIET) for line in lines))
 
 
 def _cost(metric: str) -> str:
     return metric if "KL" in metric else f"minus the {metric}"
-
-
-def _notes(lines: Sequence[str]) -> list[RenderableType]:
-    return [Padding(Text(line, style=QUIET), (0, 0, 0, 0)) for line in lines]
 
 
 def _with_error(value: float, off: float) -> str:
@@ -117,6 +111,6 @@ def _with_error(value: float, off: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return "-" if not math.isfinite(share) else f"{100 * share:.0f} %"
+    return "-" if not math.isfinite(share) else f"{100 * share:.0f} %".replace("-0 %", "0 %")
 
 

@@ -14,9 +14,9 @@ from glassformer.render.tables import QUIET, STRONG, bar, largest, section, tabl
 
 N_TOKENS, N_EDGES = 12, 20
 METHODS = {
-    "saliency": "length of the gradient",
-    "gradient_x_input": "gradient times input",
-    "integrated": "integrated gradients",
+    "saliency": "Length of the gradient",
+    "gradient_x_input": "Gradient times input",
+    "integrated": "Integrated gradients",
 }
 
 
@@ -65,7 +65,8 @@ def _(result: InputGradients, top: int) -> RenderableType:
     parts = list[RenderableType]()
     whole = result.values
     for q, query in enumerate(whole.labels("query")):
-        title = f"{METHODS[result.method].capitalize()}: what adds to the {result.metric_name} after {label_of(query)}"
+        what = "what moves" if result.method == "saliency" else "what adds to"
+        title = f"{METHODS[result.method]}: {what} the {result.metric_name} after {label_of(query)}"
         at = whole.select(query=q)
         if "layer" in whole.axes:
             rows = [section(f"{title}, at {layer}", *_by_token(at.select(layer=i), top, signed=True))
@@ -161,7 +162,8 @@ def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[Renderab
     if len(chosen) < len(values):
         rest = float(values.sum() - values[chosen].sum())
         number = f"{rest:+.3f}" if signed else short(rest, 3)
-        grid.add_row(f"{len(values) - len(chosen)} others", number, bar(rest, max(most, abs(rest)), 32), style=QUIET)
+        left = len(values) - len(chosen)
+        grid.add_row(f"{left} other{'s' * (left != 1)}", number, bar(rest, max(most, abs(rest)), 32), style=QUIET)
     return [grid]
 
 

@@ -10,15 +10,15 @@ from rich.text import Text
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
 
-ROWS, NUMBERS, SHADED = 16, 11, 56
-SHADES = " ░▒▓█"
+ROWS, FEW, NUMBERS, SHADED = 16, 8, 11, 56
+SHADES, SOURCE = " ░▒▓█", "source "
 
 
 def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[RenderableType]:
     """Return a table of two axes, the first one down, and a note on rows that were left out.
 
-    Rows without a number are left out; if there are too many, so are those with the smallest largest entry. What is
-    not defined stays empty.
+    Rows without a number are left out; where there are many, so are those with nothing large in them. What is not
+    defined stays empty.
 
     Args:
         found: Two axes.
@@ -28,7 +28,9 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
     values = found.values.detach().double()
     sizes = values.abs().nan_to_num(-1.0).amax(1)
     defined = int((sizes >= 0).sum())
-    chosen = sorted(sizes.topk(min(rows, defined)).indices.tolist())
+    # of many rows, those that would show as zeros are noise
+    telling = int((sizes >= sizes.max() / 100).sum()) if defined > FEW else defined
+    chosen = sorted(sizes.topk(min(rows, telling)).indices.tolist())
     down, across = found.labels(found.axes[0]), found.labels(found.axes[1])
     largest = float(sizes.max()) if defined else 0.0
     numbers = len(across) <= NUMBERS
@@ -44,13 +46,15 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
         notes.append(Text(scale, style=QUIET))
     if defined > len(chosen):
         rest = max(float(sizes[i]) for i in range(len(sizes)) if i not in chosen)
-        notes.append(Text(f"{defined - len(chosen)} more rows, nowhere above {short(rest)} in size", style=QUIET))
+        notes.append(Text(f"{defined - len(chosen)} more rows, nowhere above {rest:.1g} in size", style=QUIET))
     return [grid, *notes]
 
 
 def label_of(label: Coordinate, width: int = 18) -> str:
     """Return a coordinate as a row's label; tokens are shown as signs that do not move the cursor."""
-    return visible(str(label), width)
+    # a space of ours, and not of the token
+    source = str(label).startswith(SOURCE)
+    return (SOURCE if source else "") + visible(str(label).removeprefix(SOURCE), width)
 
 
 def short(x: float, digits: int = 2) -> str:
@@ -66,7 +70,7 @@ def _number(x: float, largest: float) -> Text:
     if math.isnan(x):
         return Text("")
     strength = STRONG if abs(x) >= largest / 2 else QUIET if abs(x) < largest / 20 else ""
-    return Text(short(x), style=f"{strength} {POSITIVE if x >= 0 else NEGATIVE}".strip())
+    return Text(short(x, 3 if largest < 0.1 else 2), style=f"{strength} {POSITIVE if x >= 0 else NEGATIVE}".strip())
 
 
 def _shaded(row: torch.Tensor, largest: float) -> Text:
