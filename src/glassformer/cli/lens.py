@@ -104,8 +104,11 @@ def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
     from glassformer.cli.texts import source_of
+    from glassformer.data import TextConfig
 
-    built = source_of(model, name, None, data).build(model.tokenizer)
+    length = min(256, model.config.max_len)
+    source = TextConfig(length=length, sources=data) if data else source_of(model, name, None, ())
+    built = source.build(model.tokenizer)
     fitted = [built.batch(i, "train") for i in range(FITTED)]
     with progress("training") as report:
         found = analysis.fit_tuned_lens(model, fitted, steps=steps, seed=seed, report=report)

@@ -99,7 +99,7 @@ def patch(
         loaded, pairs=pairs, task=task, n=n, seed=seed, fitting=fitting, clean=clean, corrupt=corrupt, answer=answer,
         wrong=wrong, target=target,
     )  # fmt: skip
-    metrics = [_metric(loaded, name, asked) for name in metric or ("logit-difference",)]
+    metrics = [_metric(loaded, name, asked) for name in dict.fromkeys(metric) or ("logit-difference",)]
     found = []
     if sweeps:
         ways = ("denoising", "noising") if direction == "both" else (direction,)

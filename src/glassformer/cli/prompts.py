@@ -92,6 +92,8 @@ def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
             "    Give --clean and --corrupt (two sources) and --target (what the decoder has read so far)."
         )
     misfits = pairs.misfits(model)
+    if misfits and len(pairs) == 1:
+        raise DataError(f"these prompts do not fit: {misfits[0].why}")
     if misfits and not fitting:
         first = misfits[0]
         raise DataError(

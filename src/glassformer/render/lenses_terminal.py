@@ -79,6 +79,7 @@ def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = No
     assert result.entropy_bits is not None and result.kl_bits is not None
     followed = visible(result.words.get(int(result.answers.values[0, position]), answer or ""))
     grid = table("site", "likeliest, %", "probability", "rank", "KL bits", "entropy", left=(0, 1))
+    grid.columns[1].no_wrap = False
     for i, site in enumerate(result.sites):
         ids, shares = (x.values[i, 0, position, :top].tolist() for x in (result.top, result.top_probability))
         likeliest = "  ".join(f"{visible(result.words[id], 9)} {100 * p:.0f}" for id, p in zip(ids, shares))

@@ -10,6 +10,7 @@ from rich.text import Text
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
 
+TOKENS = ("pos", "query", "key")
 ROWS, FEW, NUMBERS, SHADED = 16, 8, 11, 56
 SHADES, SOURCE = " ░▒▓█", "source "
 
@@ -39,14 +40,15 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
     for i in chosen:
         row = values[i].tolist()
         cells = [_number(x, largest) for x in row] if numbers else [_shaded(values[i], largest)]
-        grid.add_row(label_of(down[i]), *cells)
+        grid.add_row(label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]), *cells)
     notes: list[RenderableType] = []
-    if not numbers:
-        scale = f"shades: █ {largest:.3g} and down in quarters; {NEGATIVE}: negative"
-        notes.append(Text(scale, style=QUIET))
+    if not numbers and largest > 0:
+        signs = f"; {NEGATIVE}: negative" if bool((values < 0).any()) else ""
+        notes.append(Text(f"shades: █ {largest:.3g} and down in quarters{signs}", style=QUIET))
     if defined > len(chosen):
         rest = max(float(sizes[i]) for i in range(len(sizes)) if i not in chosen)
-        notes.append(Text(f"{defined - len(chosen)} more rows, nowhere above {rest:.1g} in size", style=QUIET))
+        fate = f"nowhere above {rest:.1g} in size" if rest > 0 else "all zero"
+        notes.append(Text(f"{defined - len(chosen)} more rows, {fate}", style=QUIET))
     return [grid, *notes]
 
 
