@@ -74,8 +74,7 @@ def attribute(
     run = analysis.run(loaded, given, read, read=_sites(loaded, methods, norm))
     place = position_in(run, position)
     ids[0] = int(run.logits[0, place].argmax()) if ids[0] is None else ids[0]
-    console, found = Console(), list[Any]()
-    console.print(_heading(run, place, *ids))
+    found = list[Any]()
     for name in methods:
         if name in GRADIENTS:
             # the same tokens as in the run: a target that was generated is not generated twice
@@ -85,6 +84,9 @@ def attribute(
         else:
             result = _by_part(run, name, ids, place, norm)
         found.append(result)
+    console = Console()
+    console.print(_heading(run, place, *ids))
+    for result in found:
         console.print()
         console.print(_view(result, place, top))
     asked = {"text": text, "target": target, "position": place, "method": list(methods), "answer": ids[0]}

@@ -59,7 +59,9 @@ def lens(
     from rich.console import Console
 
     from glassformer import analysis
+    from glassformer.analysis.explain import position_in
     from glassformer.config import require
+    from glassformer.render.lenses_terminal import depth
     from glassformer.render.terminal import tables
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
@@ -73,17 +75,14 @@ def lens(
     translators = None if tuned is None else analysis.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it
     run = None if text is None else _run(loaded, text, target)
+    place = None if run is None else position_in(run, position)
     followed = None if answer is None else token_of(loaded, answer)
     if train is not None:
         translators, measured = _trained(loaded, model, data, steps, seed)
         print(f"tuned lens: {translators.save(train).absolute()}")
         console.print(tables(measured))
         found.append(measured)
-    if run is not None:
-        from glassformer.analysis.explain import position_in
-        from glassformer.render.lenses_terminal import depth
-
-        place = position_in(run, position)
+    if run is not None and place is not None:
         shown = analysis.lens_grid(run, followed, k=max(top, 5), translators=translators)
         console.print(tables(shown))
         console.print()
@@ -103,15 +102,33 @@ def _run(model: Any, text: str, target: str | None) -> Any:
 def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
-    from glassformer.cli.texts import source_of
-    from glassformer.data import TextConfig
 
-    length = min(256, model.config.max_len)
-    source = TextConfig(length=length, sources=data) if data else source_of(model, name, None, ())
-    built = source.build(model.tokenizer)
-    fitted = [built.batch(i, "train") for i in range(FITTED)]
+    fitted, held_out = _batches(model, name, data)
     with progress("training") as report:
         found = analysis.fit_tuned_lens(model, fitted, steps=steps, seed=seed, report=report)
-    held_out = [built.batch(i, "heldout") for i in range(MEASURED)]
     with progress("measuring") as report:
         return found, analysis.lens_divergence(model, found, held_out, report=report)
+
+
+def _batches(model: Any, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """Return batches to learn from, and others to measure on."""
+    from glassformer.cli.texts import source_of
+    from glassformer.config import require
+    from glassformer.data import TextConfig
+    from glassformer.data.text import TextData
+
+    if not data:
+        built = source_of(model, name, None, ()).build(model.tokenizer)
+        return [built.batch(i, "train") for i in range(FITTED)], [built.batch(i, "heldout") for i in range(MEASURED)]
+    # one file is one document, which is held out as a whole or not at all: rows are set apart instead
+    source = TextConfig(length=min(256, model.config.max_len), sources=data, heldout=0.0, crop="cut")
+    built = source.build(model.tokenizer)
+    assert isinstance(built, TextData), "only a corpus that is streamed is of another class"
+    rows = built.stream("train").cuts(source.length)
+    require(rows >= 2, f"--data holds {rows} rows of {source.length} tokens; training and measuring take 2 or more.")
+    if rows < 5 * source.batch_size:
+        built = source.replace(batch_size=max(1, rows // 5)).build(model.tokenizer)
+    whole = rows // built.config.batch_size
+    measured = max(1, min(MEASURED, whole // 5))
+    batches = [built.batch(i, "train") for i in range(min(whole, FITTED + measured))]
+    return batches[:-measured], batches[-measured:]

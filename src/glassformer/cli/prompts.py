@@ -85,11 +85,17 @@ def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
+def usable(model: Any, pairs: Any, fitting: bool) -> Any:
+    """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
+
+    Raises:
+        ConfigError: The model is an encoder-decoder, which pairs are not for.
+        DataError: A pair does not fit, or none does.
+    """
     if "encoder" in model.stacks:
         raise ConfigError(
             "this model reads a source and a target, and pairs and tasks are prompts to go on from.\n"
-            "    Give --clean and --corrupt (two sources) and --target (what the decoder has read so far)."
+            "    Type the texts, and with --target what the decoder has read so far."
         )
     misfits = pairs.misfits(model)
     if misfits and len(pairs) == 1:
@@ -103,7 +109,11 @@ def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
     kept = pairs.fitting(model)
     if not len(kept):
         raise DataError(f"none of {len(pairs)} pairs fits this model; pair 0: {misfits[0].why}")
-    found = kept.encode(model, pad="right")
+    return kept
+
+
+def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
+    found = usable(model, pairs, fitting).encode(model, pad="right")
     same = found.lengths is None
     sides = [getattr(found, side) if same else found.batch(side) for side in ("clean", "corrupt")]
     labels = found.labels if same and len(found) > 1 else None

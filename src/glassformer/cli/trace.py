@@ -8,6 +8,7 @@ import tyro
 from glassformer.cli.documents import check, deliver
 from glassformer.cli.given import model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
+from glassformer.cli.prompts import usable
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 
@@ -22,6 +23,7 @@ def trace(
     wrong: str | None = None,
     pairs: Path | None = None,
     role: str = "subject",
+    fitting: bool = False,
     target: str | None = None,
     stack: Literal["encoder", "decoder"] | None = None,
     kinds: tuple[Kind, ...] = (),
@@ -51,6 +53,7 @@ def trace(
         wrong: The token it is compared with; by default the likeliest other one when the subject is corrupted.
         pairs: Trace the clean prompt of every pair in a .jsonl file that names the roles of its words, and average.
         role: Which role is the subject of those.
+        fitting: Leave out pairs that do not fit the model's tokenizer.
         target: What the decoder of an encoder-decoder has read.
         stack: In an encoder-decoder, where the subject lies; the encoder by default.
         kinds: What is restored: state, mlp, attn, state_without_mlp, state_without_attn. The first three by default.
@@ -65,6 +68,7 @@ def trace(
     """
     from rich.console import Console
 
+    from glassformer import analysis
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -81,7 +85,7 @@ def trace(
     if pairs is not None:
         require(subject is None and not positions, "the subject of pairs is a role of theirs: name it with --role.")
         require(answer is None and wrong is None, "pairs bring their own --answer and --wrong.")
-        found: Any = _averaged(loaded, pairs, role, options)
+        found: Any = _averaged(loaded, pairs, role, fitting, options)
     else:
         assert text is not None, "one of the two was given"
         require(
@@ -90,8 +94,6 @@ def trace(
         given = prompt_of(loaded, text)
         read = _target(loaded, target)
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
-        from glassformer import analysis
-
         with progress("restoring") as report:
             found = analysis.causal_trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=read, stack=stack,
@@ -122,12 +124,11 @@ def _target(model: Any, target: str | None) -> Any:
     return None if target is None else prompt_of(model, target)
 
 
-def _averaged(model: Any, path: Path, role: str, options: dict[str, Any]) -> Any:
+def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> Any:
     from glassformer import analysis, data
     from glassformer.errors import DataError
 
-    pairs = data.read_pairs(path)
-    encoded = pairs.encode(model, pad="right")
+    encoded = usable(model, data.read_pairs(path), fitting).encode(model, pad="right")
     if role not in encoded.roles:
         known = ", ".join(encoded.roles) or 'none: a .jsonl file names them as "roles"'
         raise DataError(f'"{path}" has no role "{role}". Roles: {known}.')
