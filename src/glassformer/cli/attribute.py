@@ -73,7 +73,9 @@ def attribute(
     methods = tuple(dict.fromkeys(method))
     run = analysis.run(loaded, given, read, read=_sites(loaded, methods, norm))
     place = position_in(run, position)
-    ids[0] = int(run.logits[0, place].argmax()) if ids[0] is None else ids[0]
+    assert run.logits is not None, "one of our models gives logits"
+    chosen = int(run.logits[0, place].argmax()) if ids[0] is None else ids[0]
+    ids[0] = chosen
     found = list[Any]()
     for name in methods:
         if name in GRADIENTS:
@@ -85,7 +87,7 @@ def attribute(
             result = _by_part(run, name, ids, place, norm)
         found.append(result)
     console = Console()
-    console.print(_heading(run, place, *ids))
+    console.print(_heading(run, place, chosen, ids[1]))
     for result in found:
         console.print()
         console.print(_view(result, place, top))
@@ -117,9 +119,7 @@ def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) 
     return split(run, *ids, positions=place)
 
 
-def _by_gradient(
-    model: Any, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool
-) -> Any:
+def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool) -> Any:
     from glassformer import analysis
 
     inputs, target = (run.ids, None) if run.source_ids is None else (run.source_ids, run.ids)

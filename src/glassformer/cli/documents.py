@@ -58,7 +58,10 @@ def payload(command: str, model: Any, given: Mapping[str, Any], results: Sequenc
 
     facts = dataclasses.asdict(model_facts(model))
     head = {"format": "glassformer.results", "version": VERSION, "command": command, "model": facts}
-    return head | {"given": {k: v for k, v in given.items() if v is not None}, "results": [r.to_dict() for r in results]}
+    return head | {
+        "given": {k: v for k, v in given.items() if v is not None},
+        "results": [r.to_dict() for r in results],
+    }
 
 
 def _text(document: Mapping[str, Any]) -> str:

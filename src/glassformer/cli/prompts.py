@@ -120,9 +120,7 @@ def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
     return Prompts(*sides, found.answer, found.wrong, None, labels, pairs.name, len(found))
 
 
-def _typed(
-    model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
-) -> Prompts:
+def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
     sides = [prompt_of(model, text) for text in (clean, corrupt)]
     read = None if target is None else prompt_of(model, target)
     if "encoder" in model.stacks:

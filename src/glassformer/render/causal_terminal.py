@@ -141,9 +141,7 @@ def _turned(found: Labelled) -> Labelled:
     return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
 
 
-def _cells(
-    size: Labelled, change: Labelled, error: Labelled, top: int, heads: Sequence[str]
-) -> list[RenderableType]:
+def _cells(size: Labelled, change: Labelled, error: Labelled, top: int, heads: Sequence[str]) -> list[RenderableType]:
     """Return the cells that are largest in `size`, with the change they make; and what stands above the two."""
     ranked = Labelled(size.values.nan_to_num(0.0), size.axes, size.coords).top(top, by_size=True)
     most = max((abs(value) for _, value in ranked), default=0.0)

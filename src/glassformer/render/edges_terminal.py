@@ -99,7 +99,9 @@ def _(result: Acdc, top: int) -> RenderableType:
         f"{result.cost_empty:.4f}: the circuit goes {_percent(result.faithfulness)} of the way.",
         f"Parts: {', '.join(result.nodes) or 'none'}",
     ]
-    return section(f"The circuit that pruning leaves ({result.order})", grid, *(Text(line, style=QUIET) for line in lines))
+    return section(
+        f"The circuit that pruning leaves ({result.order})", grid, *(Text(line, style=QUIET) for line in lines)
+    )
 
 
 def _cost(metric: str) -> str:
@@ -112,5 +114,3 @@ def _with_error(value: float, off: float) -> str:
 
 def _percent(share: float) -> str:
     return "-" if not math.isfinite(share) else f"{100 * share:.0f} %".replace("-0 %", "0 %")
-
-

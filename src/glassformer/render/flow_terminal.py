@@ -187,5 +187,3 @@ def _weight(result: FlowRoutes, edge: object) -> float:
 def _node(label: str) -> str:
     place, _, token = label.partition(" | ")
     return f"{place} {label_of(token, 14)}" if token else label
-
-

@@ -1,7 +1,6 @@
 """A matrix as text: numbers where they fit, shades where they do not."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from rich.console import RenderableType
