@@ -85,6 +85,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
+def after(model: Any, text: str) -> torch.Tensor:
+    """Return the logits of the token after a text."""
+    logits = gf.run(model, text).logits
+    assert logits is not None
+    return logits[0, -1]
+
+
 def test_patching_finds_the_head_that_carries_the_answer(call: Any) -> None:
     out, document = call("patch", "attn-only-2l", "--n", "6", "--sites", "z", "value")
     (found,) = document["results"]
@@ -133,11 +140,11 @@ def test_a_pair_that_is_typed_is_read_with_its_tokens(call: Any, words: str) -> 
 
 def test_answers_that_are_not_named_are_the_models_own(call: Any, words: str) -> None:
     model = gf.load(words)
-    own = [int(gf.run(model, text).logits[0, -1].argmax()) for text in ("one two", "four three")]
+    own = [int(after(model, text).argmax()) for text in ("one two", "four three")]
     assert own[0] != own[1]
     arguments = ["--clean", "one two", "--corrupt", "four three", "--sites", "z"]
     found = call("patch", words, *arguments)[1]["results"][0]["tables"]["z"]
-    logits = gf.run(model, "one two").logits[0, -1]
+    logits = after(model, "one two")
     assert found["clean"]["values"][0][0] == pytest.approx(float(logits[own[0]] - logits[own[1]]), abs=1e-4)
 
 
@@ -202,7 +209,7 @@ def test_every_method_of_attribution_answers_for_the_same_token(call: Any, words
     out, document = call("attribute", words, "one two three", "--answer", "four", "--method", *METHODS)
     assert len(document["results"]) == len(METHODS)
     split, gradients = document["results"][0], document["results"][5]
-    logit = float(gf.run(gf.load(words), "one two three").logits[0, -1, split["answer"]])
+    logit = float(after(gf.load(words), "one two three")[split["answer"]])
     assert split["total"] == pytest.approx(logit, abs=1e-4)
     assert sum(split["contributions"]["values"]) == pytest.approx(logit, abs=1e-4)
     assert gradients["answers"] == [split["answer"]] and gradients["method"] == "integrated"
@@ -229,7 +236,7 @@ def test_a_live_norm_and_layers_are_asked_for(call: Any, words: str) -> None:
 def test_a_lens_follows_a_token_through_depth(call: Any, words: str) -> None:
     out, document = call("lens", words, "one two three", "--answer", "four")
     (found,) = document["results"]
-    logits = gf.run(gf.load(words), "one two three").logits[0, -1].softmax(-1)
+    logits = after(gf.load(words), "one two three").softmax(-1)
     answer = gf.load(words).tokenizer.encode("four")[0]
     assert found["probability"]["values"][-1][0][-1] == pytest.approx(float(logits[answer]), abs=1e-5)
     assert "following four" in out and "1 post" in out
@@ -325,6 +332,7 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["patch", "words", "--paths", "logits", "--save-to", "x"], "--save-to is for sweeps"),
         (["patch", "words", "--direction", "both", "--save-to", "x"], "--save-to holds one sweep"),
         (["patch", "words", *ONE_PAIR, "--target", "one"], "this model has no encoder"),
+        (["patch", "words", "--target", "one"], "--target belongs to --clean and --corrupt"),
         (["patch", "words", "--task", "greater_than", "--n", "1"], "greater_than: 1 pairs were asked for"),
         (["patch", "ids", "--task", "greater_than"], "this model has no tokenizer"),
         (["patch", "translator"], "reads a source and a target"),

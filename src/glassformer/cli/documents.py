@@ -58,10 +58,8 @@ def payload(command: str, model: Any, given: Mapping[str, Any], results: Sequenc
 
     facts = dataclasses.asdict(model_facts(model))
     head = {"format": "glassformer.results", "version": VERSION, "command": command, "model": facts}
-    return head | {
-        "given": {k: v for k, v in given.items() if v is not None},
-        "results": [r.to_dict() for r in results],
-    }
+    asked = {name: value for name, value in given.items() if value is not None}
+    return head | {"given": asked, "results": [result.to_dict() for result in results]}
 
 
 def _text(document: Mapping[str, Any]) -> str:

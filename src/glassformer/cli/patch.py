@@ -113,10 +113,8 @@ def patch(
         if not isinstance(result, EdgeAttribution):
             console.print()
             console.print(largest(result, top))
-    given = {
-        "prompts": asked.name, "n": asked.n, "sites": list(sites or SITES) if sweeps else None, "metric": [m.name for m in metrics],
-        "seed": seed,
-    }  # fmt: skip
+    given: dict[str, Any] = {"prompts": asked.name, "n": asked.n, "metric": [m.name for m in metrics], "seed": seed}
+    given |= {"sites": list(sites or SITES)} if sweeps else {}
     deliver("patch", loaded, given, found, html, json)
 
 

@@ -60,9 +60,10 @@ def prompts_of(
     given = {"--pairs": pairs, "--task": task, "--clean": clean if clean is not None else corrupt}
     several = [flag for flag, value in given.items() if value is not None]
     require(len(several) <= 1, f"{' and '.join(several)} both say what the prompts are: give one of them.")
-    if clean is not None or corrupt is not None:
-        require(clean is not None and corrupt is not None, "--clean and --corrupt go together: give both prompts.")
+    if clean is not None and corrupt is not None:
         return _typed(model, clean, corrupt, answer, wrong, target)
+    require(clean is None and corrupt is None, "--clean and --corrupt go together: give both prompts.")
+    require(target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
     require(
         answer is None and wrong is None,
         "--answer and --wrong belong to --clean and --corrupt; pairs and tasks bring their own.",
@@ -115,9 +116,9 @@ def usable(model: Any, pairs: Any, fitting: bool) -> Any:
 def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
     found = usable(model, pairs, fitting).encode(model, pad="right")
     same = found.lengths is None
-    sides = [getattr(found, side) if same else found.batch(side) for side in ("clean", "corrupt")]
+    clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
     labels = found.labels if same and len(found) > 1 else None
-    return Prompts(*sides, found.answer, found.wrong, None, labels, pairs.name, len(found))
+    return Prompts(clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found))
 
 
 def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
@@ -130,21 +131,21 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
         )
     else:
         require(read is None, "--target is what an encoder-decoder's decoder reads; this model has no encoder.")
-    ids = [
+    right, other = (
         _likeliest(model, side, read) if token is None else token_of(model, token)
         for side, token in zip(sides, (answer, wrong))
-    ]
-    if ids[0] == ids[1]:
+    )
+    if right == other:
         raise DataError(
-            f"answer and wrong answer are one token (id {ids[0]}). Without --answer and --wrong they are the likeliest "
+            f"answer and wrong answer are one token (id {right}). Without --answer and --wrong they are the likeliest "
             "next tokens of the two prompts: name them."
         )
     if not isinstance(sides[0], str) or "encoder" in model.stacks:
-        return Prompts(*sides, *ids, read)
+        return Prompts(sides[0], sides[1], right, other, read)
     from glassformer.data import Pair, Pairs
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained
-    pair = Pair(clean, corrupt, *ids)
+    pair = Pair(clean, corrupt, right, other)
     return _encoded(model, Pairs((pair,), "pair"), fitting=False)
 
 

@@ -99,9 +99,8 @@ def _(result: Acdc, top: int) -> RenderableType:
         f"{result.cost_empty:.4f}: the circuit goes {_percent(result.faithfulness)} of the way.",
         f"Parts: {', '.join(result.nodes) or 'none'}",
     ]
-    return section(
-        f"The circuit that pruning leaves ({result.order})", grid, *(Text(line, style=QUIET) for line in lines)
-    )
+    notes = [Text(line, style=QUIET) for line in lines]
+    return section(f"The circuit that pruning leaves ({result.order})", grid, *notes)
 
 
 def _cost(metric: str) -> str:
