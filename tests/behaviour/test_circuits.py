@@ -11,6 +11,7 @@ import glassformer as gf
 from explanations import TEXT, gpt, translator
 from glassformer.analysis import circuits
 from glassformer.cli import main
+from glassformer.cli.progress import progress
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.handmade import induction_model
@@ -96,6 +97,44 @@ def test_every_kind_of_model_gets_a_report(
     out = capsys.readouterr().out
     assert [words for words in GOOD[arguments] if words not in " ".join(out.split())] == []
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_it_is_and_a_file_holds_no_trace_of_it(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glassformer.cli.progress.PATIENCE", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    assert main(["circuits", "model", "--data", "short.txt", "--top", "2"]) == 0
+    err = capsys.readouterr().err
+    assert ("ETA" in err and "token pairs" in err and "42/42" in err) if terminal else err == ""
+
+
+def test_what_is_done_in_a_moment_shows_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress("a moment") as report:
+        report(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_missing_text_is_asked_for_by_the_name_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuits", "hand", "--top", "1"]) == 0
+    assert "--data on the command line" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["with-text", "without"])
+def test_steps_done_rise_to_all_of_them(text: bool) -> None:
+    chosen = subject("gpt2", batch=3, length=12)
+    told: list[tuple[int, int, str]] = []
+    batches = [next_token_batch(chosen.inputs[-1])] if text else []
+    circuits(chosen.model, *batches, k=1, report=lambda *step: told.append(step))
+    done, total, names = zip(*told)
+    assert list(done) == sorted(done) and done[0] == 0 and done[-1] == total[0] and set(total) == {total[0]}
+    # one step per head while heads are ablated
+    steps = {d for d, name in zip(done, names) if name == "ablation"}
+    assert len(steps) > 2 if text else len(steps) == 2
 
 
 def test_page_and_document_are_written_and_say_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

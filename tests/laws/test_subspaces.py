@@ -8,8 +8,9 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
+from glassformer.analysis import subspaces
 from glassformer.analysis.subspaces import dimensions
-from glassformer.analysis.virtual import product_norms
+from glassformer.analysis.virtual_weights import ports
 from glassformer.errors import AnalysisUnavailable
 from strategies import subject
 
@@ -58,11 +59,33 @@ def test_overlaps_are_symmetric_shares_and_whole_with_oneself(name):
     assert (values >= -1e-12).all() and (values <= 1 + 1e-9).all()
 
 
+@pytest.mark.parametrize("budget", [1, 5_000, subspaces.BUDGET])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "differential", "translator_pre"])
+def test_components_taken_together_give_what_each_gives_alone(name, budget, monkeypatch):
+    monkeypatch.setattr(subspaces, "BUDGET", budget)
+    w = weights.of(subject(name).model, fold=True)
+    found = {port.label: port.matrix for port in ports(w, "write") + ports(w, "read")}
+    alone = torch.stack([dimensions(torch.linalg.svdvals(matrix)) for matrix in found.values()])
+    close(analysis.bandwidth(w).dimensions.values, alone)
+    labels = list(found)[::3]
+    projections = [torch.linalg.pinv(found[label]) @ found[label] for label in labels]
+    shared = torch.stack([torch.stack([(a * b).sum() for b in projections]) for a in projections])
+    ranks = shared.diagonal().round()
+    together = analysis.overlaps(w, labels)
+    close(together.overlap.values, shared / torch.minimum(ranks[:, None], ranks), 1e-7)
+    close(together.chance.values, torch.maximum(ranks[:, None], ranks) / 16)
+
+
+def test_a_matrix_of_zeros_uses_no_direction():
+    close(dimensions(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), torch.tensor([[0.0, 0, 0], [1, 1, 1]]))
+    assert subspaces._bases(torch.zeros(1, 3, 5)).abs().sum() == 0
+
+
 def test_random_subspaces_overlap_as_chance_has_it():
-    bases = [torch.linalg.qr(torch.randn(64, n, dtype=torch.float64))[0].mT for n in (8, 8, 20, 20) * 8]
-    shared = product_norms(bases, bases).square()
-    assert abs(float(shared[0, 5::4].mean()) / 8 - 8 / 64) < 0.03
-    assert abs(float(shared[0, 2::4].mean()) / 8 - 20 / 64) < 0.05
+    bases = [torch.linalg.qr(torch.randn(16, 64, n, dtype=torch.float64))[0].mT for n in (8, 20)]
+    shared = subspaces._met(bases)
+    assert abs(float(shared[0, 1:16].mean()) / 8 - 8 / 64) < 0.03
+    assert abs(float(shared[0, 16:].mean()) / 8 - 20 / 64) < 0.05
 
 
 def test_planted_erasers_are_found_by_weights_and_by_what_they_do():

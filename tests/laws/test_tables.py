@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
-from strategies import subject
+from strategies import ARCHITECTURES, subject
 
 
 def _centred(dense):
@@ -91,3 +92,70 @@ def test_rare_tokens_can_be_left_out():
 def test_circuits_that_do_not_exist_say_so(name, what, error, match):
     with pytest.raises(error, match=match):
         what(subject(name).model)
+
+
+def _all_on_oneself(w, labels):
+    return torch.ones(len(labels)), torch.zeros(len(labels))
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("tokens", [None, [1, 2, 5, 7, 10]])
+def test_through_the_stream_tokens_are_read_as_in_a_run_of_one_token(tokens, fold, monkeypatch):
+    # a token by itself attends to itself alone
+    monkeypatch.setattr("glassformer.analysis.tables.by_position", _all_on_oneself)
+    model = subject("llama").model
+    w, own = weights.of(model, fold=fold), weights.of(model)
+    ids = torch.arange(11) if tokens is None else torch.tensor(tokens)
+    sites = {layer.path: model.stack.blocks[layer.layer].norm("attn").at_out for layer in own.attention}
+    done = gf.run(model, ids[:, None], read=list(sites.values()))
+    found = {c: analysis.token_pairs(w, c, k=7, tokens=tokens, offset=2, through="stream") for c in ("OV", "QK")}
+    keep = analysis.token_circuits(w, 3, k=4, offset=2, through="stream") if tokens is None else None
+    for label in own.labels:
+        layer = own[label]
+        rows = done[sites[layer.path]].values[:, 0]
+        ov = _centred((rows @ layer.ov() @ own.read_out()[:, ids]).dense()[0])
+        query, key = layer.rotated(rows @ layer.Q, 2), (rows @ layer.K)[layer.group]
+        qk = _centred((query @ key.mT)[0] * layer.scale)
+        close(found["OV"].values.select(head=label).values, ov.flatten().topk(7).values)
+        close(found["QK"].values.select(head=label).values, qk.flatten().topk(7).values)
+        if keep is not None:
+            close(keep.raised.select(head=label).values, ov[3].topk(4).values)
+            close(keep.sought.select(head=label).values, qk[:, 3].topk(4).values)
+    assert found["OV"].through == "stream"
+
+
+def test_the_first_layer_reads_tokens_alone_where_no_positions_are_in_the_stream():
+    first = ["L0H0", "L0H3"]
+    for circuit in ("OV", "QK"):
+        one, other = (
+            analysis.token_pairs(subject("llama").model, circuit, first, through=t) for t in ("token", "stream")
+        )
+        close(one.values.values, other.values.values)
+    behind = [
+        analysis.token_pairs(subject("llama").model, "OV", ["L1H0"], k=3, through=t).values.values
+        for t in ("token", "stream")
+    ]
+    assert (behind[0] - behind[1]).abs().max() > 0.01 * behind[0].abs().max()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_through_the_stream_every_architecture_has_tables_or_the_reason_why_not(name):
+    model = subject(name).model
+    for circuit in ("OV", "QK"):
+        found = {}
+        for through in ("token", "stream"):
+            try:
+                found[through] = analysis.token_pairs(model, circuit, k=3, through=through)
+            except AnalysisUnavailable as error:
+                found[through] = None
+                if through == "stream" and found["token"] is not None:
+                    assert "post-norm" in str(error) and 'through="token"' in str(error)
+        alone, reaching = found["token"], found["stream"]
+        if reaching is not None:
+            assert alone is not None and sorted(reaching.values.labels("head")) == sorted(alone.values.labels("head"))
+            assert reaching.values.values.isfinite().all()
+
+
+def test_the_stream_of_augmented_weights_is_not_read():
+    with pytest.raises(AnalysisUnavailable, match="augment=False"):
+        analysis.token_pairs(weights.of(subject("gpt2").model, augment=True), through="stream")

@@ -150,7 +150,6 @@ from glassformer.analysis.trigrams import (
 from glassformer.analysis.tuned_lens import TunedLens
 from glassformer.analysis.tuned_lens_fit import LensDivergence, fit_tuned_lens, lens_divergence
 from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
-from glassformer.analysis.virtual import VirtualWeights, virtual, virtual_weights
 from glassformer.analysis.virtual_heads import (
     VirtualCopying,
     VirtualHeads,
@@ -158,6 +157,7 @@ from glassformer.analysis.virtual_heads import (
     virtual_copying,
     virtual_heads,
 )
+from glassformer.analysis.virtual_weights import VirtualWeights, virtual, virtual_weights
 
 __all__ = [
     "Ablation",

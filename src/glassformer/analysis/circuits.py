@@ -55,6 +55,7 @@ T = TypeVar("T")
 NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
 # positions from which random tokens are repeated more than once: copies that are short look alike one and two back
 ROOM = 40
+ANALYSES = 11  # that are asked, one after the other
 # of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
 WIRED = 0.5
 
@@ -66,7 +67,7 @@ def circuits(
     tokens: Sequence[int] | Tensor | None = None,
     k: int = 12,
     seed: int = 0,
-    report: Callable[[str], None] = lambda stage: None,
+    report: Callable[[int, int, str], None] | None = None,
 ) -> Circuits:
     """Find the circuits of a model.
 
@@ -77,7 +78,8 @@ def circuits(
         tokens: Ids that count in tables of tokens (leave out rare ones, see `frequent_tokens`); all by default.
         k: Entries per table.
         seed: Source of random tokens and matrices.
-        report: Called with the name of each analysis as it begins.
+        report: Called as it goes with steps done, steps in all and the analysis that is under way: one step each, but
+            one for every head that is ablated.
 
     Raises:
         AnalysisUnavailable: The model is none of ours, or a head is unknown.
@@ -88,7 +90,8 @@ def circuits(
     w = weights.of(model, fold=True)
     for label in heads or ():
         w[label]
-    asked = _Asked(report)
+    n_heads = len(heads_of(model))
+    asked = _Asked(report, ANALYSES - 1 + n_heads)
     copied = asked("copying by eigenvalues", lambda: copying(w))
     placed = asked("heads that go by position", lambda: positional_heads(w))
     read = asked("bandwidth", lambda: bandwidth(w))
@@ -96,7 +99,9 @@ def circuits(
     repeats = 4 if model.config.max_len >= ROOM else 2
     scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
     wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
-    removed = asked("ablation", lambda: ablate_each(model, *_given(rows, "ablation")))
+    removed = asked(
+        "ablation", lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within), steps=n_heads
+    )
     terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
     losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
 
@@ -125,22 +130,34 @@ def circuits(
 class _Asked:
     """Asks one analysis after the other; what is not defined becomes an entry, not an end."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self.report = report
+    def __init__(self, report: Callable[[int, int, str], None] | None, total: int) -> None:
+        self.report, self.total = report, total
+        self.done, self.steps, self.name = 0, 0, ""
         self.unavailable: list[Unavailable] = []
 
-    def __call__(self, name: str, analysis: Callable[[], T]) -> T | None:
-        self.report(name)
+    def __call__(self, name: str, analysis: Callable[[], T], *, steps: int = 1) -> T | None:
+        self.name, self.steps = name, steps
+        self.within(0, 1)
         try:
             return analysis()
         except GlassformerError as error:
             self.unavailable.append(Unavailable(name, str(error)))
             return None
+        finally:
+            self.within(1, 1)
+            self.done += steps
+
+    def within(self, done: int, total: int) -> None:
+        """Report how far the analysis that is under way has come."""
+        if self.report is not None:
+            self.report(self.done + self.steps * done // total, self.total, self.name)
 
 
 def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
     if not rows:
-        raise AnalysisUnavailable(f"{analysis} needs text: pass batches, as in circuits(model, data.batch(0)).")
+        raise AnalysisUnavailable(
+            f"{analysis} needs text: batches, as in circuits(model, data.batch(0)); --data on the command line."
+        )
     return rows
 
 

@@ -34,9 +34,8 @@ from glassformer.analysis.composition import Composition, composition
 from glassformer.analysis.copying import rounding
 from glassformer.analysis.head_sides import Place
 from glassformer.analysis.heads import head_scores
-from glassformer.analysis.positional import positional_heads
-from glassformer.analysis.selection import LeftOut, labels_of, layers_for, token_choice
-from glassformer.analysis.token_reads import Through, TokenSums
+from glassformer.analysis.selection import LeftOut, labels_of, layers_for, token_choice, values_of
+from glassformer.analysis.token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -191,8 +190,8 @@ def induction_circuits(
     labels, ids = labels_of(layers), _choice(w, tokens)
     n = len(labels)
     scores = composition(w, offsets=offsets, draws=draws, seed=seed)
-    current, previous = (u.to(w.E.dtype) for u in _by_position(w, labels))
-    sums = TokenSums(w, layers, through, _split(current.nan_to_num(), layers), ids)
+    current, previous = (u.to(w.E.dtype) for u in by_position(w, labels))
+    sums = TokenSums(_reads(w, layers, through, current), ids)
     ovs = [(layer.ov(), sums.to_logits[layer.path]) for layer in layers]
     copy = torch.cat([_ratio(ov.right @ (between @ ov.left), rounding(ov, between)) for ov, between in ovs])
     duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), offsets)) for layer in layers])
@@ -255,8 +254,8 @@ def matching_trace(
     labels, ids = labels_of(layers), _choice(w, tokens)
     measured = head_scores(w.model, seed=seed).scores
     roles = ("current_token", "previous_token", "induction")
-    current, previous, prefix = (_of(labels, measured.select(role=role)) for role in roles)
-    sums = TokenSums(w, layers, through, _split(current.nan_to_num(), layers), ids)
+    current, previous, prefix = (values_of(measured.select(role=role), labels) for role in roles)
+    sums = TokenSums(_reads(w, layers, through, current), ids)
     trace, ratio = (prefix.new_full((len(labels),), torch.nan) for _ in range(2))
     weight, totals = previous.nan_to_num(), Totals()
     for rows, columns, small in _pairs(w, layers, sums, offsets):
@@ -288,6 +287,12 @@ def _layers(w: HeadWeights) -> tuple[list[AttentionWeights], LeftOut]:
             )
 
     return layers_for(w, None, check)
+
+
+def _reads(w: HeadWeights, layers: Sequence[AttentionWeights], through: Through, current: Tensor) -> TokenReads:
+    instead = "Composition takes those gains into account: analysis.composition(model)."
+    own = current.nan_to_num().split([len(layer.Q) for layer in layers])
+    return TokenReads(w, layers, through, own, analysis="induction circuits", instead=instead)
 
 
 def _pairs(
@@ -329,31 +334,11 @@ def _queries(layer: AttentionWeights, offsets: tuple[int, ...]) -> Float[Tensor,
     return layer.rotated(layer.Q, offsets) if layer.module.positions.rotates else layer.Q
 
 
-def _by_position(w: HeadWeights, labels: list[str]) -> tuple[Tensor, Tensor]:
-    """Return attention to the same position and to the one before, by position alone; NaN for heads without any."""
-    try:
-        found = positional_heads(w, offsets=2, first_query=1)
-    except AnalysisUnavailable:
-        return torch.full((len(labels),), torch.nan), torch.full((len(labels),), torch.nan)
-    return _of(labels, found.scores.select(offset="0")), _of(labels, found.scores.select(offset="1"))
-
-
 def _choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
     ids = token_choice(w, tokens)
     if tokens is not None or len(ids) <= MOST_TOKENS:
         return ids
     return torch.linspace(0, len(ids) - 1, MOST_TOKENS, device=ids.device).long()
-
-
-def _split(values: Tensor, layers: Sequence[AttentionWeights]) -> Sequence[Tensor]:
-    return values.split([len(layer.Q) for layer in layers])
-
-
-def _of(labels: list[str], found: Labelled) -> Tensor:
-    """Return values by head in the order of the labels, NaN for heads that have none."""
-    at = {label: i for i, label in enumerate(found.labels("head"))}
-    missing = found.values.new_full((), torch.nan)
-    return torch.stack([found.values[at[label]] if label in at else missing for label in labels])
 
 
 def _largest(values: Tensor, most: int, n: int) -> Tensor:

@@ -57,6 +57,13 @@ def by_head(layers: Iterable[AttentionWeights], values: Iterable[Tensor], *axes:
     return Labelled(torch.stack(rows), ("head", *axes), {"head": labels_of(layers)} | coords)
 
 
+def values_of(found: Labelled, labels: Sequence[str]) -> Tensor:
+    """Return values by head in the order of some labels, NaN for heads that have none."""
+    at = {label: i for i, label in enumerate(found.labels("head"))}
+    missing = found.values.new_full((), torch.nan)
+    return torch.stack([found.values[at[label]] if label in at else missing for label in labels])
+
+
 def filled(values: Tensor, width: int) -> Tensor:
     """Return values with the last axis made this wide by NaN."""
     missing = width - values.shape[-1]

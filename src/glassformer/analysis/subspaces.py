@@ -15,7 +15,7 @@ management). That dimension is counted by participation ratio is our choice.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +27,14 @@ from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.basis import stream_rows
 from glassformer.analysis.run import Run
 from glassformer.analysis.selection import LeftOut, by_head, layers_for, wide
-from glassformer.analysis.virtual import Port, ports, product_norms
-from glassformer.attention import AttentionLayer
+from glassformer.analysis.virtual_weights import Port, ports
+from glassformer.attention import AttentionLayer, linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block
 from glassformer.weights import AttentionWeights, HeadWeights
 
+BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time
 MEASURES = ("rank", "rank_99", "participation_ratio")
 
 
@@ -145,7 +146,9 @@ def bandwidth(model: Any) -> Bandwidth:
     """
     w = weights.folded(model)
     found = _both(w)
-    rows = torch.stack([dimensions(torch.linalg.svdvals(_core(port.matrix))) for port in found])
+    rows = w.U.new_empty(len(found), len(MEASURES), dtype=wide(w.U).dtype)
+    for at, stack in _alike(found):
+        rows[at] = dimensions(torch.linalg.svdvals(_core(stack)))
     coords = {"component": [port.label for port in found], "measure": MEASURES}
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
@@ -174,12 +177,14 @@ def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
             if label not in known:
                 raise AnalysisUnavailable(f'overlaps: no component "{label}". Some: {", ".join(list(known)[:8])}.')
         found = [known[label] for label in components]
-    bases = [_basis(port.matrix) for port in found]
-    ranks = torch.tensor([len(basis) for basis in bases], dtype=w.U.dtype, device=w.U.device)
+    order, bases = zip(*((at, _bases(stack)) for at, stack in _alike(found)))
+    # back to the order of the components
+    back = torch.tensor([i for at in order for i in at], device=w.U.device).argsort()
+    ranks = torch.cat([basis.any(-1).sum(-1) for basis in bases])[back].to(wide(w.U).dtype)
     smaller, larger = torch.minimum(ranks[:, None], ranks), torch.maximum(ranks[:, None], ranks)
     labels = [port.label for port in found]
     axes, coords = ("component", "component_2"), {"component": labels, "component_2": labels}
-    shared = product_norms(bases, bases).square() / smaller
+    shared = _met(bases)[back][:, back] / smaller
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
@@ -242,22 +247,20 @@ def erasure(run: Run) -> Erasure:
                 left_out |= dict.fromkeys(layer.labels, "values of cross-attention read another stream")
                 continue
             # values' directions of the stream; heads that share values read alike
-            bases = [_basis(v.mT) for v in layer.V]
-            written = run[f"{part}.head_out"].values
-            for h, label in enumerate(layer.labels):
-                basis = bases[int(layer.group[h])]
-                labels.append(label)
-                cosines.append(_cosine(written[:, h], x @ basis.mT @ basis, run))
+            basis = _bases(wide(layer.V.mT))
+            labels += layer.labels
+            read = (x[:, None] @ basis.mT @ basis)[:, layer.group]
+            cosines.append(_cosine(run[f"{part}.head_out"].values, read, run))
             continue
         mlp = next((m for m in w.mlps if m.module is block.part(name)), None)
         if mlp is None:
             left_out[f"L{block.layer} {name}"] = "neither attention nor an MLP"
             continue
         reads = mlp.W_in.mT if mlp.W_gate is None else torch.cat((mlp.W_in, mlp.W_gate), 1).mT
-        basis = _basis(reads)
+        basis = _bases(wide(reads)[None])
         labels.append(mlp.label)
-        cosines.append(_cosine(run[f"{part}.out"].values, x @ basis.mT @ basis, run))
-    means, spreads = (torch.stack([f(c) for c in cosines]) for f in (torch.mean, torch.std))
+        cosines.append(_cosine(run[f"{part}.out"].values[:, None], x[:, None] @ basis.mT @ basis, run))
+    means, spreads = (torch.cat([f(c, -1) for c in cosines]) for f in (torch.mean, torch.std))
     coords = {"component": labels}
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)
 
@@ -315,15 +318,18 @@ def joint_pca(model: Any) -> JointPca:
     return JointPca(Labelled(values / values.sum(), ("direction",)), Labelled(share, ("direction",)), ratio)
 
 
-def dimensions(singular: Float[Tensor, " n"]) -> Float[Tensor, " measure"]:
-    """Return rank, rank of 99 % of the energy, and participation ratio of a spectrum; zeros for a zero matrix."""
+def dimensions(singular: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch measure"]:
+    """Return rank, rank of 99 % of the energy, and participation ratio of spectra, zeros for a zero matrix.
+
+    Args:
+        singular: Singular values, falling.
+    """
     energy = singular.square()
-    total = energy.sum()
-    if not bool(total > 0):
-        return singular.new_zeros(3)
-    rank = (singular > singular.max() * len(singular) * torch.finfo(singular.dtype).eps).sum()
-    most = (energy.cumsum(0) < 0.99 * total).sum() + 1
-    return torch.stack((rank.to(singular), most.to(singular), total.square() / energy.square().sum()))
+    total = energy.sum(-1, keepdim=True)
+    rank = (singular > singular[..., :1] * singular.shape[-1] * torch.finfo(singular.dtype).eps).sum(-1)
+    most = (energy.cumsum(-1) < 0.99 * total).sum(-1) + 1
+    ratio = total[..., 0].square() / energy.square().sum(-1)
+    return torch.stack((rank.to(singular), most.to(singular), ratio), -1).where(total > 0, 0)
 
 
 def _both(w: HeadWeights) -> list[Port]:
@@ -338,16 +344,42 @@ def _stays(layer: AttentionWeights) -> None:
         )
 
 
-def _core(matrix: Tensor) -> Tensor:
-    """Return a matrix of the same spectrum, no larger than d_model square."""
-    return matrix if matrix.shape[0] <= matrix.shape[1] else torch.linalg.qr(matrix)[1]
+def _alike(found: Sequence[Port]) -> Iterator[tuple[list[int], Float[Tensor, "n width d_model"]]]:
+    """Yield matrices of one shape together, with their places: as many at a time as `BUDGET` holds."""
+    by_shape: dict[torch.Size, list[int]] = {}
+    for i, port in enumerate(found):
+        by_shape.setdefault(port.matrix.shape, []).append(i)
+    for shape, places in by_shape.items():
+        some = max(1, BUDGET // (shape.numel() * found[places[0]].matrix.element_size()))
+        for at in (places[i : i + some] for i in range(0, len(places), some)):
+            # a matrix by itself may be the vocabulary's: it is not copied
+            yield at, torch.stack([found[i].matrix for i in at]) if len(at) > 1 else found[at[0]].matrix[None]
 
 
-def _basis(rows: Tensor) -> Float[Tensor, "rank d_model"]:
-    """Return an orthonormal basis of what some rows span."""
-    _, s, vh = torch.linalg.svd(_core(wide(rows)), full_matrices=False)
-    top = s.max() if len(s) else s.new_zeros(())
-    return vh[(s > top * max(rows.shape) * torch.finfo(rows.dtype).eps) & (s > 0)]
+def _core(matrix: Float[Tensor, "*batch width d_model"]) -> Float[Tensor, "*batch least d_model"]:
+    """Return a matrix of the same spectrum and right singular vectors, no larger than d_model square."""
+    return matrix if matrix.shape[-2] <= matrix.shape[-1] else torch.linalg.qr(matrix, mode="r")[1]
+
+
+def _bases(matrices: Float[Tensor, "n width d_model"]) -> Float[Tensor, "n least d_model"]:
+    """Return an orthonormal basis of what each matrix's rows span, filled up with rows of zeros."""
+    _, s, vh = torch.linalg.svd(_core(matrices), full_matrices=False)
+    there = (s > s[..., :1] * max(matrices.shape[1:]) * torch.finfo(matrices.dtype).eps) & (s > 0)
+    return vh * there[..., None]
+
+
+def _met(bases: Sequence[Float[Tensor, "_ _ d_model"]]) -> Float[Tensor, "component component_2"]:
+    """Return |Q_A Q_B'|^2 of all pairs: the inner product of the projections Q'Q, made a few rows at a time."""
+    n, d_model = sum(len(basis) for basis in bases), bases[0].shape[-1]
+    total = bases[0].new_zeros(n, n)
+    step = max(1, BUDGET // (n * d_model * bases[0].element_size()))
+    for first in range(0, d_model, step):
+        last = min(first + step, d_model)
+        rows = torch.cat([(basis[..., first:last].mT @ basis[..., first:]).flatten(1) for basis in bases])
+        # projections are symmetric: entries right of the block on the diagonal count twice in the product
+        rows.view(n, last - first, -1)[..., last - first :] *= 2**0.5
+        total += linear(rows, rows)
+    return total
 
 
 def _parts(model: Any) -> list[tuple[Block, str, str]]:
@@ -373,8 +405,8 @@ def _rows(run: Run, site: str, values: Tensor) -> Float[Tensor, "n d_model"]:
     return values[keep].double()
 
 
-def _cosine(written: Float[Tensor, "batch pos d_model"], read: Tensor, run: Run) -> Tensor:
-    found = torch.nn.functional.cosine_similarity(wide(written), wide(read), dim=-1)
+def _cosine(written: Float[Tensor, "batch n pos d_model"], read: Tensor, run: Run) -> Float[Tensor, "n kept"]:
+    found = torch.nn.functional.cosine_similarity(wide(written), wide(read), dim=-1).movedim(1, 0)
     if run.lengths is None:
-        return found.flatten()
-    return found[torch.arange(found.shape[1], device=found.device) < run.lengths[:, None].to(found.device)]
+        return found.flatten(1)
+    return found[:, torch.arange(found.shape[-1], device=found.device) < run.lengths[:, None].to(found.device)]

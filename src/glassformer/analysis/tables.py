@@ -5,15 +5,17 @@
 
 Neither is built. Softmax does not see what a query gives to all keys alike, nor what is added to all logits: rows are
 centred, and only what is left is ranked. QK values are comparable within a row, OV values within a row and between
-heads. Token vectors are read through the layer's norm as if the stream held only them: exact for queries, keys and
-values of the first layer of a model without position vectors in the stream, the direct path elsewhere. The final norm's
-scale is left at one.
+heads. E is what a layer reads of each token by itself. `through="token"`: its vector, through the layer's norm as if
+the stream held nothing else; exact for queries, keys and values of the first layer of a model without position vectors
+in the stream, the direct path elsewhere. `through="stream"`: also what MLPs, and heads that by position alone attend to
+the token itself, wrote where it stands (see `token_reads`); each token divided by its own scale. The final norm's scale
+is left at one.
 
 Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (one-layer models).
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,7 +24,8 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.inputs import token_id
-from glassformer.analysis.selection import LeftOut, layers_for, token_choice, token_names
+from glassformer.analysis.selection import LeftOut, labels_of, layers_for, token_choice, token_names
+from glassformer.analysis.token_reads import Through, TokenReads, by_position
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, Factored, HeadWeights
@@ -46,6 +49,7 @@ class TokenPairs(Result):
         offsets: Distances that rotary scores are a mean over; empty where they do not matter.
         names: Tokens as text, by id, for those that occur.
         folded: Whether norms were folded into the matrices.
+        through: What E is, `token` or `stream`.
         n_tokens: Size of the vocabulary that was looked at.
         left_out: Heads the analysis is not defined for, and why.
     """
@@ -57,6 +61,7 @@ class TokenPairs(Result):
     offsets: tuple[int, ...]
     names: dict[int, str]
     folded: bool
+    through: Through
     n_tokens: int
     left_out: LeftOut
 
@@ -82,6 +87,7 @@ class TokenCircuits(Result):
         offsets: As in `TokenPairs`.
         names: Tokens as text, by id, for those that occur.
         folded: Whether norms were folded into the matrices.
+        through: As in `TokenPairs`.
         left_out: Heads without a full OV or QK circuit, and why.
     """
 
@@ -95,6 +101,7 @@ class TokenCircuits(Result):
     offsets: tuple[int, ...]
     names: dict[int, str]
     folded: bool
+    through: Through
     left_out: LeftOut
 
 
@@ -107,6 +114,7 @@ def token_pairs(
     largest: bool = True,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     offset: Offset = None,
+    through: Through = "token",
 ) -> TokenPairs:
     """Find the strongest token pairs of each head's full OV or QK circuit, without building any.
 
@@ -121,9 +129,11 @@ def token_pairs(
         tokens: Ids that count, on both sides; all by default.
         offset: How far before the query the key lies, for rotary positions; several: their mean. By default the mean of
             1 to 64. ALiBi's bias is no matter of tokens: see `position_bias`.
+        through: What layers read of a token: its vector (`token`), or what the stream holds of it by then (`stream`).
 
     Raises:
-        AnalysisUnavailable: A named head, or every head, has no such circuit.
+        AnalysisUnavailable: A named head, or every head, has no such circuit; or through the stream of post-norm blocks
+            or of augmented weights.
     """
     w = weights.folded(model)
     layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, circuit))
@@ -131,8 +141,9 @@ def token_pairs(
     offsets = () if circuit == "OV" else offsets_of(layers, offset)
     labels: list[str] = []
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for layer in layers:
-        table = full_circuit(w, layer, circuit, offsets, None if tokens is None else ids).centred(rows=True)
+    chosen = None if tokens is None else ids
+    for layer, reads in _layers_reading(w, layers, through, ids):
+        table = full_circuit(w, layer, circuit, offsets, chosen, reads).centred(rows=True)
         # maps of several streams come one after the other
         best = table.top(k, largest=largest)
         found.append(tuple(part.flatten(0, -2) for part in best))  # type: ignore[arg-type]
@@ -142,8 +153,8 @@ def token_pairs(
     coords = {"head": labels}
     return TokenPairs(
         Labelled(values, ("head", "rank"), coords), Labelled(rows, ("head", "rank"), coords),
-        Labelled(columns, ("head", "rank"), coords), circuit, offsets, names_of(w, rows, columns), w.folded, len(ids),
-        left_out,
+        Labelled(columns, ("head", "rank"), coords), circuit, offsets, names_of(w, rows, columns), w.folded, through,
+        len(ids), left_out,
     )  # fmt: skip
 
 
@@ -154,6 +165,7 @@ def token_circuits(
     *,
     k: int = 10,
     offset: Offset = None,
+    through: Through = "token",
 ) -> TokenCircuits:
     """Say what each head makes of one token: what attending to it does, and which queries look for it.
 
@@ -163,29 +175,31 @@ def token_circuits(
         heads: As for `token_pairs`.
         k: Tokens per head and list.
         offset: As for `token_pairs`.
+        through: As for `token_pairs`.
 
     Raises:
-        AnalysisUnavailable: No head has a full OV circuit, or a named one has not.
+        AnalysisUnavailable: No head has a full OV circuit, or a named one has not; or as for `token_pairs`.
         TextError: The text is several tokens, or none that is known.
     """
     w = weights.folded(model)
     at = token_id(w.model, token)
     layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, "OV"))
     place = torch.tensor([at], device=w.U.device)
-    effects = []
-    for layer in layers:
-        row = w.source_rows(layer, "value", "token", place) @ layer.ov() @ w.read_out()
+    effects: list[Tensor] = []
+    labels: list[str] = []
+    for layer, reads in _layers_reading(w, layers, through, place):
+        row = (w.source_rows(layer, "value", "token", place) if reads is None else reads) @ layer.ov() @ w.read_out()
         effects.append(row.centred(rows=True).dense()[:, 0])
+        labels += layer.labels
     effect = torch.cat(effects)
     k = min(k, effect.shape[-1])
     raised, lowered = effect.topk(k), effect.topk(k, largest=False)
-    labels = [label for layer in layers for label in layer.labels]
 
     look, without = _looking(w, layers)
     offsets = offsets_of(look, offset)
     looks, look_labels = [], []
-    for layer in look:
-        table = full_circuit(w, layer, "QK", offsets).centred(rows=True)
+    for layer, reads in _layers_reading(w, look, through, token_choice(w, None)):
+        table = full_circuit(w, layer, "QK", offsets, reads=reads).centred(rows=True)
         looks.append(table.columns(at).flatten(0, -2))
         look_labels += map_labels(layer, table)
     sought = torch.cat(looks).topk(k) if looks else effect[:0].topk(k)
@@ -196,7 +210,8 @@ def token_circuits(
     return TokenCircuits(
         field(raised.values, labels), field(lowered.values, labels), field(sought.values, look_labels),
         field(raised.indices, labels), field(lowered.indices, labels), field(sought.indices, look_labels),
-        at, offsets, names_of(w, raised.indices, lowered.indices, sought.indices), w.folded, left_out | without,
+        at, offsets, names_of(w, raised.indices, lowered.indices, sought.indices), w.folded, through,
+        left_out | without,
     )  # fmt: skip
 
 
@@ -223,16 +238,27 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
 
 
 def full_circuit(
-    w: HeadWeights, layer: AttentionWeights, circuit: Circuit, offsets: Sequence[int] = (), ids: Tensor | None = None
+    w: HeadWeights,
+    layer: AttentionWeights,
+    circuit: Circuit,
+    offsets: Sequence[int] = (),
+    ids: Tensor | None = None,
+    reads: Tensor | None = None,
 ) -> Factored:
-    """Return a full circuit of a layer's heads (or of the one head it is), factored, for some tokens."""
+    """Return a full circuit of a layer's heads (or of the one head it is), factored, for some tokens.
+
+    `reads`: what the layer reads of each of these tokens; by default their vectors through its norm.
+    """
     if circuit == "OV":
         out = w.read_out()
-        rows = w.source_rows(layer, "value", "token", ids)
+        rows = w.source_rows(layer, "value", "token", ids) if reads is None else reads
         return rows @ layer.ov() @ (out if ids is None else out[:, ids])
-    query, key = (w.projected(layer, side, "token") for side in ("query", "key"))
-    if ids is not None:
-        query, key = query[..., ids, :], key[..., ids, :]
+    if reads is None:
+        query, key = (w.projected(layer, side, "token") for side in ("query", "key"))
+        if ids is not None:
+            query, key = query[..., ids, :], key[..., ids, :]
+    else:
+        query, key = reads @ layer.Q, (reads @ layer.K)[layer.group]
     turned = layer.rotated(query, tuple(offsets) or None)
     return Factored(turned, key.mT) * layer.scale
 
@@ -271,3 +297,30 @@ def _looking(w: HeadWeights, layers: Sequence[AttentionWeights]) -> tuple[list[A
         except AnalysisUnavailable as error:
             without |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])
     return found, without
+
+
+def _layers_reading(
+    w: HeadWeights, layers: Sequence[AttentionWeights], through: Through, ids: Tensor
+) -> Iterator[tuple[AttentionWeights, Tensor | None]]:
+    """Yield layers and what they read of some tokens, a layer's at a time; None for their vectors alone."""
+    if through == "token":
+        yield from ((layer, None) for layer in layers)
+        return
+    for stack in dict.fromkeys(layer.stack for layer in layers):
+        every = w.of_stack(stack)
+        current = by_position(w, labels_of(every))[0].nan_to_num().split([len(layer.Q) for layer in every])
+        # where OV is no matrix, what heads move of the token itself is not known
+        known = [c if _moves(layer) else torch.zeros_like(c) for layer, c in zip(every, current)]
+        instead = 'Token vectors alone: through="token".'
+        reads = TokenReads(w, every, through, known, analysis='full circuits through="stream"', instead=instead)
+        with torch.no_grad():
+            for path, rows in reads(ids):
+                yield from ((layer, rows) for layer in layers if layer.path == path)
+
+
+def _moves(layer: AttentionWeights) -> bool:
+    try:
+        layer.require_ov("full circuits")
+    except AnalysisUnavailable:
+        return False
+    return True

@@ -10,13 +10,15 @@ Rows are divided by their own scale wherever a norm stands before a layer.
 # torch does not type the parts of a module
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.analysis.positional import positional_heads
+from glassformer.analysis.selection import values_of
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Block
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -25,15 +27,17 @@ Through = Literal["token", "stream"]
 CHUNK = 1024  # tokens whose rows are held at a time
 
 
-class TokenSums:
-    """Sums over tokens of what one layer reads times what another reads, E1' E2, or times the unembedding, U E.
+class TokenReads:
+    """What the self-attention layers of a stack read of tokens by themselves.
 
     Args:
         w: The weights.
-        layers: Self-attention layers of the stack that ends in the logits.
+        layers: The layers that read, of one stack.
         through: As above.
-        current: Attention of each head of these layers to the token itself, one tensor per layer, for `stream`.
-        ids: Tokens that count.
+        current: Attention of each head of these layers to the token itself, one tensor per layer, for `stream`; zeros
+            where what a head moves is no matrix.
+        analysis: What asks, for errors.
+        instead: What to ask of a model with post-norm blocks.
 
     Raises:
         AnalysisUnavailable: The weights are augmented, or the model is post-norm: tokens pass norms on the stream.
@@ -45,27 +49,74 @@ class TokenSums:
         layers: Sequence[AttentionWeights],
         through: Through,
         current: Sequence[Float[Tensor, " _"]],
-        ids: Int[Tensor, " n"],
+        *,
+        analysis: str,
+        instead: str,
     ) -> None:
         if w.augmented:
             raise AnalysisUnavailable(
-                "induction circuits leave biases out: give weights without their constant coordinate, augment=False."
-            )
-        if any(block.wiring == "post" for block in w.model.stacks[w.stack].blocks):
-            raise AnalysisUnavailable(
-                "induction circuits: in post-norm blocks tokens pass norms on the stream, so their vectors are not "
-                "what later layers read.\n    Composition takes those gains into account: analysis.composition(model)."
+                f"{analysis}: biases are left out; give weights without their constant coordinate, augment=False."
             )
         self.w, self.layers, self.through = w, {a.path: a for a in layers}, through
         self.current = {a.path: c for a, c in zip(layers, current)}
+        self.stack = layers[0].stack
+        if any(block.wiring == "post" for block in w.model.stacks[self.stack].blocks):
+            raise AnalysisUnavailable(
+                f"{analysis}: in post-norm blocks tokens pass norms on the stream, so their vectors are not what later "
+                f"layers read.\n    {instead}"
+            )
+
+    def __call__(self, ids: Int[Tensor, " n"]) -> Iterator[tuple[str, Float[Tensor, "n d_model"]]]:
+        """Yield each layer's path and what it reads, in the order of the forward pass; call without gradients."""
+        w, x = self.w, self.w.embeddings[self.stack][ids]
+        first: Tensor | None = None
+        for block in w.model.stacks[self.stack].blocks:
+            assert isinstance(block, Block), "a stack is made of blocks"
+            entry = x
+            for name in block.names:
+                read = entry if block.wiring == "parallel" else x
+                layer = self.layers.get(block.part(name).path)  # type: ignore[union-attr]
+                if layer is None and (self.through == "token" or not name.startswith("mlp")):
+                    continue
+                if layer is None:
+                    # the hidden layer is wider than the stream, and rows may be a whole vocabulary
+                    parts = [block.part(name)(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
+                    written = torch.cat(parts)
+                else:
+                    if first is None or self.through == "stream" or not w.folded:
+                        first = w.normed(read, w.norm_before(layer), bias=False)
+                    yield layer.path, first
+                    written = self._written(layer, first)
+                if written is not None:
+                    after = block.norm_after(name) if block.wiring == "sandwich" else None
+                    x = x + (written if after is None else w.normed(written, after))
+
+    def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
+        """Return what heads write of the token they stand on, as far as they attend to it."""
+        current = self.current[layer.path].to(rows)
+        if self.through == "token" or layer.gain is not None or not current.any():
+            return None
+        ov = torch.einsum("hde,hef->df", layer.V[layer.group] * current[:, None, None], layer.O)
+        return rows @ ov
+
+
+class TokenSums:
+    """Sums over tokens of what one layer reads times what another reads, E1' E2, or times the unembedding, U E.
+
+    Args:
+        reads: What layers of the stack that ends in the logits read.
+        ids: Tokens that count.
+    """
+
+    def __init__(self, reads: TokenReads, ids: Int[Tensor, " n"]) -> None:
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.to_logits: dict[str, Float[Tensor, "d_model d_model"]] = {}
-        out = w.read_out()
+        out = reads.w.read_out()
         # views on weights carry no gradients, MLPs would
         with torch.no_grad():
             for start in range(0, len(ids), CHUNK):
                 some = ids[start : start + CHUNK]
-                self._add(self._rows(some), out[:, some])
+                self._add(dict(reads(some)), out[:, some])
 
     def __call__(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
         return self.sums[earlier.path, later.path]
@@ -88,35 +139,11 @@ class TokenSums:
                         shared[key] += known
                 self.sums[earlier, later] = shared[key]
 
-    def _rows(self, ids: Tensor) -> dict[str, Float[Tensor, "n d_model"]]:
-        """Return what each layer reads, by its path."""
-        w, x = self.w, self.w.E[ids]
-        rows: dict[str, Tensor] = {}
-        first: Tensor | None = None
-        for block in w.model.stacks[w.stack].blocks:
-            assert isinstance(block, Block), "a stack is made of blocks"
-            entry = x
-            for name in block.names:
-                read = entry if block.wiring == "parallel" else x
-                layer = self.layers.get(block.part(name).path)  # type: ignore[union-attr]
-                if layer is None and (self.through == "token" or not name.startswith("mlp")):
-                    continue
-                if layer is None:
-                    written = block.part(name)(block.norm(name)(read[None]))[0]
-                else:
-                    if first is None or self.through == "stream" or not w.folded:
-                        first = w.normed(read, w.norm_before(layer), bias=False)
-                    rows[layer.path] = first
-                    written = self._written(layer, first)
-                if written is not None:
-                    after = block.norm_after(name) if block.wiring == "sandwich" else None
-                    x = x + (written if after is None else w.normed(written, after))
-        return rows
 
-    def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
-        """Return what heads write of the token they stand on, as far as they attend to it."""
-        current = self.current[layer.path].to(rows)
-        if self.through == "token" or layer.gain is not None or not current.any():
-            return None
-        mixed = torch.einsum("nd,hde->hne", rows, layer.V)[layer.group] * current[:, None, None]
-        return torch.einsum("hne,hed->nd", mixed, layer.O)
+def by_position(w: HeadWeights, labels: Sequence[str]) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Return attention to the same position and to the one before, by position alone; NaN for heads without any."""
+    try:
+        found = positional_heads(w, offsets=2, first_query=1)
+    except AnalysisUnavailable:
+        return torch.full((len(labels),), torch.nan), torch.full((len(labels),), torch.nan)
+    return values_of(found.scores.select(offset="0"), labels), values_of(found.scores.select(offset="1"), labels)

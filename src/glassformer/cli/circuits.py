@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from glassformer.cli.given import model_of
+from glassformer.cli.progress import progress
 from glassformer.cli.texts import source_of
 from glassformer.files import check_writable, write
 
@@ -70,11 +71,11 @@ def circuits(
     for label in heads:
         weights.of(loaded)[label]  # before anything is run
     metrics = _metrics(model, run)
-    console = Console(stderr=True)
-    with console.status("reading text") as status:
+    with Console(stderr=True).status("reading text"):
         batches, tokens = _text(loaded, model, run, data, rows)
+    with progress("circuits") as report:
         found = analysis.circuits(
-            loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=status.update
+            loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=report
         )
     if metrics:
         try:

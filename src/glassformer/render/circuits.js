@@ -14,11 +14,6 @@ const ROLES = {
 
 const SHORT = { previous_token: "previous", prefix_matching: "prefix", duplicate_token: "duplicate", first_token: "first", current_token: "current" };
 
-function section(id, title, gloss, ...content) {
-  return el("section", { id, "aria-labelledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title), el("p", { class: "gloss" }, gloss), content);
-}
-
 const cell = (text, attributes = {}) => el("td", { class: "number", ...attributes }, text);
 const heading = (names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "number" : "" }, name))));
 
@@ -173,27 +168,16 @@ const WORDS = [
 const words = () => section("words", "Words on this page", "One line for each term.",
   el("dl", { class: "words" }, WORDS.map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
 
-function build() {
-  const sections = [
-    ["Heads", headTable()],
-    data.edges.length ? ["Composition", composition()] : null,
-    data.induction.length ? ["Induction", induction()] : null,
-    data.eigenvalues.length ? ["Eigenvalues", spectra()] : null,
-    data.pairs.length ? ["Token pairs", pairs()] : null,
-    data.trigrams.length ? ["Skip-trigrams", trigrams()] : null,
-    data.importance.length ? ["Term importance", importance()] : null,
-    data.losses.length ? ["Loss by position", losses()] : null,
-    data.training ? ["Training", phase()] : null,
-    data.unavailable.length ? ["Not available", unavailable()] : null,
-    ["Words", words()],
-  ].filter(Boolean);
-  const links = sections.map(([name, node]) => el("li", {}, el("a", { href: `#${node.id}` }, name)));
-  document.body.append(
-    el("a", { class: "skip", href: "#main" }, "Skip to the sections"),
-    el("div", { class: "frame" }, header(),
-      el("nav", { "aria-label": "Sections" }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
-      el("main", { id: "main" }, sections.map(([, node]) => node)),
-      el("footer", {}, `Drawn from the weights and runs of ${data.model.name}. Everything shown is in this file, as the JSON document “${data.format}”, version ${data.version}.`)));
-}
-
-build();
+frame(header(), [
+  ["Heads", headTable()],
+  data.edges.length ? ["Composition", composition()] : null,
+  data.induction.length ? ["Induction", induction()] : null,
+  data.eigenvalues.length ? ["Eigenvalues", spectra()] : null,
+  data.pairs.length ? ["Token pairs", pairs()] : null,
+  data.trigrams.length ? ["Skip-trigrams", trigrams()] : null,
+  data.importance.length ? ["Term importance", importance()] : null,
+  data.losses.length ? ["Loss by position", losses()] : null,
+  data.training ? ["Training", phase()] : null,
+  data.unavailable.length ? ["Not available", unavailable()] : null,
+  ["Words", words()],
+], `Drawn from the weights and runs of ${data.model.name}.`);

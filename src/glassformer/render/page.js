@@ -24,11 +24,6 @@ const STACKS = {
   cross: "Cross-attention: the target looks at the source",
 };
 
-function section(id, title, gloss, ...content) {
-  return el("section", { id, "aria-labelledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title), el("p", { class: "gloss" }, gloss), content);
-}
-
 const roleName = (role) => (ROLES[role] ?? [role.replaceAll("_", " ")])[0];
 const knownRoles = (head) => head.roles.filter((r) => r.score !== null).sort((a, b) => b.score - a.score);
 
@@ -396,7 +391,7 @@ const words = () => section("words", "Words on this page", "One line for each te
 function build() {
   const viewer = patterns.length ? new Viewer(patterns, textsOf, data.position, describe) : null;
   const open = (label) => viewer.open(label);
-  const sections = [
+  frame(header(), [
     ["Pipeline", pipeline()],
     data.translation ? ["Translation", translation()] : null,
     ["Next token", nextToken()],
@@ -405,15 +400,8 @@ function build() {
     data.top_heads.length ? ["Telling heads", heads(open)] : null,
     patterns.length ? ["All patterns", allPatterns(open)] : null,
     ["Words", words()],
-  ].filter(Boolean);
-  const links = sections.map(([name, node]) => el("li", {}, el("a", { href: `#${node.id}` }, name)));
-  document.body.append(
-    el("a", { class: "skip", href: "#main" }, "Skip to the sections"),
-    el("div", { class: "frame" }, header(),
-      el("nav", { "aria-label": "Sections" }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
-      el("main", { id: "main" }, sections.map(([, node]) => node)),
-      el("footer", {}, `Drawn from one forward pass of ${data.model.name}. Everything shown is in this file, as the JSON document “${data.format}”, version ${data.version}.`)),
-    tip);
+  ], `Drawn from one forward pass of ${data.model.name}.`);
+  document.body.append(tip);
   if (viewer) document.body.append(viewer.dialog);
 }
 

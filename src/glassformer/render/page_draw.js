@@ -1,4 +1,4 @@
-// What every section draws with: nodes, tokens, numbers, colour ramps, bars, strips and patterns.
+// What every page draws with: nodes, tokens, numbers, colour ramps, bars, strips, and the frame around the sections.
 // Text from the payload only ever becomes a text node, so no token can turn into markup.
 
 function el(tag, attributes = {}, ...children) {
@@ -235,4 +235,24 @@ function inWords(tokens, weights, { isSigned = false, most = 4 } = {}) {
   const value = (w) => number(isSigned ? signed(w, 3) : percent(w));
   const parts = named.map((i) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), ", "]);
   return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
+}
+
+// ---- the frame: a section under its heading, and the page around all sections
+
+function section(id, title, gloss, ...content) {
+  return el("section", { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title), el("p", { class: "gloss" }, gloss), content);
+}
+
+// sections: [name among the links, node], or null where there is nothing to show; source: what they were drawn from.
+// `data` is the document, which the page's own script reads
+function frame(header, sections, source) {
+  const present = sections.filter(Boolean);
+  const links = present.map(([name, node]) => el("li", {}, el("a", { href: `#${node.id}` }, name)));
+  document.body.append(
+    el("a", { class: "skip", href: "#main" }, "Skip to the sections"),
+    el("div", { class: "frame" }, header,
+      el("nav", { "aria-label": "Sections" }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
+      el("main", { id: "main" }, present.map(([, node]) => node)),
+      el("footer", {}, `${source} Everything shown is in this file, as the JSON document “${data.format}”, version ${data.version}.`)));
 }

@@ -17,7 +17,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
-from glassformer.weights.largest import largest as best_of
+from glassformer.weights.largest import largest_of_each
 
 BLOCK = 1 << 22  # entries of the product that `top` holds at a time
 
@@ -191,8 +191,9 @@ class Factored:
     def top(self, k: int = 10, *, largest: bool = True, by_size: bool = False, block: int = BLOCK) -> Entries:
         """Return the k largest entries of each matrix (smallest, or largest in absolute value).
 
-        The product is made a block at a time, and what cannot be among the k best is not made: see `weights.largest`.
-        Beside copies of one matrix's factors it takes room for `block` entries and the k best.
+        Products that fit into a block are made whole, as many at once as fit; larger ones a block at a time, without
+        what cannot be among the k best: see `weights.largest`. Beside copies of one matrix's factors it takes room for
+        two blocks and the k best.
 
         Args:
             k: How many; all of them if there are fewer.
@@ -212,9 +213,8 @@ class Factored:
             for u in (self.left * sign, self.right)
         )
         k = min(k, self.shape[-2] * m)
-        found = [best_of(a, b, k, by_size=by_size, block=block) for a, b in zip(left, right)]
-        values = torch.stack([v for v, _ in found]).unflatten(0, self.batch) if self.batch else found[0][0]
-        places = torch.stack([p for _, p in found]).unflatten(0, self.batch) if self.batch else found[0][1]
+        found = largest_of_each(left, right, k, by_size=by_size, block=block)
+        values, places = (part.view(*self.batch, k) for part in found)
         return Entries(sign * values.to(self.left.dtype), places // m, places % m)
 
     def to(self, dtype: torch.dtype) -> "Factored":

@@ -8,6 +8,9 @@ has few long rows and columns.
 
 What is left is screened in bfloat16 where the machine multiplies it faster. A screened entry is off by at most 2^-7 of
 the two lengths, so that few entries come near enough to the worst of the best to be computed exactly.
+
+Bounds cost more than they save where a product fits into a block: such products are made whole, those of many heads at
+once. The k rows with the largest maxima hold the k largest entries, so that only these rows are sorted.
 """
 
 # torch does not type its linear algebra
@@ -25,6 +28,20 @@ from glassformer.errors import AnalysisUnavailable
 CACHED = 1 << 20
 # two factors and a product rounded to 8 bits: 3 times 2^-9, and what second orders and the sum add
 COARSE = 2.0**-7
+
+
+def largest_of_each(
+    left: Float[Tensor, "n rows rank"], right: Float[Tensor, "n rank columns"], k: int, *, by_size: bool, block: int
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Return what `largest` returns, for each of n products; the arguments are the same."""
+    size = left.shape[1] * right.shape[2]
+    if size > block:
+        found = [largest(a, b, k, by_size=by_size, block=block) for a, b in zip(left, right)]
+        return torch.stack([values for values, _ in found]), torch.stack([places for _, places in found])
+    _require_finite(left, right)
+    at_once = max(1, _room(left.device, block) // max(1, size))
+    parts = [_whole(a, b, k, by_size) for a, b in zip(left.split(at_once), right.split(at_once))]
+    return torch.cat([values for values, _ in parts]), torch.cat([places for _, places in parts])
 
 
 def largest(
@@ -49,8 +66,7 @@ def largest(
     Raises:
         AnalysisUnavailable: The factors hold numbers that are not finite, which have no order.
     """
-    if not (left.isfinite().all() and right.isfinite().all()):
-        raise AnalysisUnavailable("the largest entries of a product are defined where its factors are finite numbers.")
+    _require_finite(left, right)
     m = right.shape[1]
     rows, columns = _balanced(left, right)
     row_length, row_order = rows.norm(dim=1).sort(descending=True)
@@ -61,8 +77,7 @@ def largest(
     screen_rows, screen_columns = rows, columns
     if _coarse_is_fast(left.device) if coarse is None else coarse:
         screen_rows, screen_columns, margin = rows.bfloat16(), columns.bfloat16(), COARSE + margin
-    on_cpu = left.device.type == "cpu"
-    side = max(1, math.isqrt(min(block, CACHED) if on_cpu else block))
+    side = max(1, math.isqrt(_room(left.device, block)))
     lengths, falling = row_length.tolist(), -column_length.cpu()
     heads = column_length[::side].tolist()
     values, places, floor = left.new_empty(0), torch.empty(0, dtype=torch.long, device=left.device), -math.inf
@@ -99,6 +114,28 @@ def largest(
     exact = (left[chosen[0]] * right[:, chosen[1]].mT).sum(-1)
     order = (exact.abs() if by_size else exact).argsort(descending=True)
     return exact[order], (chosen[0] * m + chosen[1])[order]
+
+
+def _whole(left: Tensor, right: Tensor, k: int, by_size: bool) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of each product and their places, from the products themselves."""
+    made = left @ right
+    size = made.abs() if by_size else made
+    rows = size.amax(-1).topk(min(k, size.shape[1])).indices
+    few = size[torch.arange(len(size), device=size.device)[:, None], rows]
+    best = few.flatten(1).topk(k).indices
+    m = size.shape[2]
+    places = rows.gather(1, best // m) * m + best % m
+    return made.flatten(1).gather(1, places), places
+
+
+def _require_finite(*factors: Tensor) -> None:
+    if not all(bool(factor.isfinite().all()) for factor in factors):
+        raise AnalysisUnavailable("the largest entries of a product are defined where its factors are finite numbers.")
+
+
+def _room(device: torch.device, block: int) -> int:
+    """Return how many entries are made at a time."""
+    return min(block, CACHED) if device.type == "cpu" else block
 
 
 def _highest(made: Tensor, by_size: bool) -> float:

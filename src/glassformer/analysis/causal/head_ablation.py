@@ -15,7 +15,7 @@ Source: Olsson et al. 2022, argument 3.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -40,6 +40,7 @@ from glassformer.trace import At, Edit, Set, Tape
 Kind = Literal["full", "pattern_preserving"]
 Value = Literal["zero", "mean"]
 Norms = Literal["live", "frozen"]
+Report = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,10 +113,14 @@ def ablate_each(
     kind: Kind = "full",
     value: Value = "zero",
     norms: Norms = "live",
+    report: Report | None = None,
 ) -> Ablation:
-    """Ablate each head by itself: all of them, or those chosen; arguments and errors as in `ablate`."""
+    """Ablate each head by itself: all of them, or those chosen; arguments and errors as in `ablate`.
+
+    `report` is called as it goes with passes done and in all: one for every head and batch.
+    """
     labels = [head.label for head in heads(model)] if chosen is None else list(chosen)
-    return _ablate(model, {label: _find(model, [label]) for label in labels}, inputs, kind, value, norms)
+    return _ablate(model, {label: _find(model, [label]) for label in labels}, inputs, kind, value, norms, report)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,14 +187,26 @@ def _find(model: Any, labels: Sequence[str]) -> list[Head]:
 
 
 def _ablate(
-    model: Any, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind, value: Value, norms: Norms
+    model: Any,
+    sets: dict[str, list[Head]],
+    inputs: Sequence[Any],
+    kind: Kind,
+    value: Value,
+    norms: Norms,
+    report: Report | None = None,
 ) -> Ablation:
-    _, whole, found, weight = _losses(model, sets, inputs, kind, value, norms)
+    _, whole, found, weight = _losses(model, sets, inputs, kind, value, norms, report)
     return _summary(whole, found, weight, list(sets), kind, value, norms)
 
 
 def _losses(
-    model: Any, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind, value: Value, norms: Norms
+    model: Any,
+    sets: dict[str, list[Head]],
+    inputs: Sequence[Any],
+    kind: Kind,
+    value: Value,
+    norms: Norms,
+    report: Report | None = None,
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
     batches = [_batch(model, given) for given in inputs]
@@ -204,7 +221,15 @@ def _losses(
         raise AnalysisUnavailable("ablate: the model has no heads.")
     with evaluating(model), torch.no_grad():
         surgery = _Surgery(model, kind, value, norms, batches, [h for members in sets.values() for h in members])
-        whole, found = zip(*(surgery.losses(batch, list(sets.values())) for batch in batches), strict=True)
+        done, total = 0, len(batches) * len(sets)
+
+        def passed(n: int) -> None:
+            nonlocal done
+            done += n
+            if report is not None:
+                report(done, total)
+
+        whole, found = zip(*(surgery.losses(batch, list(sets.values()), passed) for batch in batches), strict=True)
     return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
 
 
@@ -250,7 +275,7 @@ class _Surgery:
             self._measure(batches, _paths(touched))
 
     def losses(
-        self, batch: Batch, sets: Sequence[list[Head]], rows_at_once: int = 128
+        self, batch: Batch, sets: Sequence[list[Head]], passed: Callable[[int], None], rows_at_once: int = 128
     ) -> tuple[Float[Tensor, "row pos"], Float[Tensor, "set row pos"]]:
         held = [*self.patterns, *self.scales]
         entries = [f"blocks.{i}.resid_pre" for i in range(self.layers)]
@@ -270,6 +295,7 @@ class _Surgery:
             else:
                 logits = self._forward(many, tape)
             found[group] = losses_of(logits, many).unflatten(0, (copies, -1))
+            passed(copies)
         return whole, found
 
     @property

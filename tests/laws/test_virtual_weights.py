@@ -9,7 +9,7 @@ import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.analysis.basis import _kurtosis
-from glassformer.analysis.virtual import product_norms
+from glassformer.analysis.virtual_weights import product_norms
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from strategies import subject
 
