@@ -247,6 +247,9 @@ def test_a_tuned_lens_is_trained_saved_and_used(call: Any, capsys: pytest.Captur
     torch.manual_seed(1)
     model = DecoderConfig(tokenizer.vocab_size, 16, repeat(block(n_heads=2, mlp=Mlp(12)), 2), max_len=32).build()
     model.tokenizer = tokenizer
+    for parameter in model.parameters():
+        # as it is drawn, what the layers write is too small to be missed
+        parameter.data *= 5
     name = str(save(model, "bytes"))
     Path("text.txt").write_text("for i in range(12):\n    print(i)\n" * 400)
     arguments = ["--train", "lens.safetensors", "--data", "text.txt", "--steps", "30"]

@@ -85,6 +85,8 @@ def _(result: FlowRoutes, top: int) -> RenderableType:
     most = max((value for _, value in ranked), default=0.0)
     for (label,), value in ranked:
         heads.add_row(str(label), short(value), bar(value, most))
+    if not ranked:
+        heads.add_row("none", "", "")
     edges = table("from", "by", "to", "share", left=(0, 1, 2))
     for edge in sorted(result.edges, key=lambda edge: -_weight(result, edge))[:top]:
         below = edge.below if " | " in edge.below else "constant"
