@@ -96,7 +96,7 @@ def explain(
     passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
-    at = _position(passed, position)
+    at = position_in(passed, position)
     assert passed.logits is not None
     logits = passed.logits[0, at]
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
@@ -133,7 +133,8 @@ def explain(
     )
 
 
-def _position(run: Run, position: int | None) -> int:
+def position_in(run: Run, position: int | None) -> int:
+    """Return the position asked for; by default the last, or of a complete translation the one before its end."""
     if position is not None:
         return run.place(position)
     last = run.place(-1)
