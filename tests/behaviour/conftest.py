@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page import circuits_page, page
+from glassformer.render.page import circuits_page, page, results_page
 
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PAGES = {"glassformer.explanation": page, "glassformer.circuits": circuits_page}
+PAGES = {"glassformer.explanation": page, "glassformer.circuits": circuits_page, "glassformer.results": results_page}
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import glassformer as gf
+from closeness import close
 from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
 from glassformer import checkpoints
-from glassformer.analysis import attribution, explain, head_roles, lens, run
+from glassformer.analysis import attribution, explain, head_roles, input_gradients, lens, run
 from glassformer.analysis.explain import needs
 from glassformer.analysis.heads import ROLES
 from glassformer.cli import main
@@ -114,6 +115,49 @@ def test_one_forward_pass_answers_everything(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(model.stack, "forward", lambda *args, **kwargs: (calls.append(1), forward(*args, **kwargs))[1])
     explain(model, "def f")
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["long", "generated"])
+def test_what_tokens_do_for_the_answer_is_the_gradient_times_their_vectors(name: str) -> None:
+    found = sample(name)
+    source = found.source_tokens is not None
+    model = translator() if source else gpt()
+    text = [token.id for token in (found.source_tokens if source else found.tokens) or ()]
+    target = [token.id for token in found.tokens] if source else None
+    alone = input_gradients(
+        model, text, found.answer.id, None if found.against is None else found.against.id, target=target,
+        positions=[found.position], method="gradient_x_input",
+    )  # fmt: skip
+    ours = torch.tensor([*(found.inputs.source_values or ()), *found.inputs.values])
+    close(ours, alone.values.values[0], tolerance=1e-4)
+    assert found.inputs.target == ("logit" if found.against is None else "difference")
+
+
+def test_the_lens_over_positions_agrees_with_the_lens_at_one() -> None:
+    found = sample("short")
+    assert found.lens_map is not None and found.lens_map.positions == tuple(range(len(found.tokens)))
+    at = found.lens_map.positions.index(found.position)
+    for i, row in enumerate(found.lens):
+        assert [c.id for c in row.candidates[:3]] == found.lens_map.top[i, at].tolist()
+        assert row.entropy_bits == pytest.approx(float(found.lens_map.entropy_bits[i, at]), rel=1e-4, abs=1e-5)
+        assert row.kl_bits == pytest.approx(float(found.lens_map.kl_bits[i, at]), rel=1e-3, abs=1e-5)
+
+
+def test_a_large_model_shows_the_lens_at_as_many_positions_as_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt()
+    monkeypatch.setattr(sys.modules["glassformer.analysis.explain"], "MAP_WORK", 3 * 5 * 300 * 64)
+    found = explain(model, [1, 2, 3, 4, 5, 6], position=3)
+    assert found.lens_map is not None and found.lens_map.positions == (1, 2, 3)
+    assert "3 of 6" in found.notes[-1]
+
+
+def test_a_sink_is_the_mean_weight_on_the_first_token() -> None:
+    found = sample("short")
+    for head, pattern in zip(found.heads, found.patterns):
+        assert head.sink is not None
+        assert head.sink.mass == pytest.approx(float(pattern.weights[1:, 0].mean()), rel=1e-5)
+        assert 0 <= head.sink.moved <= 1
+    assert all(head.sink is None for head in sample("signed").heads if head.reading != "mass")
 
 
 def test_a_finished_translation_is_explained_at_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:

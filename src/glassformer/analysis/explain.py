@@ -1,4 +1,7 @@
-"""One next token explained from one forward pass: every question names its sites, their union is read once."""
+"""One next token explained from one forward pass: every question names its sites, their union is read once.
+
+One backward pass through it says what the tokens' vectors do for the answer.
+"""
 
 import math
 from collections.abc import Iterable
@@ -11,6 +14,8 @@ from glassformer.analysis import heads as roles
 from glassformer.analysis import pipeline
 from glassformer.analysis.attribution import Attribution, attribution, source_needs, sources
 from glassformer.analysis.attribution import needs as attribution_needs
+from glassformer.analysis.components import blocks_of, decoder_side
+from glassformer.analysis.explain_inputs import input_attribution, run_for_gradients, without_graph
 from glassformer.analysis.explanation import (
     Candidate,
     Contribution,
@@ -18,6 +23,7 @@ from glassformer.analysis.explanation import (
     Distribution,
     Explanation,
     HeadFacts,
+    LensMap,
     LensRow,
     ModelFacts,
     Outcome,
@@ -25,6 +31,7 @@ from glassformer.analysis.explanation import (
     RoleScore,
     SamplingStep,
     SamplingTrace,
+    Sink,
     Token,
     TopHead,
     Translation,
@@ -33,7 +40,8 @@ from glassformer.analysis.explanation import (
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
-from glassformer.analysis.run import Run, TextOrIds, run
+from glassformer.analysis.lens_grid import lens_grid
+from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
 from glassformer.models import EncoderDecoder, Sampling, sampling_steps
@@ -41,13 +49,17 @@ from glassformer.models import EncoderDecoder, Sampling, sampling_steps
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
 TELLING_SCORE = 0.3
+N_MAP = 3
+# multiplications that unembedding at all positions may take: about a second of one core
+MAP_WORK = 10_000_000_000
 
 
 def needs(model: Any) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
-    return list(dict.fromkeys([*patterns, *[site for question in questions for site in question(model)]]))
+    sites = [*patterns, *[site for question in questions for site in question(model)], *_map_sites(model)]
+    return list(dict.fromkeys(sites))
 
 
 def explain(
@@ -62,7 +74,8 @@ def explain(
 ) -> Explanation:
     """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
 
-    The model runs once. Contributions are direct effects with norm scales frozen; roles are scored on this text.
+    The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
+    vectors do for the answer is a gradient with everything live; roles are scored on this text.
 
     Args:
         model: A decoder or an encoder-decoder.
@@ -79,19 +92,24 @@ def explain(
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    passed = run(model, text, target, read=needs(model))
+    graph = run_for_gradients(model, text, target, needs(model))
+    passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
-    at = _position(passed, position)
+    at = position_in(passed, position)
     assert passed.logits is not None
     logits = passed.logits[0, at]
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
     other = None if against is None else token_id(model, against)
+    inputs = input_attribution(graph, chosen, other, at)
+    del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
     split = attribution(passed, chosen, other, position=at)
     facts, notes = _heads(passed, split)
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
+    grid, left_out = _lens_map(passed, at)
+    notes += left_out
     return Explanation(
         model=model_facts(model),
         text=passed.text,
@@ -104,7 +122,9 @@ def explain(
         next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
         sampling=_sampling(passed, at, sampling or Sampling()),
         lens=_lens(passed, chosen, other, at),
+        lens_map=grid,
         attribution=_contributions(split),
+        inputs=inputs,
         heads=facts,
         top_heads=_top_heads(passed, split, facts),
         patterns=_patterns(passed),
@@ -113,7 +133,8 @@ def explain(
     )
 
 
-def _position(run: Run, position: int | None) -> int:
+def position_in(run: Run, position: int | None) -> int:
+    """Return the position asked for; by default the last, or of a complete translation the one before its end."""
     if position is not None:
         return run.place(position)
     last = run.place(-1)
@@ -202,6 +223,31 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
     return tuple(rows)
 
 
+def _map_sites(model: Any) -> list[str]:
+    stack, _ = decoder_side(model)
+    blocks = blocks_of(stack)
+    return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
+
+
+def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
+    """Return the lens at every position, or at as many up to the explained one as can be read in about a second."""
+    sites, config, length = _map_sites(run.model), run.model.config, len(run.tokens)
+    if not sites:
+        return None, []
+    most = max(1, MAP_WORK // (len(sites) * config.vocab_size * config.d_model))
+    chosen = tuple(range(length)) if length <= most else tuple(range(max(0, at + 1 - most), at + 1))
+    grid = lens_grid(run, sites=sites, positions=chosen, measures=("top", "entropy", "kl"), k=N_MAP)
+    top, probability, entropy, kl = (
+        found.values[:, 0]
+        for found in (grid.top, grid.top_probability, grid.entropy_bits, grid.kl_bits)
+        if found is not None
+    )
+    labels = ("embed", *(f"block {i}" for i in range(len(sites) - 1)))
+    short = f"The lens over positions shows {len(chosen)} of {length}, up to the explained one."
+    found = LensMap(labels, chosen, top, probability, entropy, kl, grid.words)
+    return found, [] if len(chosen) == length else [short]
+
+
 def _contributions(split: Attribution) -> Contributions:
     values = split.contributions.values.tolist()
     parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
@@ -237,6 +283,7 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
             added.get(h.label),
             h.reading,
             scores.get(h.label, ()),
+            _sink(run, h),
         )
         for h in roles.heads(run.model)
     )
@@ -248,6 +295,20 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
         for kind in signed
     ]
     return facts, notes
+
+
+def _sink(run: Run, head: roles.Head) -> Sink | None:
+    """Return how far a head rests on the first token, where rows of its pattern are mixtures of tokens."""
+    if head.reading != "mass" or head.part.startswith("cross") or f"{head.path}.value" not in run:
+        return None
+    pattern = run[f"{head.path}.pattern"].values
+    value = per_query_head(run[f"{head.path}.value"].values, pattern)[0, head.head]
+    weights = pattern[0, head.head, 1:].double()
+    if not len(weights) or weights.shape[-1] != len(weights) + 1:
+        return None
+    moved = weights * value.double().norm(dim=-1)
+    whole = float(moved.sum())
+    return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
 
 
 def _top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:

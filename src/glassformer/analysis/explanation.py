@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.labelled import Result
@@ -98,6 +98,30 @@ class LensRow:
     kl_bits: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LensMap(Result):
+    """What the model would say after each layer at every position; as JSON, rounded to what a picture shows."""
+
+    labels: tuple[str, ...]
+    positions: tuple[int, ...]
+    top: Int[Tensor, "row pos k"]
+    probability: Float[Tensor, "row pos k"]
+    entropy_bits: Float[Tensor, "row pos"]
+    kl_bits: Float[Tensor, "row pos"]
+    words: Mapping[int, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {"probability": self.probability, "entropy_bits": self.entropy_bits, "kl_bits": self.kl_bits}
+        return {
+            "labels": list(self.labels),
+            "positions": list(self.positions),
+            "top": self.top.tolist(),
+            # rounded as decimals: rounded as single precision they would print with all their digits
+            **{name: values.double().round(decimals=4).tolist() for name, values in numbers.items()},
+            "words": {str(id): text for id, text in self.words.items()},
+        }
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution:
     label: str
@@ -114,6 +138,24 @@ class Contributions:
     total: float
     sum: float
     components: tuple[Contribution, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class InputAttribution:
+    """What each token's vector does for the answer: x . dm/dx, in logits; local slopes, which sum to nothing."""
+
+    method: Literal["gradient_x_input"]
+    target: Literal["logit", "difference"]
+    values: tuple[float, ...]
+    source_values: tuple[float, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """How far a head rests on the first token: the mass it puts there, and the share of what it moves from there."""
+
+    mass: float
+    moved: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +176,7 @@ class HeadFacts:
     contribution: float | None
     reading: str | None
     roles: tuple[RoleScore, ...]
+    sink: Sink | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +255,9 @@ class Explanation(Result):
     next_token: Distribution
     sampling: SamplingTrace
     lens: tuple[LensRow, ...]
+    lens_map: LensMap | None
     attribution: Contributions
+    inputs: InputAttribution
     heads: tuple[HeadFacts, ...]
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]

@@ -16,6 +16,11 @@ from glassformer.errors import GlassformerError, nearest
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
+    "patch": "patch activations, paths and edges: which values carry an answer",
+    "trace": "corrupt the subject of a text and restore one state at a time",
+    "attribute": "say which parts and which tokens add to the next token",
+    "lens": "show what the model would say at every depth; train a tuned lens",
+    "route": "trace the routes of information that lead to a prediction",
     "circuits": "find what heads do, which read which, and how much it matters",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",

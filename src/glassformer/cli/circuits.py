@@ -7,6 +7,7 @@ import tyro
 
 from glassformer.cli.given import model_of
 from glassformer.cli.progress import progress
+from glassformer.cli.texts import source_of
 from glassformer.files import check_writable, write
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
@@ -110,7 +111,7 @@ def _text(
     from glassformer.errors import TextError
     from glassformer.models import Decoder
 
-    config, split = _config(loaded, model, run, data), "train" if data else "heldout"
+    config, split = source_of(loaded, model, run, data), "train" if data else "heldout"
     if isinstance(config, TextConfig):
         able = isinstance(loaded, Decoder) and loaded.tokenizer is not None
         lack = "has no tokenizer" if isinstance(loaded, Decoder) else "reads pairs of texts"
@@ -134,22 +135,3 @@ def _text(
     largest, size = max(int(batch.tokens.max()) for batch in batches), loaded.config.vocab_size
     require(largest < size, f"the text holds token {largest}, and the model has {size} tokens: it is another model's.")
     return batches, frequent_tokens(built.documents(split)) if isinstance(config, TextConfig) else None
-
-
-def _config(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
-    """Return where text comes from: what was named, else what the run or the recipe holds out, else Python's own."""
-    from glassformer.analysis import read_history
-    from glassformer.data import DataConfig, TextConfig
-    from glassformer.training.recipes import RECIPES, recipe
-
-    length = min(256, loaded.config.max_len)
-    if data:
-        # in consecutive cuts: no more rows than there is text for
-        return TextConfig(length=length, sources=data, heldout=0.0, crop="cut")
-    if run is not None:
-        history = read_history(run).config
-        return DataConfig.from_dict(history.get("evaluate") or history["data"])
-    if model in RECIPES:
-        known = recipe(model)
-        return known.evaluate or known.data
-    return TextConfig(length=length)

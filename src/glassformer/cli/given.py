@@ -1,4 +1,4 @@
-"""What a command's arguments stand for: a model, a preset, a text."""
+"""What a command's arguments stand for: a model, a preset, a text, a token."""
 
 import sys
 from pathlib import Path
@@ -45,6 +45,39 @@ def text_of(given: str) -> str:
             f"standard input is not UTF-8 (byte {error.start}: {error.reason}). "
             "Convert it first: iconv -f latin1 -t utf-8."
         ) from error
+
+
+def prompt_of(model: Any, given: str) -> str | list[int]:
+    """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
+
+    Raises:
+        TextError: The model has no tokenizer and this is no list of ids.
+    """
+    text = text_of(given)
+    if model.tokenizer is not None:
+        return text
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise TextError(
+            f"this model has no tokenizer, so it takes token ids like 5 17 3; found {text[:40]!r}."
+        ) from error
+
+
+def token_of(model: Any, given: str) -> int:
+    """Return the id of one token, given as text, or as an id where the model has no tokenizer.
+
+    Raises:
+        TextError: It is several tokens or unknown, or no id.
+        TokenOutOfRange: There is no such id.
+    """
+    from glassformer.analysis.inputs import token_id
+
+    if model.tokenizer is not None:
+        return token_id(model, given)
+    if not given.strip().isdecimal():
+        raise TextError(f"this model has no tokenizer, so a token is an id; found {given!r}.")
+    return token_id(model, int(given))
 
 
 def _names(names: Any) -> str:

@@ -72,6 +72,24 @@ def _(result: MeaningShift) -> RenderableType:
     )  # fmt: skip
 
 
+def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = None) -> RenderableType:
+    """Return the way to one next token through depth: likeliest tokens, and the numbers of the token followed."""
+    assert result.top is not None and result.top_probability is not None, "a grid with all its measures"
+    assert result.probability is not None and result.rank is not None and result.answers is not None
+    assert result.entropy_bits is not None and result.kl_bits is not None
+    followed = visible(result.words.get(int(result.answers.values[0, position]), answer or ""))
+    grid = table("site", "likeliest, %", "probability", "rank", "KL bits", "entropy", left=(0, 1))
+    grid.columns[1].no_wrap = False
+    for i, site in enumerate(result.sites):
+        ids, shares = (x.values[i, 0, position, :top].tolist() for x in (result.top, result.top_probability))
+        likeliest = "  ".join(f"{visible(result.words[id], 9)} {100 * p:.0f}" for id, p in zip(ids, shares))
+        numbers = [float(x.values[i, 0, position]) for x in (result.kl_bits, result.entropy_bits)]
+        p, rank = float(result.probability.values[i, 0, position]), int(result.rank.values[i, 0, position])
+        grid.add_row(_place(site), likeliest, f"{p:.4f}", f"{rank:,}", *(f"{x:.2f}" for x in numbers))
+    where = visible(str(result.first.labels("pos")[position]), 24)
+    return section(f"After {where}, following {followed}: probability and rank by depth", grid)
+
+
 def _row(result: LensGrid, row: int) -> RenderableType:
     n = result.first.size("pos")
     shown = list(range(n))[-N_POSITIONS:]

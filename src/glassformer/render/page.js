@@ -213,7 +213,18 @@ function lens() {
     legend(1, false, "probability; colour follows its square root, so small ones show"),
     scroller("Logit lens", el("table", { class: "grid" },
       el("thead", {}, el("tr", {}, all.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, data.lens.map((row) => lensRow(row, width))))),
-    settled >= 0 ? el("p", { class: "gloss" }, "The token explained ", chip(data.answer.text), ` is first from ${data.lens[settled].label} on.`) : null);
+    settled >= 0 ? el("p", { class: "gloss" }, "The token explained ", chip(data.answer.text), ` is first from ${data.lens[settled].label} on.`) : null,
+    data.lens_map ? lensMap() : null);
+}
+
+function lensMap() {
+  const { labels, positions, words, ...found } = data.lens_map;
+  const coords = { site: labels, pos: positions.map((i) => `${i}:${data.tokens[i].text}`) };
+  const tensor = (values, ...more) => new Tensor({ axes: ["site", "pos", ...more], coords, values });
+  const tensors = { top: tensor(found.top, "k"), top_probability: tensor(found.probability, "k"), entropy_bits: tensor(found.entropy_bits), kl_bits: tensor(found.kl_bits) };
+  return [el("h3", { class: "later" }, "At every position"),
+    el("p", { class: "gloss" }, "The same for each token of the text: what would follow it, if the model stopped after a layer. Choose a cell for its likeliest tokens."),
+    el("div", { class: "card" }, new LensTable(words, tensors, positions.indexOf(data.position)).node)];
 }
 
 // ---- attribution
@@ -281,7 +292,41 @@ function attribution() {
     equation(), layerGrid(), contributionBars());
 }
 
+// ---- inputs
+
+function inputs() {
+  const { values, source_values: source, target: asked } = data.inputs;
+  const limit = Math.max(...values.map(Math.abs), ...(source ?? []).map(Math.abs), 1e-9);
+  const card = (heading, list, numbers, here) => el("div", { class: "card" }, heading ? el("h3", {}, heading) : null,
+    inWords(textsIn(list), numbers, { isSigned: true, rest: false }), strip(textsIn(list), { weights: numbers, limit, isSigned: true, here }));
+  return section("inputs", "What each token’s vector does for it",
+    [`Gradient of the ${asked === "difference" ? "logit difference" : "logit"} of `, chip(data.answer.text), data.against ? [" against ", chip(data.against.text)] : [],
+      " times the token’s vector, with everything behind it reacting: paths through other positions, patterns and norms count. These are local slopes: they do not add up to the logit, and a large change could do otherwise."].flat(),
+    legend(limit, true, "effect on the logit: blue against, orange for"),
+    el("div", { class: source ? "columns" : null }, source ? card("The encoder’s tokens", "source_tokens", source, null) : null,
+      card(source ? "The decoder’s tokens" : null, "tokens", values, data.position)));
+}
+
 // ---- heads
+
+function sinks() {
+  const resting = data.heads.filter((h) => h.sink);
+  if (!resting.length) return null;
+  const layers = [...new Set(resting.map((h) => `${h.stack}|${h.layer}`))];
+  const most = 1 + Math.max(...resting.map((h) => h.head));
+  const cell = (key, i) => {
+    const head = resting.find((h) => `${h.stack}|${h.layer}` === key && h.head === i);
+    if (!head) return el("td", { class: "none" }, "–");
+    return shaded(el("td", { class: "number", title: `${head.label}: ${percent(head.sink.mass)} of its attention, ${percent(head.sink.moved)} of what it moves` },
+      head.sink.mass.toFixed(2), el("span", { class: "p" }, ` ${head.sink.moved.toFixed(2)}`)), head.sink.mass, 1, false);
+  };
+  const above = resting.filter((h) => h.sink.mass > 0.3).length;
+  return [el("h3", { class: "later" }, "Resting on the first token"),
+    el("p", { class: "gloss" }, `The mean share of attention on the first token, and beside it the share of what the head moves (weight × size of the value) that comes from there. ${above} of ${resting.length} heads give it more than 0.3; a head that looks there and moves little rests.`),
+    scroller("Attention on the first token", el("table", { class: "grid" },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "layer"), Array.from({ length: most }, (_, i) => el("th", { scope: "col" }, `H${i}`)))),
+      el("tbody", {}, layers.map((key) => el("tr", {}, el("th", { scope: "row" }, key.split("|").join(" ").trim().replace(/(\d+)$/, "layer $1")), Array.from({ length: most }, (_, i) => cell(key, i)))))))];
+}
 
 function bestByRole(open) {
   const rows = Object.keys(ROLES).map((role) => {
@@ -326,7 +371,7 @@ const heads = (open) => section("heads", "The most telling heads, and where they
   "Heads that add much, or play a known role well. A role’s score is the share of attention that goes where the role says, averaged over " +
     "the positions where it is defined (signed mechanisms: signed mass over absolute mass). The strip shows where the head looks from the explained position.",
   bestByRole(open), legend(1, false, "attention weight; colour follows its square root"),
-  el("div", { class: "heads" }, data.top_heads.map((top) => headCard(top, open))));
+  el("div", { class: "heads" }, data.top_heads.map((top) => headCard(top, open))), sinks());
 
 // ---- all patterns
 
@@ -379,6 +424,7 @@ const WORDS = [
   ["attention pattern", "For every query, the weights with which the head mixes what the keys carry."],
   ["logit", "A token’s score before the softmax. A difference of two logits is the log of the ratio of their probabilities."],
   ["entropy, bits", "How uncertain a distribution is: n bits are as uncertain as 2ⁿ equally likely tokens."],
+  ["gradient × input", "A token’s vector times the slope of the answer’s logit along it, everything reacting."],
   ["direct logit attribution", "A component’s own write, read through the final norm and the answer’s unembedding direction."],
 ];
 
@@ -397,10 +443,11 @@ function build() {
     ["Next token", nextToken()],
     data.lens.length ? ["Logit lens", lens()] : null,
     data.attribution.components.length ? ["Attribution", attribution()] : null,
+    data.inputs ? ["Inputs", inputs()] : null,
     data.top_heads.length ? ["Telling heads", heads(open)] : null,
     patterns.length ? ["All patterns", allPatterns(open)] : null,
     ["Words", words()],
-  ], `Drawn from one forward pass of ${data.model.name}.`);
+  ], `Drawn from one pass of ${data.model.name}, forwards and backwards.`);
   document.body.append(tip);
   if (viewer) document.body.append(viewer.dialog);
 }

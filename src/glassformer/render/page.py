@@ -9,13 +9,17 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from glassformer.render.results import results_document
+
 # in the order they run: drawing, pictures, sections
-EXPLANATION = ("page_draw.js", "page_patterns.js", "page.js")
+EXPLANATION = ("page_draw.js", "page_tensors.js", "page_lens.js", "page_patterns.js", "page.js")
 CIRCUITS = ("page_draw.js", "page_charts.js", "circuits.js")
+RESULTS = ("page_draw.js", "page_charts.js", "page_tensors.js", "page_maps.js", "page_figures.js", "page_lens.js",
+           "page_graphs.js", "results_views.js", "results.js")  # fmt: skip
 
 _DOCUMENT = """<!doctype html>
 <html lang="en">
@@ -63,6 +67,23 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
         ValueError: The payload holds a number that is not finite.
     """
     return _page(payload, "report", f"The circuits of {payload['model']['name']}", CIRCUITS)
+
+
+def results_page(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """Return results of analyses as one self-contained HTML document.
+
+    Args:
+        payload: A result's `to_dict()`, several of them, or a document that has them under `results` beside `model`,
+            `command` and `given`.
+
+    Raises:
+        ConfigError: There is no result in it.
+        ValueError: A number outside labelled tensors is not finite.
+    """
+    document = results_document(payload)
+    kinds = list(dict.fromkeys(entry["result"] for entry in document["results"]))
+    name = document.get("model", {}).get("name")
+    return _page(document, "results", ", ".join(kinds) + (f" of {name}" if name else ""), RESULTS)
 
 
 def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:

@@ -43,6 +43,11 @@ function token(text, attributes = {}) {
 
 const chip = (text) => token(text, { class: "chip" });
 
+function shortened(text, most) {
+  const characters = [...visible(text)];
+  return characters.length <= most ? characters.join("") : characters.slice(0, most - 1).join("") + "…";
+}
+
 // ---- numbers
 
 const fixed = (x, digits = 2) => Math.abs(x).toFixed(digits);
@@ -170,7 +175,8 @@ function legend(limit, isSigned, words) {
     }
   });
   const marks = isSigned ? [-1, -0.25, 0, 0.25, 1] : [0, 0.05, 0.25, 0.5, 1];
-  const name = (m) => (isSigned ? signed(m * limit) : String(Number((m * limit).toPrecision(2))));
+  const size = (m) => String(Number((Math.abs(m) * limit).toPrecision(2)));
+  const name = (m) => (!isSigned || m === 0 ? size(m) : `${m < 0 ? "−" : "+"}${size(m)}`);
   const ticks = marks.map((m) => {
     const left = isSigned ? 50 + 50 * stretch(m) : 100 * stretch(m);
     return el("span", { style: `left:${left}%` }, name(m));
@@ -210,12 +216,12 @@ function bars({ caption, heads, rows, isSigned = false, limit }) {
 const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, children);
 
 // ---- a text as a strip of tokens, shaded by weight; lines break where the text breaks.
-// `once` leaves repainting after a change of theme to the caller
+// `once` leaves repainting after a change of theme to the caller; `format` says a weight in words
 
-function strip(tokens, { weights = null, limit = 1, isSigned = false, here = null, once = false } = {}) {
+function strip(tokens, { weights = null, limit = 1, isSigned = false, here = null, once = false, format = null } = {}) {
   const pieces = tokens.map((text, i) => {
     const weight = weights ? weights[i] ?? 0 : null;
-    const value = weight === null ? "" : `: ${isSigned ? signed(weight, 3) : percent(weight)}`;
+    const value = weight === null ? "" : `: ${format ? format(weight) : isSigned ? signed(weight, 3) : percent(weight)}`;
     const node = token(text, { class: i === here ? "here" : "", title: `${i} “${visible(text)}”${value}` });
     if (weight !== null) {
       node.classList.add("shaded");
@@ -227,15 +233,30 @@ function strip(tokens, { weights = null, limit = 1, isSigned = false, here = nul
   return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, pieces);
 }
 
-// the largest entries of a mixture in words, and what is left over
-function inWords(tokens, weights, { isSigned = false, most = 4 } = {}) {
+// the largest entries of a mixture in words, and what is left over; `rest: false` where a sum means nothing
+function inWords(tokens, weights, { isSigned = false, most = 4, rest: summed = true } = {}) {
   const order = [...weights.keys()].sort((i, j) => Math.abs(weights[j]) - Math.abs(weights[i])).slice(0, most);
   const named = order.filter((i) => Math.abs(weights[i]) >= 0.005);
   const rest = weights.reduce((sum, w) => sum + w, 0) - named.reduce((sum, i) => sum + weights[i], 0);
   const value = (w) => number(isSigned ? signed(w, 3) : percent(w));
-  const parts = named.map((i) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), ", "]);
+  const parts = named.map((i, n) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), summed || n < named.length - 1 ? ", " : "."]);
+  if (!summed) return el("p", {}, parts);
   return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
 }
+
+// ---- a note that follows the pointer
+
+const tip = el("div", { class: "tip", "aria-hidden": "true" });
+
+function showTip(event, ...content) {
+  tip.replaceChildren(...content);
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
+  tip.style.top = `${Math.max(8, event.clientY - box.height - 10)}px`;
+  tip.style.visibility = "visible";
+}
+
+const hideTip = () => { tip.style.visibility = "hidden"; };
 
 // ---- the frame: a section under its heading, and the page around all sections
 

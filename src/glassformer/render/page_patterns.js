@@ -87,18 +87,6 @@ function cellUnder(event, pattern, { width, height, left = 0, top = 0 }) {
   return q >= 0 && k >= 0 && q < pattern.rows && k < pattern.columns ? [q, k] : null;
 }
 
-const tip = el("div", { class: "tip", "aria-hidden": "true" });
-
-function showTip(event, ...content) {
-  tip.replaceChildren(...content);
-  const box = tip.getBoundingClientRect();
-  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
-  tip.style.top = `${Math.max(8, event.clientY - box.height - 10)}px`;
-  tip.style.visibility = "visible";
-}
-
-const hideTip = () => { tip.style.visibility = "hidden"; };
-
 // a small picture that opens large; `texts` are the token texts of the pattern's rows and columns
 function thumb(pattern, texts, notes, open) {
   const peak = pattern.peak();
@@ -282,9 +270,4 @@ class Viewer {
       inWords(texts.key, row, { isSigned: p.limit !== 1 }),
       strip(texts.key, { weights: row, limit: p.limit, isSigned: p.signed, here: p.query === p.key ? this.q : null, once: true }));
   }
-}
-
-function shortened(text, most) {
-  const characters = [...visible(text)];
-  return characters.length <= most ? characters.join("") : characters.slice(0, most - 1).join("") + "…";
 }

@@ -19,6 +19,12 @@ def tables(result: Result) -> RenderableType:
     return Text(repr(result))
 
 
+@singledispatch
+def largest(result: Result, top: int) -> RenderableType:
+    """Return a result's view with so many of its largest entries; of a view that ranks nothing, the view."""
+    return tables(result)
+
+
 def visible(text: str, width: int = 16) -> str:
     """Return a token as it can be shown in a table: spaces and line breaks as signs, nothing that moves the cursor."""
     signs = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}

@@ -13,9 +13,13 @@ from glassformer.analysis import Attribution, Explanation, HeadScores, Lens
 from glassformer.analysis.explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
 from glassformer.analysis.heads import ROLES
 from glassformer.labelled import Result
-from glassformer.render import circuits_terminal as circuits_terminal  # registers its view
+from glassformer.render import causal_terminal as causal_terminal  # registers its views
+from glassformer.render import circuits_terminal as circuits_terminal
+from glassformer.render import edges_terminal as edges_terminal
+from glassformer.render import flow_terminal as flow_terminal
 from glassformer.render import lenses_terminal as lenses_terminal
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.render.tables import largest as largest
 
 N_COMPONENTS, N_LOOKS = 12, 5
 MEANINGS = {
@@ -44,12 +48,18 @@ def _(result: Explanation) -> RenderableType:
 
 @tables.register
 def _(result: Attribution) -> RenderableType:
+    return largest(result, N_COMPONENTS)
+
+
+@largest.register
+def _(result: Attribution, top: int) -> RenderableType:
     parts = [
         Contribution(c.label, c.kind, c.layer, c.part, c.head, value)
         for c, value in zip(result.components, result.contributions.values.tolist())
     ]
     raw = "" if result.cap is None else "raw "
-    return _components(parts, f"Direct contributions to the {raw}logit", result.total)
+    what = f"{raw}logit" if result.against is None else f"{raw}logit difference"
+    return _components(parts, f"Direct contributions to the {what}, norms frozen", result.total, top)
 
 
 @tables.register
@@ -151,16 +161,16 @@ def _attribution(found: Explanation) -> RenderableType:
     return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total)
 
 
-def _components(parts: list[Contribution], title: str, total: float) -> RenderableType:
+def _components(parts: list[Contribution], title: str, total: float, top: int = N_COMPONENTS) -> RenderableType:
     grid = table("component", "adds", "", left=(0, 2))
-    largest = max((abs(p.contribution) for p in parts), default=0.0)
-    chosen = sorted(parts, key=lambda p: -abs(p.contribution))[:N_COMPONENTS]
+    most = max((abs(p.contribution) for p in parts), default=0.0)
+    chosen = sorted(parts, key=lambda p: -abs(p.contribution))[:top]
     for part in chosen:
-        grid.add_row(part.label, f"{part.contribution:+.3f}", bar(part.contribution, largest))
+        grid.add_row(part.label, f"{part.contribution:+.3f}", bar(part.contribution, most))
     rest = len(parts) - len(chosen)
     if rest:
         added = sum(p.contribution for p in parts) - sum(p.contribution for p in chosen)
-        grid.add_row(f"{rest} others", f"{added:+.3f}", bar(added, max(largest, abs(added))), style=QUIET)
+        grid.add_row(f"{rest} others", f"{added:+.3f}", bar(added, max(most, abs(added))), style=QUIET)
     grid.add_row(
         "sum",
         f"{sum(p.contribution for p in parts):+.3f}",

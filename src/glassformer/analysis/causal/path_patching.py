@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.causal.graph import CircuitGraph, Edge
+from glassformer.analysis.causal.spread import standard_error
 from glassformer.analysis.causal.wires import Cut, MetricLike, Wires
 from glassformer.analysis.run import evaluating
 from glassformer.labelled import Labelled, Result
@@ -60,7 +61,7 @@ class PathPatching(Result):
     @property
     def spread(self) -> Labelled:
         """Standard error of the mean effect over prompts; NaN for one prompt."""
-        return _spread(self.effect)
+        return standard_error(self.effect)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class EdgeEffects(Result):
     @property
     def spread(self) -> Labelled:
         """Standard error of the mean effect over prompts; NaN for one prompt."""
-        return _spread(self.effect)
+        return standard_error(self.effect)
 
 
 def path_patching(
@@ -328,8 +329,3 @@ def _groups(
 def _share(effect: Labelled, clean: Labelled, corrupt: Labelled) -> Labelled:
     mean = effect.values.mean(-1) / (corrupt.values - clean.values).mean()
     return Labelled(mean, effect.axes[:-1], {axis: c for axis, c in effect.coords.items() if axis != "batch"})
-
-
-def _spread(effect: Labelled) -> Labelled:
-    n = effect.size("batch")
-    return Labelled(effect.values.std(-1) / n**0.5, effect.axes[:-1], dict(effect.coords))

@@ -1,0 +1,157 @@
+"""The pairs of prompts that a command compares: from a file, from a template, or typed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.cli.given import prompt_of, token_of
+from glassformer.config import require
+from glassformer.errors import ConfigError, DataError, nearest
+
+TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Clean and corrupt prompts as analyses take them.
+
+    Args:
+        clean: Ids, a `Batch` if they differ in length, or the source of an encoder-decoder.
+        corrupt: The same of the corrupt prompts.
+        answer: Ids of the answers, one for all or one each.
+        wrong: Ids of the wrong answers.
+        target: What an encoder-decoder's decoder reads.
+        labels: Names of positions that all pairs share, if there are any.
+        name: Of the set.
+        n: How many pairs.
+    """
+
+    clean: Any
+    corrupt: Any
+    answer: Any
+    wrong: Any
+    target: Any = None
+    labels: Sequence[str] | None = None
+    name: str = "pair"
+    n: int = 1
+
+
+def prompts_of(
+    model: Any,
+    *,
+    pairs: Path | None,
+    task: str | None,
+    n: int,
+    seed: int,
+    fitting: bool,
+    clean: str | None,
+    corrupt: str | None,
+    answer: str | None,
+    wrong: str | None,
+    target: str | None,
+) -> Prompts:
+    """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
+
+    Raises:
+        ConfigError: More than one of them is given, or half of one.
+        DataError: A pair does not fit the model.
+    """
+    given = {"--pairs": pairs, "--task": task, "--clean": clean if clean is not None else corrupt}
+    several = [flag for flag, value in given.items() if value is not None]
+    require(len(several) <= 1, f"{' and '.join(several)} both say what the prompts are: give one of them.")
+    if clean is not None and corrupt is not None:
+        return _typed(model, clean, corrupt, answer, wrong, target)
+    require(clean is None and corrupt is None, "--clean and --corrupt go together: give both prompts.")
+    require(target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
+    require(
+        answer is None and wrong is None,
+        "--answer and --wrong belong to --clean and --corrupt; pairs and tasks bring their own.",
+    )
+    return _encoded(model, _pairs(model, pairs, task or "induction", n, seed), fitting)
+
+
+def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
+    from glassformer import data
+
+    if path is not None:
+        return data.read_pairs(path)
+    require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
+    require(n >= 1, f"--n must be at least 1, found {n}.")
+    if task == "induction":
+        vocabulary = model.config.vocab_size if model.tokenizer is None else model.tokenizer
+        return data.induction(vocabulary, n, seed=seed)
+    if model.tokenizer is None:
+        raise DataError(f'the task "{task}" is text, and this model has no tokenizer; "induction" works with any.')
+    return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
+
+
+def usable(model: Any, pairs: Any, fitting: bool) -> Any:
+    """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
+
+    Raises:
+        ConfigError: The model is an encoder-decoder, which pairs are not for.
+        DataError: A pair does not fit, or none does.
+    """
+    if "encoder" in model.stacks:
+        raise ConfigError(
+            "this model reads a source and a target, and pairs and tasks are prompts to go on from.\n"
+            "    Type the texts, and with --target what the decoder has read so far."
+        )
+    misfits = pairs.misfits(model)
+    if misfits and len(pairs) == 1:
+        raise DataError(f"these prompts do not fit: {misfits[0].why}")
+    if misfits and not fitting:
+        first = misfits[0]
+        raise DataError(
+            f"{len(misfits)} of {len(pairs)} pairs do not fit this model; pair {first.pair}: {first.why}\n"
+            "    --fitting leaves such pairs out."
+        )
+    kept = pairs.fitting(model)
+    if not len(kept):
+        raise DataError(f"none of {len(pairs)} pairs fits this model; pair 0: {misfits[0].why}")
+    return kept
+
+
+def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
+    found = usable(model, pairs, fitting).encode(model, pad="right")
+    same = found.lengths is None
+    clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
+    labels = found.labels if same and len(found) > 1 else None
+    return Prompts(clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found))
+
+
+def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
+    sides = [prompt_of(model, text) for text in (clean, corrupt)]
+    read = None if target is None else prompt_of(model, target)
+    if "encoder" in model.stacks:
+        require(
+            read is not None,
+            "this model reads a source and a target: say with --target what its decoder has read so far.",
+        )
+    else:
+        require(read is None, "--target is what an encoder-decoder's decoder reads; this model has no encoder.")
+    right, other = (
+        _likeliest(model, side, read) if token is None else token_of(model, token)
+        for side, token in zip(sides, (answer, wrong))
+    )
+    if right == other:
+        raise DataError(
+            f"answer and wrong answer are one token (id {right}). Without --answer and --wrong they are the likeliest "
+            "next tokens of the two prompts: name them."
+        )
+    if not isinstance(sides[0], str) or "encoder" in model.stacks:
+        return Prompts(sides[0], sides[1], right, other, read)
+    from glassformer.data import Pair, Pairs
+
+    # as one pair, so that prompts of different lengths and tokens across the seam are explained
+    pair = Pair(clean, corrupt, right, other)
+    return _encoded(model, Pairs((pair,), "pair"), fitting=False)
+
+
+def _likeliest(model: Any, side: Any, target: Any) -> int:
+    from glassformer.analysis import run
+
+    logits = run(model, side, target).logits
+    assert logits is not None, "one of our models gives logits"
+    return int(logits[0, -1].argmax())

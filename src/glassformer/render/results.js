@@ -1,0 +1,144 @@
+// The sections of a page of results: what each result says of itself, its own picture if it has one, and its tensors.
+
+const data = JSON.parse(document.getElementById("results").textContent);
+
+const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation patching", Patching: "Activation patching", FlowRoutes: "Information flow routes",
+  AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching", DirectEffects: "Direct effects",
+  Attribution: "Direct logit attribution" };
+
+// tensors drawn at once; the others wait behind a heading. Without an entry: the first three that are no spread
+const MAIN = {
+  Patched: ["carried"], CausalTrace: ["indirect_effect"], TracesByRole: ["mean"], TokenFlow: ["final", "layers"], ValueNorms: ["written"],
+  InputGradients: ["values"], AblationTable: ["mean"], PathPatching: ["share"], SenderEffects: ["total", "direct", "indirect"],
+  Faithfulness: ["needed", "incompleteness"], LensGrid: ["kl_bits", "probability"], FlowRoutes: ["inputs", "heads"], Acdc: [], LongContext: ["by_layer", "distances", "measures"],
+  Suppression: ["by_depth", "contributions", "interventions"], MeaningShift: ["relative", "along", "first_tokens", "second_tokens"],
+  ShortCircuit: ["exact_match", "token_accuracy", "novel_loss_change"], DirectEffects: ["contributions"], Attribution: ["contributions"],
+};
+// tensors that a picture of its own shows already, or that are ids
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectEffects: ["answers", "against"] };
+const ASIDE = /spread|error|gap|unexplained|clean|corrupt|undefined|baseline/;
+
+const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
+const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
+const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^kl /, "KL ").replace(/^n /, "number of "); return words.charAt(0).toUpperCase() + words.slice(1); };
+const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
+const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
+const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
+const meaning = (result, field) => data.about[result.result]?.fields[field] ?? "";
+const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => name !== "derived" && name !== "result")) });
+
+// ---- numbers and words that come with a result
+
+function brief(value) {
+  if (typeof value === "number") return Number.isInteger(value) ? count(value) : compact(value);
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "string") return value.startsWith(" ") || value.endsWith(" ") ? visible(value) : readable(value);
+  return null;
+}
+
+function factsOf(entries, explained = () => "") {
+  const rows = entries.map(([name, value]) => {
+    const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
+    const words = list ? (list.includes(null) ? null : list.join(", ")) : brief(value);
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, cut(words, 240)));
+  }).filter(Boolean);
+  return rows.length ? el("dl", { class: "facts" }, rows) : null;
+}
+
+// mappings from names to words, such as what was left out and why
+function wordLists(result) {
+  return entriesOf(result).filter(([name, value]) => value && typeof value === "object" && !Array.isArray(value) && !isTensor(value) && !isResult(value)
+    && name !== "words" && Object.keys(value).length && Object.values(value).every((v) => typeof v === "string"))
+    .map(([name, value]) => el("details", { open: name === "left_out" }, el("summary", {}, `${sentence(name)} (${Object.keys(value).length})`),
+      el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, visible(key)), ": ", inCode(words))))));
+}
+
+// ---- tensors
+
+// drawn when it is first opened: a page may carry dozens of them
+function waiting(title, make) {
+  const room = el("div", {});
+  return el("details", { ontoggle: (event) => { if (event.target.open && !room.hasChildNodes()) room.append(make()); } }, el("summary", {}, title), room);
+}
+
+const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
+
+// `said`: whether main figures tell what they are, or something above them does
+function tensorsOf(result, said = true) {
+  const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
+  const main = MAIN[result.result]?.filter((name) => names.includes(name)) ?? names.filter((name) => !ASIDE.test(name) && result[name]).slice(0, 3);
+  const rest = names.filter((name) => !main.includes(name) && !SHOWN[result.result]?.includes(name));
+  return [main.map((name) => figureOf(result, name, said)), rest.length
+    ? waiting(`Other numbers: ${rest.map((name) => name.replaceAll("_", " ")).join(", ")}`, () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
+}
+
+const content = (result) => {
+  const own = VIEWS[result.result]?.(result);
+  return [factsOf(entriesOf(result), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), inside(result)];
+};
+
+// results within a result: tables of a sweep, circuits of a range of thresholds
+function inside(result) {
+  const found = entriesOf(result).flatMap(([name, value]) => (isResult(value) ? [[name, value]]
+    : value && typeof value === "object" && !isTensor(value) ? Object.entries(value).filter(([, v]) => isResult(v)).map(([key, v]) => [Array.isArray(value) ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : `: threshold ${v.threshold}`}` : key, v]) : []));
+  return found.map(([name, value], i) => (i < 2 ? el("div", { class: "nested" }, el("h3", {}, sentence(name)), content(value))
+    : waiting(sentence(name), () => el("div", {}, content(value)))));
+}
+
+// ---- patching: both directions beside each other, family by family
+
+function patchingSection(id, sweeps) {
+  const families = [...new Set(sweeps.flatMap((sweep) => Object.keys(sweep.tables)))];
+  const one = (sweep, family) => {
+    const table = sweep.tables[family];
+    return table ? el("div", {}, sweeps.length > 1 ? el("h4", {}, sentence(sweep.direction)) : null, tensorsOf(table, false)) : null;
+  };
+  const facts = sweeps.map((sweep) => factsOf([["direction", sweep.direction], ["cells", sweep.rows], ["work", sweep.work]], (name) => meaning(sweep, name)));
+  return section(id, kindName("Patching"),
+    [inCode(data.about.Patched?.summary ?? ""), " ", "Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed. Carried: ",
+      inCode((data.about.Patched?.fields.carried ?? "").replace(/^The/, "the"))],
+    facts, families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
+      el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))));
+}
+
+// ---- the page
+
+function header() {
+  const model = data.model;
+  const names = [...new Set(data.results.map((result) => kindName(result.result)))];
+  const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["attention", (model.mechanisms ?? []).join(", ")]] : [];
+  const given = data.given ?? {};
+  return el("header", { class: "top" },
+    el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : " · results of analyses"),
+    el("h1", {}, names.length === 1 ? names[0] : `${names.slice(0, 3).join(", ")}${names.length > 3 ? " and more" : ""}`, model ? ` in ${model.name}` : ""),
+    factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
+    Object.keys(given).length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(Object.entries(given))) : null);
+}
+
+const READING = [
+  ["colour", "Blue is below zero and orange above where numbers have a sign; otherwise darker (on a dark page: lighter) is more. Colour follows the square root of size, so small numbers show."],
+  ["empty cells", "Grey cells and dashes are not defined: a position after the query, a layer with fewer heads."],
+  ["±", "Standard error of the mean over prompts or samples; a single one is chosen from the list above a picture."],
+  ["maps", "Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens."],
+];
+
+const reading = () => section("reading", "How to read this page", "One line for each convention.",
+  el("dl", { class: "words" }, READING.map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
+
+function build() {
+  const sections = [];
+  const sweeps = data.results.filter((result) => result.result === "Patching");
+  const titles = data.results.map(titleOf);
+  data.results.forEach((result, i) => {
+    if (result.result !== "Patching") {
+      const same = titles.slice(0, i).filter((t) => t === titles[i]).length;
+      const title = same ? `${titles[i]} (${same + 1})` : titles[i];
+      sections.push([title, section(`result-${i + 1}`, title, inCode(data.about[result.result]?.summary ?? ""), content(result))]);
+    } else if (result === sweeps[0]) {
+      sections.push([kindName("Patching"), patchingSection(`result-${i + 1}`, sweeps)]);
+    }
+  });
+  frame(header(), [...sections, ["How to read", reading()]], data.model ? `Drawn from results of ${data.model.name}.` : "Drawn from results of analyses.");
+}
+
+build();

@@ -1,0 +1,68 @@
+// Results that have a picture of their own besides the maps and bars of their numbers.
+
+// ---- the lens
+
+const LENS_TENSORS = ["top", "top_probability", "answers", "probability", "rank", "entropy_bits", "kl_bits"];
+
+function lensView(result) {
+  if (!result.top) return null;
+  const rows = new Tensor(result.top).size("batch");
+  const table = (row) => new LensTable(result.words, Object.fromEntries(LENS_TENSORS.filter((name) => result[name])
+    .map((name) => [name, new Tensor(result[name]).pick("batch", row)]))).node;
+  const shown = el("div", {}, table(0));
+  const which = rows > 1 ? choice("text", Array.from({ length: rows }, (_, i) => i), null, (i) => shown.replaceChildren(table(i))) : null;
+  return el("div", { class: "stack" }, which ? el("div", { class: "choices" }, which) : null, shown);
+}
+
+// ---- contributions of components, by layer
+
+const OUTSIDE = "outside the blocks";
+
+// a tensor over components as one over layers and parts of a layer
+function byLayer(tensor, components) {
+  const inBlocks = components.filter((c) => c.layer !== null);
+  const layers = [...new Set(inBlocks.map((c) => c.layer))].sort((a, b) => a - b);
+  const part = (c) => (c.kind === "head" ? `H${c.head}` : c.kind === "cross_head" ? `X${c.head}` : c.kind === "mlp" ? "MLP" : c.kind.replaceAll("_", " "));
+  const order = (name) => (/^[HX]\d/.test(name) ? Number(name.slice(1)) + (name[0] === "X" ? 1e3 : 0) : 1e6);
+  const parts = [...new Set(inBlocks.map(part))].sort((a, b) => order(a) - order(b));
+  const n = components.length, cells = layers.length * parts.length, rows = tensor.values.length / n;
+  const values = new Float32Array(rows * cells).fill(NaN);
+  components.forEach((c, i) => {
+    if (c.layer === null) return;
+    const cell = layers.indexOf(c.layer) * parts.length + parts.indexOf(part(c));
+    for (let r = 0; r < rows; r++) values[r * cells + cell] = (Number.isNaN(values[r * cells + cell]) ? 0 : values[r * cells + cell]) + tensor.values[r * n + i];
+  });
+  const axes = tensor.axes.slice(0, -1);
+  return new Tensor({ axes: [...axes, "layer", "part of it"], coords: { ...tensor.coords, layer: layers, "part of it": parts },
+    shape: [...tensor.shape.slice(0, -1), layers.length, parts.length], values });
+}
+
+function componentsView(result) {
+  const tensor = new Tensor(result.contributions);
+  if (tensor.axes.at(-1) !== "component" || !result.components.some((c) => c.layer !== null)) return null;
+  return tensorFigure(byLayer(tensor, result.components), "By layer", "The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out.");
+}
+
+// ---- circuits
+
+const unpackedEdges = (entry) => {
+  const tensor = new Tensor(entry);
+  const [receivers, senders] = [tensor.labels("receiver"), tensor.labels("sender")];
+  return receivers.flatMap((receiver, r) => senders.map((sender, s) => ({ sender, receiver, value: tensor.at(r, s) })))
+    .filter((e) => e.value !== null && e.value !== 0);
+};
+
+// what cutting an edge changed, where it was tried
+function keptEdges(result) {
+  const tried = new Map((result.log ?? []).map((p) => [p.edge.join(" → "), p.change]));
+  return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
+}
+
+const VIEWS = {
+  LensGrid: lensView,
+  FlowRoutes: routesGraph,
+  DirectEffects: componentsView,
+  Attribution: componentsView,
+  EdgeAttribution: (result) => circuitGraph(unpackedEdges(result.effect)),
+  Acdc: (result) => circuitGraph(keptEdges(result)),
+};

@@ -1,0 +1,408 @@
+"""`glassformer patch`, `trace`, `attribute`, `lens` and `route` as a user calls them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+import glassformer as gf
+from glassformer import analysis
+from glassformer.attention import Softmax
+from glassformer.attention.mechanisms import Lightning
+from glassformer.checkpoints import save
+from glassformer.cli import VERBS, main
+from glassformer.data import bytes_tokenizer, word_tokenizer
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, block, repeat
+
+NEW = ("patch", "trace", "attribute", "lens", "route")
+WORDS = "one two three four five six seven eight nine ten red green blue white black dog cat cow hen fox"
+SIZE = 30
+ONE_PAIR = ["--clean", "one two", "--corrupt", "one three", "--answer", "four", "--wrong", "two"]
+
+
+@pytest.fixture(autouse=True)
+def a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    torch.manual_seed(0)
+
+
+def decoder(mixer: Any = None) -> Any:
+    layer = block(mixer or Softmax(), n_heads=2, mlp=Mlp(12))
+    return DecoderConfig(SIZE, 16, repeat(layer, 2), max_len=48).build()
+
+
+@pytest.fixture
+def words() -> str:
+    model = decoder()
+    model.tokenizer = word_tokenizer([WORDS])
+    return str(save(model, "words"))
+
+
+@pytest.fixture
+def ids() -> str:
+    return str(save(decoder(), "ids"))
+
+
+@pytest.fixture
+def translator() -> str:
+    tokenizer = word_tokenizer([WORDS])
+    stacks = [repeat(block(n_heads=2, cross=cross, mlp=Mlp(12)), 2) for cross in (False, True)]
+    model = EncoderDecoderConfig(tokenizer.vocab_size, 16, *stacks, max_len=32).build()
+    model.tokenizer = tokenizer
+    return str(save(model, "translator"))
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Return a function that runs a command that must succeed, and gives what it showed and its JSON."""
+
+    def called(*arguments: str) -> tuple[str, dict[str, Any]]:
+        assert main([*arguments, "--json", "found.json"]) == 0, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        shown = [line for line in out.splitlines() if not line.startswith(("JSON: ", "page: ", "tuned lens: "))]
+        # a bar is for terminals
+        assert err == "" and max(map(cell_len, shown)) <= 80
+        text = Path("found.json").read_text(encoding="utf-8")
+        document = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
+        assert document["format"] == "glassformer.results" and document["command"] == arguments[0]
+        return out, document
+
+    return called
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the message of a command that must refuse, and leave nothing behind."""
+    before = sorted(os.listdir())
+    assert main([*arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and sorted(os.listdir()) == before
+    return err
+
+
+def after(model: Any, text: str) -> torch.Tensor:
+    """Return the logits of the token after a text."""
+    logits = gf.run(model, text).logits
+    assert logits is not None
+    return logits[0, -1]
+
+
+def test_patching_finds_the_head_that_carries_the_answer(call: Any) -> None:
+    out, document = call("patch", "attn-only-2l", "--n", "6", "--sites", "z", "value")
+    (found,) = document["results"]
+    share = analysis.Patched(**_table(found["tables"]["z"])).carried
+    assert share.top(1)[0][0][-2:] == (1, 6) and share.top(1)[0][1] > 0.5
+    assert "6 pairs of prompts: induction" in out and "L1H6" in out
+
+
+def _table(entry: dict[str, Any]) -> dict[str, Any]:
+    tensors = {name: gf.Labelled.from_dict(entry[name]) for name in ("values", "clean", "corrupt")}
+    return tensors | {name: entry[name] for name in ("direction", "least_gap")}
+
+
+def test_patching_goes_both_ways_and_measures_what_it_is_told(call: Any, words: str) -> None:
+    measures = ["--metric", "logit-difference", "kl", "rank"]
+    out, document = call("patch", words, "--n", "3", "--direction", "both", "--sites", "resid_pre", *measures)
+    assert [found["direction"] for found in document["results"]] == ["denoising", "noising"]
+    named = document["results"][0]["tables"]["resid_pre"]["values"]["coords"]["metric"]
+    assert named == document["given"]["metric"] and len(named) == 3
+    assert all(f"in {name} carried" in out for name in named)
+
+
+def test_sites_are_cut_along_the_axes_that_are_named(call: Any, words: str) -> None:
+    arguments = ["--n", "2", "--sites", "z", "neurons", "--by", "layer", "pos"]
+    tables = call("patch", words, *arguments)[1]["results"][0]["tables"]
+    assert {name: table["values"]["axes"][1:-1] for name, table in tables.items()} == {
+        "z": ["layer", "pos"],
+        "neurons": ["layer", "pos"],
+    }
+
+
+def test_further_questions_take_the_place_of_the_sweep(call: Any) -> None:
+    arguments = ["--n", "4", "--paths", "L1H6.v", "--edges", "3", "--prune", "2", "--top", "3"]
+    out, document = call("patch", "attn-only-2l", *arguments)
+    kinds = [found["result"] for found in document["results"]]
+    assert kinds == ["PathPatching", "EdgeAttribution", "Verified", "Acdc"]
+    assert ["L1H6", "logits"] in document["results"][-1]["edges"]
+    assert "along the paths into L1H6.v" in out and "beside exact patching" in out and "edges are left" in out
+
+
+def test_a_pair_that_is_typed_is_read_with_its_tokens(call: Any, words: str) -> None:
+    out, document = call("patch", words, *ONE_PAIR, "--sites", "resid_pre")
+    assert "2:two/three" in out.replace("\u00b7", " ")
+    assert document["given"]["n"] == 1
+
+
+def test_answers_that_are_not_named_are_the_models_own(call: Any, words: str) -> None:
+    model = gf.load(words)
+    own = [int(after(model, text).argmax()) for text in ("one two", "four three")]
+    assert own[0] != own[1]
+    arguments = ["--clean", "one two", "--corrupt", "four three", "--sites", "z"]
+    found = call("patch", words, *arguments)[1]["results"][0]["tables"]["z"]
+    logits = after(model, "one two")
+    assert found["clean"]["values"][0][0] == pytest.approx(float(logits[own[0]] - logits[own[1]]), abs=1e-4)
+
+
+def test_pairs_of_different_lengths_are_read_from_a_file(call: Any, words: str) -> None:
+    rows = [("one two", "one three"), ("four one two", "four one three")]
+    lines = ["clean,corrupt,answer,wrong", *(f"{a},{b}, four, two" for a, b in rows)]
+    Path("pairs.csv").write_text("\n".join(lines))
+    out, document = call("patch", words, "--pairs", "pairs.csv", "--sites", "z")
+    assert "2 pairs of prompts: pairs" in out and document["given"]["prompts"] == "pairs"
+
+
+def test_pairs_that_do_not_fit_are_left_out_only_if_that_is_asked_for(
+    call: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pairs.csv").write_text("clean,corrupt,answer,wrong\none two,one three, four, two\none,one two, four, two\n")
+    message = refused(capsys, "patch", words, "--pairs", "pairs.csv")
+    assert "1 of 2 pairs do not fit this model; pair 1: clean has 2 tokens and corrupt 3" in message
+    assert "--fitting" in message
+    assert call("patch", words, "--pairs", "pairs.csv", "--fitting", "--sites", "z")[1]["given"]["n"] == 1
+
+
+def test_a_sweep_that_was_kept_is_not_run_again(
+    call: Any, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["patch", words, "--n", "3", "--save-to", "rows.safetensors", "--sites", "z"]
+    first = call(*arguments)[1]["results"][0]["tables"]
+    assert Path("rows.safetensors").exists()
+    again = call(*arguments)[1]["results"][0]
+    assert again["tables"] == first
+    assert "another sweep" in refused(capsys, *arguments[:-1], "resid_pre")
+
+
+def test_tracing_restores_what_the_noise_on_the_subject_took(call: Any) -> None:
+    # the encoder's state of the noun is where the answer is: nothing else was corrupted
+    text = ["我吃了一个苹果", "--target", "I ate an", "--subject", "苹果", "--answer", "apple", "--samples", "2"]
+    out, document = call("trace", "zh-en", *text, "--kinds", "state")
+    (found,) = document["results"]
+    effect = gf.Labelled.from_dict(found["values"]).values.mean(-1) - torch.tensor(found["corrupt"]["values"]).mean(
+        -1
+    ).reshape(-1, 1, 1, 1)
+    assert found["answer"] == "apple" and found["clean"]["values"][0] > 0.9
+    assert effect[0, 0, found["subject"]].max() > 0.5 > 0.1 > effect[0, 0, :5].abs().max()
+    assert "*6:果" in out and "Restoring the stream after a layer" in out
+
+
+def test_tracing_averages_pairs_by_role(call: Any, words: str) -> None:
+    record = {"clean": "one two three", "corrupt": "four two three", "answer": " four", "wrong": " two"}
+    line = json.dumps(record | {"roles": {"subject": [0, 3]}})
+    Path("pairs.jsonl").write_text(f"{line}\n{line.replace('one', 'two')}\n")
+    out, document = call("trace", words, "--pairs", "pairs.jsonl", "--samples", "2")
+    assert document["results"][0]["result"] == "TracesByRole" and "Causal traces of 2 prompts" in out
+
+
+def test_a_window_is_less_than_a_shallow_model(call: Any, words: str) -> None:
+    assert call("trace", words, "one two", "--subject", "one", "--samples", "2")[1]["results"][0]["window"] == 1
+
+
+METHODS = ("direct", "sources", "neurons", "saliency", "gradient", "integrated", "rollout", "alti", "norms")
+
+
+def test_every_method_of_attribution_answers_for_the_same_token(call: Any, words: str) -> None:
+    out, document = call("attribute", words, "one two three", "--answer", "four", "--method", *METHODS)
+    assert len(document["results"]) == len(METHODS)
+    split, gradients = document["results"][0], document["results"][5]
+    logit = float(after(gf.load(words), "one two three")[split["answer"]])
+    assert split["total"] == pytest.approx(logit, abs=1e-4)
+    assert sum(split["contributions"]["values"]) == pytest.approx(logit, abs=1e-4)
+    assert gradients["answers"] == [split["answer"]] and gradients["method"] == "integrated"
+    assert "Rollout (attention weights alone)" in out and "ALTI (norms frozen)" in out
+
+
+def test_attribution_looks_at_the_position_it_is_told(call: Any, words: str) -> None:
+    arguments = ["one two three", "--position", "2", "--method", "direct", "alti", "gradient"]
+    out, document = call("attribute", words, *arguments)
+    assert document["results"][0]["position"] == document["given"]["position"] == 2
+    flow = gf.Labelled.from_dict(document["results"][1]["rolled"]).values[-1, 2]
+    # nothing comes from later tokens
+    assert flow[3:].abs().max() == 0.0
+    assert "shares of position 2:two" in out and "after 2:two" in out
+
+
+def test_a_live_norm_and_layers_are_asked_for(call: Any, words: str) -> None:
+    document = call("attribute", words, "one two", "--norm", "live", "--layers", "--steps", "4")[1]
+    direct, gradients = document["results"]
+    assert direct["norm"] == "live" and gradients["values"]["axes"] == ["layer", "query", "key"]
+    assert gradients["steps"] == 4
+
+
+def test_a_lens_follows_a_token_through_depth(call: Any, words: str) -> None:
+    out, document = call("lens", words, "one two three", "--answer", "four")
+    (found,) = document["results"]
+    logits = after(gf.load(words), "one two three").softmax(-1)
+    answer = gf.load(words).tokenizer.encode("four")[0]
+    assert found["probability"]["values"][-1][0][-1] == pytest.approx(float(logits[answer]), abs=1e-5)
+    assert "following four" in out and "1 post" in out
+
+
+def test_a_tuned_lens_is_trained_saved_and_used(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = bytes_tokenizer()
+    torch.manual_seed(1)
+    model = DecoderConfig(tokenizer.vocab_size, 16, repeat(block(n_heads=2, mlp=Mlp(12)), 2), max_len=32).build()
+    model.tokenizer = tokenizer
+    for parameter in model.parameters():
+        # as it is drawn, what the layers write is too small to be missed
+        parameter.data *= 5
+    name = str(save(model, "bytes"))
+    Path("text.txt").write_text("for i in range(12):\n    print(i)\n" * 400)
+    arguments = ["--train", "lens.safetensors", "--data", "text.txt", "--steps", "30"]
+    out, document = call("lens", name, "for", *arguments)
+    trained, grid = document["results"]
+    logit, tuned = (sum(row) for row in trained["kl_bits"]["values"])
+    assert tuned < logit and grid["tuned"] and "Tuned lens" in out
+    again = call("lens", name, "for", "--tuned", "lens.safetensors")[1]["results"][0]
+    assert again == grid
+    plain = call("lens", name, "for")[1]["results"][0]
+    assert not plain["tuned"]
+    other = DecoderConfig(tokenizer.vocab_size, 16, repeat(block(n_heads=2, mlp=Mlp(12)), 2), max_len=32).build()
+    other.tokenizer = tokenizer
+    assert "with other weights" in refused(
+        capsys, "lens", str(save(other, "other")), "for", "--tuned", "lens.safetensors"
+    )
+
+
+def test_routes_carry_the_whole_prediction(call: Any, words: str) -> None:
+    out, document = call("route", words, "one two three", "--threshold", "0.0")
+    (found,) = document["results"]
+    arrived = sum(found["inputs"]["values"]) + found["constants"] + found["dropped"]
+    assert arrived == pytest.approx(1.0, abs=1e-5)
+    assert "The most important edges" in out and "3:three" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["patch", "--n", "2"],
+        ["patch", "--clean", "1 2 3", "--corrupt", "1,2,4", "--answer", "5", "--wrong", "6", "--sites", "z"],
+        ["trace", "1 2 3", "--positions", "1", "--samples", "2"],
+        ["attribute", "1 2 3", "--answer", "4"],
+        ["lens", "1 2 3", "--answer", "4"],
+        ["route", "1 2 3"],
+    ],
+    ids=" ".join,
+)
+def test_a_model_without_a_tokenizer_takes_ids(arguments: list[str], ids: str, call: Any) -> None:
+    verb, *rest = arguments
+    assert call(verb, ids, *rest)[1]["model"]["vocab_size"] == SIZE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["patch", *ONE_PAIR, "--target", "two one", "--paths", "logits"],
+        ["patch", *ONE_PAIR, "--target", "two one"],
+        ["trace", "one two", "--subject", "two", "--target", "two", "--samples", "2"],
+        ["trace", "one two", "--subject", "two", "--target", "two", "--samples", "2", "--stack", "decoder"],
+        ["attribute", "one two", "--method", "direct", "sources", "integrated", "alti", "--target", "two one"],
+        ["lens", "one two", "--target", "two one"],
+        ["lens", "one two"],
+        ["route", "one two", "--target", "two one"],
+        ["route", "one two", "--stack", "encoder", "--target", "two"],
+    ],
+    ids=" ".join,
+)
+def test_an_encoder_decoder_reads_a_source_and_a_target(arguments: list[str], translator: str, call: Any) -> None:
+    verb, *rest = arguments
+    assert call(verb, translator, *rest)[1]["model"]["kind"] == "encoder_decoder"
+
+
+def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    name = str(save(decoder(Lightning()), "linear"))
+    message = refused(capsys, "attribute", name, "1 2 3", "--method", "rollout")
+    assert "rollout" in message and "lightning" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["patch", "words", "--by", "layer"], "--by says how --sites are cut"),
+        (["patch", "words", "--task", "inducton"], 'no task "inducton". Nearest: "induction"'),
+        (["patch", "words", "--task", "induction", "--pairs", "x.csv"], "--pairs and --task both say"),
+        (["patch", "words", "--clean", "one"], "--clean and --corrupt go together"),
+        (["patch", "words", "--answer", "one"], "--answer and --wrong belong to --clean and --corrupt"),
+        (["patch", "words", "--n", "0"], "--n must be at least 1, found 0"),
+        (["patch", "words", "--clean", "one two", "--corrupt", "one"], "these prompts do not fit: clean has 3 tokens"),
+        (["patch", "words", "--pairs", "none.csv"], 'cannot read "none.csv"'),
+        (["patch", "words", "--sites", "zz"], 'no site or family "zz". Nearest: "z"'),
+        (["patch", "words", "--paths", "L9H0.k"], 'no receiver "L9H0.k"'),
+        (["patch", "words", "--paths", "logits", "--save-to", "x"], "--save-to is for sweeps"),
+        (["patch", "words", "--direction", "both", "--save-to", "x"], "--save-to holds one sweep"),
+        (["patch", "words", *ONE_PAIR, "--target", "one"], "this model has no encoder"),
+        (["patch", "words", "--target", "one"], "--target belongs to --clean and --corrupt"),
+        (["patch", "words", "--task", "greater_than", "--n", "1"], "greater_than: 1 pairs were asked for"),
+        (["patch", "ids", "--task", "greater_than"], "this model has no tokenizer"),
+        (["patch", "translator"], "reads a source and a target"),
+        (["patch", "translator", *ONE_PAIR], "say with --target"),
+        (["trace", "words"], "give a text, or --pairs FILE"),
+        (["trace", "words", "one two"], "say what gets noise"),
+        (["trace", "words", "one two", "--subject", "three"], "'three' is not in the text"),
+        (["trace", "words", "one two", "--positions", "7"], "position 7 is not in the prompt"),
+        (["trace", "translator", "one two", "--subject", "one"], "say with --target"),
+        (["attribute", "words", "one", "--position", "4"], "position 4: the text has 2 tokens"),
+        (["attribute", "words", "one", "--answer", "one two"], "is 2 tokens"),
+        (["attribute", "ids", "one"], "this model has no tokenizer, so it takes token ids"),
+        (["attribute", "ids", "1 2", "--answer", "one"], "a token is an id; found 'one'"),
+        (["attribute", "ids", "1 2", "--answer", "30"], "token id 30 is outside the vocabulary"),
+        (["lens", "words"], "give a text, or --train FILE"),
+        (["lens", "words", "one", "--tuned", "none"], 'cannot read a tuned lens from "none"'),
+        (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
+        (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),
+        (["route", "words", "one", "--threshold", "1.5"], "a share lies between 0 and 1"),
+        (["route", "words", "one", "--positions", "4"], "position 4"),
+        (["route", "words", "one", "--json", "x", "--html", "x"], 'would both write "x"'),
+        (["route", "words", "one", "--json", "."], "it is a folder"),
+        (["route", "gpt2-small", "one"], "is a preset"),
+        (["route", "wurds", "one"], 'no model "wurds"'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_named_before_anything_is_written(
+    arguments: list[str],
+    message: str,
+    words: str,
+    ids: str,
+    translator: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = [] if "--json" in arguments else ["--json", "out/found.json", "--html", "out/page.html"]
+    assert message in refused(capsys, *arguments, *outputs)
+
+
+def test_an_interrupted_command_leaves_nothing(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, report: Callable[[int, int], None], **__: object) -> None:
+        report(1, 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analysis, "patch", interrupted)
+    before = sorted(os.listdir())
+    assert main(["patch", words, "--json", "found.json"]) == 130
+    assert sorted(os.listdir()) == before and "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", NEW)
+def test_the_page_is_drawn_from_the_document(verb: str, words: str, call: Any) -> None:
+    arguments = {
+        "patch": ["--n", "2"],
+        "trace": ["one two", "--subject", "one", "--samples", "2"],
+        "attribute": ["one two"],
+        "lens": ["one two"],
+        "route": ["one two"],
+    }[verb]
+    out, _ = call(verb, words, *arguments, "--html", "new/page.html")
+    assert Path("new/page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert f"page: {Path('new/page.html').absolute()}" in out
+
+
+@pytest.mark.parametrize("verb", NEW)
+def test_help_shows_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb in VERBS and main([verb, "--help"]) == 0
+    assert f"    glassformer {verb} " in capsys.readouterr().out

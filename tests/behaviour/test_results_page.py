@@ -1,0 +1,229 @@
+"""The HTML page of results, opened from disk in a real browser; what it is drawn from, checked without one."""
+
+import base64
+import json
+import math
+import re
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from playwright.sync_api import Page
+
+from closeness import close
+from glassformer.errors import ConfigError
+from glassformer.labelled import Labelled
+from glassformer.render.page import results_page
+from glassformer.render.results import results_document
+from pages import NASTY, Opener, accessibility_report
+from results import SAMPLES, document
+
+browser_test = pytest.mark.browser
+OPEN_EVERYTHING = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
+
+
+def open_everything(shown: Page) -> None:
+    # what is drawn on opening may hold more to open
+    for _ in range(3):
+        shown.evaluate(OPEN_EVERYTHING)
+        shown.wait_for_timeout(50)
+
+
+def unpacked(entry: dict[str, Any]) -> torch.Tensor:
+    numbers = numpy.frombuffer(base64.b64decode(entry["float32"]), "<f4").copy()
+    return torch.from_numpy(numbers).reshape(entry["shape"])
+
+
+def one(values: torch.Tensor, *axes: str, **coords: list[Any]) -> dict[str, Any]:
+    """Return a document with a result that no class stands for, of one tensor."""
+    found = {"result": "Mystery", "numbers": Labelled(values, axes, coords).to_dict()}
+    return {"format": "glassformer.results", "version": 1, "results": [found]}
+
+
+# ---- the document
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_numbers_survive_their_packing_and_everything_shown_has_its_words(name: str) -> None:
+    given = document(name)
+    packed = results_document(given)
+    for result, stored in zip(given["results"], packed["results"]):
+        for field, value in result.items():
+            if isinstance(value, dict) and "axes" in value:
+                torch.testing.assert_close(
+                    unpacked(stored[field]), Labelled.from_dict(value).values.float(), equal_nan=True
+                )
+    for about in packed["about"].values():
+        assert about["summary"] and all(about["fields"].values())
+    assert set(packed["about"]) >= {result["result"] for result in given["results"]}
+    json.dumps(packed, allow_nan=False)
+
+
+def test_what_a_result_derives_is_what_its_property_says() -> None:
+    stored = results_document(document("patching"))["results"][1]["tables"]["z"]
+    entry = document("patching")["results"][1]["tables"]["z"]
+    fraction = (torch.tensor(entry["values"]["values"]).mean(-1) - torch.tensor(entry["corrupt"]["values"]).mean()) / (
+        torch.tensor(entry["clean"]["values"]).mean() - torch.tensor(entry["corrupt"]["values"]).mean()
+    )
+    close(unpacked(stored["derived"]["carried"]), 1 - fraction, tolerance=1e-5)
+
+
+def test_one_result_several_and_a_document_are_all_taken() -> None:
+    whole = document("flow")
+    [first, second] = whole["results"]
+    for payload, n in ((first, 1), ([first, second], 2), (whole, 2)):
+        assert len(results_document(payload)["results"]) == n
+    assert 'id="results"' in results_page(first)
+
+
+@pytest.mark.parametrize("payload", [{}, [], {"results": []}, [{"values": 1}], {"results": [3]}])
+def test_a_page_without_a_result_is_refused(payload: Any) -> None:
+    with pytest.raises(ConfigError, match="at least one result"):
+        results_page(payload)
+
+
+def test_what_is_not_finite_is_left_empty() -> None:
+    payload = one(torch.tensor([1.0, math.inf, math.nan]), "layer")
+    payload["results"][0]["spread"] = math.nan
+    stored = results_document(payload)["results"][0]
+    assert stored["spread"] is None
+    assert unpacked(stored["numbers"]).isnan().tolist() == [False, True, True]
+
+
+# ---- the page
+
+
+@browser_test
+@pytest.mark.parametrize(("name", "scheme", "width"), [("patching", "light", 1280), ("lens", "dark", 390)])
+def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: int) -> None:
+    assert accessibility_report(opened(document(name), scheme=scheme, width=width)) == ""
+
+
+@browser_test
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
+    shown = opened(document(name), scheme=scheme, width=width)
+    open_everything(shown)
+    assert accessibility_report(shown) == ""
+
+
+@browser_test
+@pytest.mark.parametrize("name", SAMPLES)
+def test_everything_opens_in_a_narrow_window_that_scrolls_only_downwards(opened: Opener, name: str) -> None:
+    shown = opened(document(name), width=360)
+    open_everything(shown)
+    assert shown.evaluate("document.documentElement.scrollWidth") == 360
+    assert shown.locator("main > section").count() >= 2
+
+
+@browser_test
+def test_a_map_tells_the_number_under_its_cursor(opened: Opener) -> None:
+    values = torch.arange(12.0).reshape(3, 4) - 5
+    shown = opened(one(values, "layer", "head"))
+    told = shown.locator(".told")
+    assert told.inner_text() == "layer 2, head 3: +6.00"
+    shown.locator("canvas.map").focus()
+    for key in ("ArrowUp", "ArrowLeft"):
+        shown.keyboard.press(key)
+    assert told.inner_text() == "layer 1, head 2: +1.00"
+    shown.keyboard.press("Shift+ArrowUp")
+    assert told.inner_text() == "layer 0, head 2: −3.00"
+    assert "layer L0, head H2: −3.00" in (shown.locator("canvas.map").get_attribute("aria-label") or "")
+
+
+@browser_test
+def test_prompts_are_averaged_and_each_can_be_chosen(opened: Opener) -> None:
+    values = torch.tensor([[[1.0, 3.0]], [[5.0, math.nan]]])
+    shown = opened(one(values.expand(2, 2, 2), "layer", "head", "batch"))
+    told = shown.locator(".told")
+    assert told.inner_text() == "layer 1, head 0: 5.00"
+    shown.locator("canvas.map").focus()
+    shown.keyboard.press("ArrowUp")
+    assert told.inner_text() == "layer 0, head 0: 2.00 ± 1.00"
+    shown.select_option("select", "1")
+    assert told.inner_text() == "layer 0, head 0: 3.00"
+
+
+@browser_test
+def test_rows_over_tokens_are_shown_as_text(opened: Opener) -> None:
+    shown = opened(document("flow"))
+    figure = shown.locator("#result-1 figure").first
+    texts = document("flow")["results"][0]["rolled"]["coords"]["key"]
+    assert figure.locator(".strip .token").count() == len(texts)
+
+
+@browser_test
+def test_denoising_and_noising_stand_beside_each_other(opened: Opener) -> None:
+    shown = opened(document("patching"))
+    families = shown.locator(".family")
+    assert families.locator("h3.mono").all_inner_texts() == ["resid_pre", "z"]
+    for family in families.all():
+        assert family.locator("h4").all_inner_texts() == ["Denoising", "Noising"]
+        first, second = (canvas.bounding_box() for canvas in family.locator("canvas.map").all())
+        assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
+
+
+@browser_test
+def test_a_cell_of_the_lens_tells_its_likeliest_tokens(opened: Opener) -> None:
+    [grid] = document("lens")["results"]
+    shown = opened(document("lens"))
+    cells = shown.locator("table.lenses tbody tr").first.locator("td")
+    assert cells.count() == len(grid["top"]["values"][0][0])
+    cells.first.click()
+    rows = shown.locator(".told.card tbody tr")
+    assert rows.count() == 5
+    probabilities = [float(re.sub(r"[^\d.]", "", row)) / 100 for row in rows.locator("td.number").all_inner_texts()]
+    assert probabilities == pytest.approx(grid["top_probability"]["values"][0][0][0], rel=0.06)
+    shown.keyboard.press("ArrowDown")
+    assert "L0 mid" in shown.inner_text(".told.card p:first-child")
+
+
+@browser_test
+def test_a_slider_takes_edges_away(opened: Opener) -> None:
+    shown = opened(document("routes"))
+    slider, edges = shown.locator("input[type=range]"), shown.locator(".edge")
+    whole = edges.count()
+    assert whole > 5
+    slider.focus()
+    shown.keyboard.press("End")
+    assert 0 < edges.count() < whole
+    shown.keyboard.press("Home")
+    assert edges.count() == whole
+
+
+@browser_test
+def test_the_circuit_of_the_known_model_is_drawn_as_it_is_wired(opened: Opener) -> None:
+    found = document("pruning")["results"][0]
+    shown = opened(document("pruning"))
+    graph = shown.locator("#result-1 svg").first
+    titles = graph.locator("title").all_text_contents()
+    assert sorted(title.split(":")[0] for title in titles) == sorted(" → ".join(edge) for edge in found["edges"])
+    assert "L0H0 → L1H0.k" in " ".join(titles)
+
+
+@browser_test
+def test_no_token_becomes_markup(opened: Opener) -> None:
+    values = torch.rand(9, 9, generator=torch.Generator().manual_seed(0))
+    labels = [f"{i}:{text}" for i, text in enumerate(NASTY)]
+    payload = one(values, "query", "key", query=labels, key=labels)
+    payload["model"] = {"name": NASTY[2]}
+    payload["given"] = {"text": NASTY[0], NASTY[2]: 1}
+    payload["results"][0] |= {"left_out": {NASTY[2]: NASTY[0]}, NASTY[2]: NASTY[2]}
+    shown = opened(payload)
+    open_everything(shown)
+    assert shown.evaluate("window.ran") is None
+    assert shown.locator("img").count() == 0
+    assert NASTY[0] in shown.locator(".strip .token").all_inner_texts()
+
+
+@browser_test
+def test_256_tokens_stay_readable(opened: Opener) -> None:
+    labels = [f"{i}: w{i}" for i in range(256)]
+    values = torch.rand(256, 256, generator=torch.Generator().manual_seed(0)).tril()
+    shown = opened(one(values, "query", "key", query=labels, key=labels))
+    box = shown.locator("canvas.map").bounding_box()
+    assert box is not None and box["width"] <= 1280 and box["height"] >= 256 * 3
+    assert shown.locator(".told").inner_text().startswith("query 255")
