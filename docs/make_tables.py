@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
 RESULTS = ROOT / "benchmarks" / "results" / "x86_64-2-cores.json"
 CIRCUITS = ROOT / "benchmarks" / "results" / "circuits-x86_64-2-cores.json"
+SWEEPS = ROOT / "benchmarks" / "results" / "sweeps-x86_64-2-cores.json"
 
 # what a figure is called in each README; a figure without an entry goes by its name
 FIGURES = {
@@ -56,7 +57,7 @@ def tables() -> dict[Path, dict[str, str]]:
 def readme(cards: Sequence[dict[str, Any]], *, chinese: bool) -> dict[str, str]:
     """Return the tables of a README."""
     made = {"models": models(cards, chinese=chinese), "speed": speed(chinese=chinese)}
-    return made | {"circuits": circuits(chinese=chinese)}
+    return made | {"circuits": circuits(chinese=chinese), "sweeps": sweeps(chinese=chinese)}
 
 
 def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
@@ -126,6 +127,38 @@ def circuits(*, chinese: bool) -> str:
         seconds, memory = f"{row['cpu_seconds']:,.0f} s CPU", f"{row['peak_bytes_beyond_start'] / 2**20:,.0f} MiB"
         shape = f"{row['shape']}, {row['heads']:,} {('heads', '个头')[language]}"
         rows.append((alone[row["task"]][language], shape, "", seconds, "", "", memory, "", ""))
+    return _table(rows)
+
+
+def sweeps(*, chinese: bool) -> str:
+    """Return one row per task, peer and number of threads: times faster and peak memory, aims and whether met."""
+    language = int(chinese)
+    heads = (
+        ("GPT-2 small shape", "against", "threads", "times faster (CPU)", "aim", "met", "peak memory", "aim", "met"),
+        ("GPT-2 small 形状", "对照", "线程", "快多少倍（CPU）", "目标", "达到", "峰值内存", "目标", "达到"),
+    )[language]
+    tasks = {
+        "resid": ("patch resid_pre, layers x positions, {} tokens", "修补 resid_pre，层 x 位置，{} 个词元"),
+        "z": ("patch every head's z, {} tokens", "修补每个头的 z，{} 个词元"),
+        "blocks": (
+            "patch resid_pre, attn.out and mlp.out, layers x positions, {} tokens",
+            "修补 resid_pre、attn.out 和 mlp.out，层 x 位置，{} 个词元",
+        ),
+        "lens": ("logit lens, top 5, {} tokens", "logit lens，前 5 项，{} 个词元"),
+        "dla": ("direct effects of every head, {} tokens", "每个头的直接效应，{} 个词元"),
+    }
+    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    for row in json.loads(SWEEPS.read_text(encoding="utf-8"))["rows"]:
+        kind, size = row["task"].split("-")
+        (low, high), faster = row["faster_quartiles"], row["faster"]["cpu"]
+        theirs, ours = (row["bytes"][who] / 2**20 for who in ("theirs", "ours"))
+        peer = row["peer"].replace("transformer_lens", "TransformerLens")
+        rows.append((
+            tasks[kind][language].format(size.replace("x", " x ")), peer, str(row["threads"]),
+            f"{faster:.1f} ({low:.1f}-{high:.1f})", f"≥ {row['aim']:g}", _met(faster, row["aim"]),
+            f"{theirs:,.0f} / {ours:,.0f} MiB", f"1/{row['memory_aim']:g}",
+            _met(row["memory_ratio"], row["memory_aim"]),
+        ))  # fmt: skip
     return _table(rows)
 
 

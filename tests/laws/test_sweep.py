@@ -168,6 +168,21 @@ def test_the_past_is_carried_and_layers_below_are_not_run() -> None:
     assert 0.5 * sum(range(1, 8)) / (7 * 7) <= found.work < 0.5
 
 
+@pytest.mark.parametrize(("at_end", "width"), [([], 1), ([Scale("blocks.1.mlp.out", 0.5)], 7)])
+def test_the_last_mlp_runs_only_where_a_metric_looks_unless_an_edit_is_there(at_end: list[Edit], width: int) -> None:
+    case = subject("gpt2")
+    widths: list[int] = []
+    part = case.model.stack.blocks[1].part("mlp")
+    plan = [[Set("blocks.0.attn.z", 0.3, at=At(head=0)), *at_end]]
+    with torch.no_grad():
+        handle = part.register_forward_hook(lambda _, given, __: widths.append(given[0].shape[1]))
+        found = sweep(case.model, case.inputs[0], plan, logit_difference(1, 2))
+        handle.remove()
+    # the base run comes first
+    assert widths == [7, width]
+    close(found.values.values, one_by_one(case.model, case.inputs[0], plan, logit_difference(1, 2)).values.values)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "linear", "translator_pre"])
 def test_gradients_flow_to_parameters_and_to_what_edits_hold(name: str) -> None:
     case = subject(name)

@@ -27,6 +27,8 @@ from glassformer.labelled import Coordinate, Labelled, Result
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
+# places beyond which a product with the unembedding gets no faster: fewer wait for its matrix to be read
+WORTHWHILE = 128
 Translate = Callable[[str, Float[Tensor, "n d_model"]], Float[Tensor, "n d_model"]]
 
 
@@ -170,17 +172,21 @@ class _Readings:
     def add(self, rows: slice, logits: Iterator[Float[Tensor, "n vocab"]], answers: Int[Tensor, " n"] | None) -> None:
         """Take the logits of some rows at every site, the last site's first."""
         last, best = None, None
+        more = bool(self.asked & {"answer", "entropy", "kl"})
         for i, of_site in zip(reversed(range(self.n_sites)), logits):
             if "top" in self.asked:
                 largest, ids = of_site.topk(self.k, -1)
                 self._put("top", i, rows, ids)
-                self._put("top_probability", i, rows, (largest - of_site.logsumexp(-1, keepdim=True)).exp())
+                # logits that no one reads again make room for their exponentials
+                below = of_site - largest[:, :1] if more else of_site.sub_(largest[:, :1])
+                share = (largest - largest[:, :1]).exp() / below.exp_().sum(-1, keepdim=True)
+                self._put("top_probability", i, rows, share)
                 likeliest = ids[:, 0]
             else:
                 likeliest = of_site.argmax(-1)
             best = likeliest if best is None else best
             self.same[i, rows] = likeliest == best
-            if self.asked & {"answer", "entropy", "kl"}:
+            if more:
                 log_probs = of_site.log_softmax(-1)
                 last = log_probs if last is None else last
                 self._measure(i, rows, of_site, log_probs, last, answers)
@@ -212,11 +218,16 @@ def _chunks(
     per_place = 6 * model.config.vocab_size * torch.finfo(wide).bits // 8
     count, step = at.positions.numel(), max(budget // per_place, 1)
 
+    def stream(name: str, rows: slice) -> Tensor:
+        x = at.of_stream(stream_at(run, name)).flatten(0, 1)[rows]
+        return x if translate is None else translate(name, x)
+
     def read_out(rows: slice) -> Iterator[Tensor]:
-        for name in reversed(names):
-            x = at.of_stream(stream_at(run, name)).flatten(0, 1)[rows]
-            x = x if translate is None else translate(name, x)
-            yield read_logits(model, x).to(wide)
+        n, order = rows.stop - rows.start, list(reversed(names))
+        together = max(1, min(WORTHWHILE // n, budget // (per_place * n)))
+        for first in range(0, len(order), together):
+            x = torch.cat([stream(name, rows) for name in order[first : first + together]])
+            yield from read_logits(model, x).to(wide).split(n)
 
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention import AttentionLayer, Context, SubLayerConfig
 from glassformer.config import Config, require
-from glassformer.models.parts import LayerNorm, Norm, NormConfig
+from glassformer.models.parts import LayerNorm, MlpLayer, Norm, NormConfig
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -87,10 +87,14 @@ class Block(nn.Module):
         source: Tensor | None = None,
         state: tuple[Any, ...] | None = None,
         tape: Tape | None = None,
-    ) -> tuple[Float[Tensor, "batch pos d_model"], tuple[Any, ...] | None]:
+        at: Int[Tensor, "batch n"] | None = None,
+    ) -> tuple[Float[Tensor, "batch _ d_model"], tuple[Any, ...] | None]:
+        """Run the sub-layers; with `at`, the last of them only at those positions, and return the stream there."""
         x = entry = site(tape, self.at_resid[0], x)
         states: list[Any] = []
         for i, name in enumerate(self.names):
+            if at is not None and i + 1 == len(self.names):
+                x, entry = pick(x, at), pick(entry, at)
             read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
             out, new = self._run(name, read, context, source, None if state is None else state[i], tape)
             states.append(new)
@@ -117,6 +121,19 @@ class Block(nn.Module):
         assert context.source is not None, "a cross-attention layer needs an encoder's output"
         return layer(x, context.source, source=source, state=state, tape=tape)
 
+    def ends_by_position(self) -> bool:
+        """Whether the last sub-layer runs at each position by itself."""
+        return isinstance(self.part(self.names[-1]), MlpLayer)
+
+    def last_sites(self) -> Iterator[str]:
+        """Yield the sites from the last sub-layer on."""
+        name = self.names[-1]
+        parts = [self.norm(name)] if self.wiring != "post" else []
+        after = self.norm_after(name)
+        for part in (*parts, self.part(name), *([] if after is None else [after])):
+            yield from (found.name for found in part.sites())  # type: ignore[operator]
+        yield from (self.at_sum[-1], self.at_resid[-1])
+
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         """Return the empty state: one entry per sub-layer, None where there is nothing to carry."""
         parts = [self.part(name) for name in self.names]
@@ -137,3 +154,8 @@ class Block(nn.Module):
             if self.wiring != "parallel" and i + 1 < len(self.names):
                 yield from declare(self.path, {resid[i + 1]: words}, sizes, layer=self.layer)
         yield from declare(self.path, {resid[-1]: words}, sizes, layer=self.layer)
+
+
+def pick(x: Float[Tensor, "batch pos d_model"], at: Int[Tensor, "batch n"] | None) -> Float[Tensor, "batch n d_model"]:
+    """Return the rows at some positions; all of them if none are named."""
+    return x if at is None else x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from glassformer.config import Config, require
 from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
-from glassformer.models.stack import Stack, State, make_context, pick, site_table
+from glassformer.models.stack import Stack, State, make_context, site_table
 from glassformer.trace import SiteTable, Tape
 
 
@@ -161,6 +161,7 @@ class Decoder(nn.Module):
         state: State | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
+        carry: bool = True,
     ) -> Any:
         """Return the logits from the stream entering a layer; earlier layers are not run.
 
@@ -172,15 +173,17 @@ class Decoder(nn.Module):
             state: What these layers carry from earlier positions; then the pair (logits, new state) is returned.
             at: Which of the given positions logits are wanted for; all by default.
             tape: Reads and edits.
+            carry: Whether to return a new state, if one was given; without, logits alone.
         """
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(
             batch, length, resid.device, is_causal=True, lengths=lengths, document_ids=documents, past=past
         )
-        x, layers = self.stack(resid, context, state=None if state is None else state.layers, tape=tape, start=layer)
-        logits = self._leave(pick(x, at), tape)
-        return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
+        layers = None if state is None else state.layers
+        x, layers = self.stack(resid, context, state=layers, tape=tape, start=layer, at=at, carry=carry)
+        logits = self._leave(x, tape)
+        return logits if state is None or not carry else (logits, state._replace(length=past + length, layers=layers))
 
     def begin(self, batch: int) -> State:
         """Return the empty state."""

@@ -20,7 +20,7 @@ from glassformer.models.parts import (
     Unembedding,
     initialise,
 )
-from glassformer.models.stack import Stack, State, cross_context, make_context, pick, site_table
+from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
 from glassformer.trace import SiteTable, Tape
 
 
@@ -175,6 +175,7 @@ class EncoderDecoder(nn.Module):
         state: State | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
+        carry: bool = True,
     ) -> Any:
         """Return the logits from the stream entering a decoder layer; the encoder's output is kept.
 
@@ -185,9 +186,11 @@ class EncoderDecoder(nn.Module):
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
         context = _with_source(context, encoded.shape[1], source_lengths)
         layers = None if state is None else state.layers
-        x, layers = self.decoder(resid, context, source=encoded, state=layers, tape=tape, start=layer)
-        logits = self._leave(pick(x, at), tape)
-        return logits if state is None else (logits, state._replace(length=past + length, layers=layers))
+        x, layers = self.decoder(
+            resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
+        )
+        logits = self._leave(x, tape)
+        return logits if state is None or not carry else (logits, state._replace(length=past + length, layers=layers))
 
     def resume_encoder(
         self,
@@ -204,8 +207,8 @@ class EncoderDecoder(nn.Module):
         encoded = self._encode(resid, source_lengths, tape, 0, layer)
         if self._stops_early(tape):
             return encoded
-        x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, "auto", 0)
-        return self._leave(pick(x, at), tape)
+        x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, "auto", 0, at)
+        return self._leave(x, tape)
 
     def begin(self, source: Int[Tensor, "batch key"], source_lengths: Int[Tensor, " batch"] | None = None) -> State:
         """Run the encoder and return the empty state of the decoder."""
@@ -218,7 +221,7 @@ class EncoderDecoder(nn.Module):
         context = make_context(batch, length, x.device, is_causal=False, lengths=lengths, form="parallel", seed=seed)
         return self.encoder(x, context, tape=tape, start=start)[0]
 
-    def _decode(self, tokens, encoded, source_lengths, lengths, state, tape, form, seed):
+    def _decode(self, tokens, encoded, source_lengths, lengths, state, tape, form, seed, at=None):
         batch, length = tokens.shape
         past = 0 if state is None else state.length
         if self.decoder_embed.positions is not None:
@@ -229,7 +232,8 @@ class EncoderDecoder(nn.Module):
         )
         context = _with_source(context, encoded.shape[1], source_lengths)
         x = self.decoder_embed(tokens, context.positions, tape)
-        return self.decoder(x, context, source=encoded, state=None if state is None else state.layers, tape=tape)
+        layers = None if state is None else state.layers
+        return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
 
     def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
         if tape is not None and not tape.logits:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention import Context, Mask, causal, documents, padding
-from glassformer.models.block import Block, BlockConfig
+from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
 
@@ -65,21 +65,32 @@ class Stack(nn.Module):
         state: tuple[Any, ...] | None = None,
         tape: Tape | None = None,
         start: int = 0,
-    ) -> tuple[Float[Tensor, "batch pos d_model"], tuple[Any, ...] | None]:
-        """Run blocks from `start` on, then the final norm.
+        at: Int[Tensor, "batch n"] | None = None,
+        carry: bool = True,
+    ) -> tuple[Float[Tensor, "batch _ d_model"], tuple[Any, ...] | None]:
+        """Run blocks from `start` on, then the final norm; return the stream, or what it is `at` some positions.
 
-        A tape that does not need the logits stops after the last block it reads or edits.
+        A tape that does not need the logits stops after the last block it reads or edits. What comes after the last
+        attention is not run at positions that are not asked for, unless the tape looks there. Without `carry` no new
+        state is kept.
         """
         states: list[Any] = []
         stop = self.needed(tape)
         # a module list asked for its i-th member takes longer than a norm of a short text
         blocks = list(self.blocks)
+        early = at if start < stop == len(blocks) and self._ends_unseen(tape) else None
         for i in range(start, stop):
-            x, new = blocks[i](x, context, source=source, state=None if state is None else state[i], tape=tape)
-            states.append(new)
-        if stop == len(self.blocks):
+            own, there = None if state is None else state[i], early if i + 1 == stop else None
+            x, new = blocks[i](x, context, source=source, state=own, tape=tape, at=there)
+            if carry:
+                states.append(new)
+            # keys and values of one layer are as large as its stream, several times over
+            del new
+        if stop == len(blocks):
             x = self.final(x, tape)
-        return x, None if state is None else (*state[:start], *states, *state[stop:])
+        if early is None:
+            x = pick(x, at)
+        return x, None if state is None or not carry else (*state[:start], *states, *state[stop:])
 
     def needed(self, tape: Tape | None) -> int:
         """Return how many blocks have to run for what the tape asks."""
@@ -88,6 +99,16 @@ class Stack(nn.Module):
         last = tape.table[tape.last]
         inside = last.name.startswith(f"{self.prefix}blocks.") and last.layer is not None
         return last.layer + 1 if inside and last.layer is not None else len(self.blocks)
+
+    def _ends_unseen(self, tape: Tape | None) -> bool:
+        """Whether what follows the last attention runs by position, and the tape neither reads nor edits it."""
+        last: Any = self.blocks[-1]
+        if not last.ends_by_position():
+            return False
+        if tape is None or not (tape.reads or tape.edits):
+            return True
+        later = (*last.last_sites(), *(found.name for found in self.final.sites()))
+        return not any(tape.wants(name) for name in later)
 
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         return tuple(block.begin(batch, like) for block in self.blocks)  # type: ignore[operator]
@@ -137,11 +158,6 @@ def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " b
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
-
-
-def pick(x: Float[Tensor, "batch pos d_model"], at: Int[Tensor, "batch n"] | None) -> Float[Tensor, "batch n d_model"]:
-    """Return the rows at some positions; all of them if none are named."""
-    return x if at is None else x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:

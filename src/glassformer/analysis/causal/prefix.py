@@ -11,7 +11,8 @@ from torch import Tensor
 from glassformer.analysis.causal.schedule import Entry
 from glassformer.analysis.inputs import Inputs
 from glassformer.attention import AttentionLayer
-from glassformer.models.stack import Stack, State, mapped, pick, tensors
+from glassformer.models.block import pick
+from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.trace import Edit, Site, Tape
 
 TOKENS = -1
@@ -93,15 +94,20 @@ class Prefix:
         whole = self._keeps_all or not self.edits
         return whole and all(self._told(site) for site in touched if self.entry(site) >= entry)
 
-    def run(self, entries: Collection[Entry], positions: Collection[int], sites: Collection[str]) -> None:
-        """Run the base: once for streams, sites and logits, and again for states if any row begins later."""
+    def run(
+        self, entries: Collection[Entry], positions: Collection[int], sites: Collection[str], at: Tensor | None
+    ) -> None:
+        """Run the base: once for streams, sites and logits (`at` some positions), and again for states if need be."""
         first = Entry(len(self.stacks) - 1, 0)
         later = any(positions)
         begun = {entry for entry in (*entries, *([first] if later else ())) if entry.layer != TOKENS}
         streams = {entry: name for entry in begun if (name := self._stream_site(entry)) is not None}
         encoded = [self.stacks[0][1].final.at_out] if len(self.stacks) > 1 else []
-        tape = Tape(self.model, {*streams.values(), *sites, *encoded}, self.edits, grad=torch.is_grad_enabled())
-        self.logits = self.model(*self.given.args, **self.given.kwargs, tape=tape)
+        last = [] if at is None else [self.stacks[-1][1].final.at_out]
+        read, grad = {*streams.values(), *sites, *encoded, *last}, torch.is_grad_enabled()
+        tape = Tape(self.model, read, self.edits, grad=grad, logits=at is None)
+        found = self.model(*self.given.args, **self.given.kwargs, tape=tape)
+        self.logits = found if at is None else self.model.unembed(pick(found, at), None)
         self.sites = {name: tape.values[name][None] for name in sites}
         self.streams = {entry: tape.values[name] for entry, name in streams.items()}
         self.encoded = tape.values[encoded[0]] if encoded else None
@@ -135,7 +141,7 @@ class Prefix:
         # layers before the entry are not run: what they carry is not copied
         layers = [mapped(layer, copies) if i >= entry.layer else None for i, layer in enumerate(state.layers)]
         state = State(start, tuple(layers))
-        return self.model.resume(entry.layer, resid, **given, state=state, at=at, tape=tape)[0]
+        return self.model.resume(entry.layer, resid, **given, state=state, at=at, tape=tape, carry=False)
 
     def free_memory(self) -> int:
         """Return how many bytes a pass may take by default: a part of what is free, and on a CPU no more than helps."""

@@ -33,6 +33,7 @@ from glassformer.analysis.run import evaluating, run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models.block import pick
 from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
@@ -205,9 +206,13 @@ class _Engine:
         self.looked = self._looked()
         units = self._units()
         sites = {metric.site for metric in metrics.values()} - {"logits"}
-        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites)
+        # who edits logits, or reads them raw, gets those of all positions
+        named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
+        self.picked = self.looked is not None and not named & {"logits", "logits_raw"}
+        at = self.looked if self.picked else None
+        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, at)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
-        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)
+        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1, picked=self.picked)
         self.work, self.count = 0.0, 0
 
     def measure(
@@ -261,7 +266,7 @@ class _Engine:
         assert self.looked is not None
         early = (self.looked < start)[None, :, :, None]
         if bool(early.any()):
-            logits = torch.where(early, base.gather(1, self.looked[..., None].expand(-1, -1, base.shape[-1])), logits)
+            logits = torch.where(early, base if self.picked else pick(base, self.looked), logits)
         return self._measured(logits, sites, worlds, picked=True)
 
     def _whole(self, name: str, value: Tensor, start: int) -> Tensor:
@@ -389,8 +394,18 @@ def _lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
             wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
     for donor, sites in wanted.values():
         if missing := sites - set(donor.found):
-            found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
-            donor.found |= {name: value.values for name, value in found.items()}
+            if not isinstance(model, (Decoder, EncoderDecoder)):
+                found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
+                donor.found |= {name: value.values for name, value in found.items()}
+                continue
+            tape = Tape(model, sorted(missing), donor.edit, grad=grad)
+            # no one looks at a donor's logits, unless they are what is copied
+            tape.logits = any(name.startswith("logits") for name in (*tape.reads, *tape.edits))
+            with evaluating(model), torch.set_grad_enabled(grad):
+                given = prepare(model, donor.inputs, donor.target)
+                model(*given.args, **given.kwargs, tape=tape)
+            tape.check_visited()
+            donor.found |= tape.values
 
 
 def _joined(links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
