@@ -122,10 +122,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for r in rows:
         theirs, ours = (r["bytes"][who] / 2**20 for who in ("theirs", "ours"))
         cells = (
-            r["task"], r["threads"], r["peer"], f"{r['faster']['cpu']:.1f}",
-            "-".join(f"{q:.1f}" for q in r["faster_quartiles"]), f"{r['faster']['wall']:.1f}", f"≥ {r['aim']:g}",
+            r["task"], r["threads"], r["peer"], f"{r['faster']['cpu']:.3g}",
+            "-".join(f"{q:.3g}" for q in r["faster_quartiles"]), f"{r['faster']['wall']:.3g}", f"≥ {r['aim']:g}",
             f"{r['forward_passes']['theirs']:.3g} / {r['forward_passes']['ours']:.3g}",
-            f"{theirs:.0f} / {ours:.0f} MiB = {r['memory_ratio']:.1f}", f"≥ {r['memory_aim']:g}",
+            f"{theirs:.0f} / {ours:.0f} MiB = {r['memory_ratio']:.3g}", f"≥ {r['memory_aim']:g}",
             f"{r['difference']:.1g}", f"{r['rounds']['theirs']} / {r['rounds']['ours']}",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")

@@ -155,7 +155,7 @@ def sweeps(*, chinese: bool) -> str:
         peer = row["peer"].replace("transformer_lens", "TransformerLens")
         rows.append((
             tasks[kind][language].format(size.replace("x", " x ")), peer, str(row["threads"]),
-            f"{faster:.1f} ({low:.1f}-{high:.1f})", f"≥ {row['aim']:g}", _met(faster, row["aim"]),
+            f"{faster:.3g} ({low:.3g}-{high:.3g})", f"≥ {row['aim']:g}", _met(faster, row["aim"]),
             f"{theirs:,.0f} / {ours:,.0f} MiB", f"1/{row['memory_aim']:g}",
             _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
