@@ -88,7 +88,8 @@ def _(result: FlowRoutes, top: int) -> RenderableType:
     if not ranked:
         heads.add_row("none", "", "")
     edges = table("from", "by", "to", "share", left=(0, 1, 2))
-    for edge in sorted(result.edges, key=lambda edge: -_weight(result, edge))[:top]:
+    importance = {node.label: node.importance for node in result.nodes}
+    for edge in sorted(result.edges, key=lambda edge: -importance.get(edge.above, 0.0) * edge.share)[:top]:
         below = edge.below if " | " in edge.below else "constant"
         edges.add_row(_node(below), edge.via, _node(edge.above), short(edge.share))
     note = (
@@ -155,7 +156,7 @@ def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> Rende
 def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[RenderableType]:
     """Return the largest entries over `key`, in the order of the text, and what the others add up to."""
     values, labels = row.values.double(), row.labels("key")
-    chosen = sorted(values.abs().topk(min(top, len(values))).indices.tolist())
+    chosen = sorted(i for i in values.abs().topk(min(top, len(values))).indices.tolist() if values[i])
     most = float(values.abs().max()) if len(values) else 0.0
     grid = table("token", "adds" if signed else "share", "", left=(0, 2))
     for i in chosen:
@@ -179,11 +180,6 @@ def _promise(result: InputGradients, q: int) -> Sequence[RenderableType]:
          f"{float(result.gap.values[q]):+.1e})", QUIET),
     )  # fmt: skip
     return [text]
-
-
-def _weight(result: FlowRoutes, edge: object) -> float:
-    importance = {node.label: node.importance for node in result.nodes}
-    return importance.get(edge.above, 0.0) * edge.share  # type: ignore[attr-defined]
 
 
 def _node(label: str) -> str:

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -10,7 +11,7 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
 
 TOKENS = ("pos", "query", "key")
-ROWS, FEW, NUMBERS, SHADED = 16, 8, 11, 56
+WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56
 SHADES, SOURCE = " ░▒▓█", "source "
 
 
@@ -33,13 +34,15 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
     chosen = sorted(sizes.topk(min(rows, telling)).indices.tolist())
     down, across = found.labels(found.axes[0]), found.labels(found.axes[1])
     largest = float(sizes.max()) if defined else 0.0
-    numbers = len(across) <= NUMBERS
-    heads = [_short(label) for label in across] if numbers else [_ruler(len(across))]
-    grid = table(corner, *heads, left=(0,) if numbers else (0, 1))
-    for i in chosen:
-        row = values[i].tolist()
-        cells = [_number(x, largest) for x in row] if numbers else [_shaded(values[i], largest)]
-        grid.add_row(label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]), *cells)
+    names = [label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]) for i in chosen]
+    cells = [[_number(x, largest) for x in values[i].tolist()] for i in chosen] if len(across) <= NUMBERS else []
+    heads = [_short(label) for label in across]
+    columns = zip(heads, *([cell.plain for cell in row] for row in cells))
+    room = WIDTH - max(map(cell_len, [corner, *names])) - 2 * len(across)
+    numbers = len(across) <= NUMBERS and sum(max(map(cell_len, column)) for column in columns) <= room
+    grid = table(corner, *(heads if numbers else [_ruler(len(across))]), left=(0,) if numbers else (0, 1))
+    for i, name, row in zip(chosen, names, cells if numbers else chosen):
+        grid.add_row(name, *(row if isinstance(row, list) else [_shaded(values[i], largest)]))
     notes: list[RenderableType] = []
     if not numbers and largest > 0:
         signs = f"; {NEGATIVE}: negative" if bool((values < 0).any()) else ""
