@@ -3,7 +3,7 @@
     effect(c) = x.g / s(x)  -  (x - c).g / s(x - c),      s(x - c)^2 = s(x)^2 - (2 x~.c~ - c~.c~) / d_model
 
 g is the direction through the norm's gain, ~ takes the mean out (LayerNorm only). For heads both products are taken
-among mixed values: x.(y W) = y.(W x'), |y W|^2 = y (W W') y', so that no head's write is built.
+among mixed values: `x.(y W) = y.(W x')` and `|y W|^2 = y (W W') y'`, so that no head's write is built.
 """
 
 import dataclasses

@@ -45,7 +45,7 @@ def outcome(found: Sequence[Scored], bins: int = 15) -> Float[Tensor, " outcome"
 def calibration_error(
     confidence: Float[Tensor, " token"], right: Float[Tensor, " token"], bins: int = 15
 ) -> Float[Tensor, ""]:
-    """Return the expected calibration error: mean |accuracy - confidence| of equal bins, weighted by their tokens."""
+    """Return the expected calibration error: mean distance of accuracy and confidence, bins weighted by tokens."""
     at = (confidence * bins).long().clamp_max(bins - 1)
     # within a bin the share cancels the count that the means divide by
     off = confidence.new_zeros(bins).index_add_(0, at, right - confidence)

@@ -2,8 +2,8 @@
 
     ratio = |res X| / |X|,    res X = X - 1 mean(X),    |X| = sqrt(|X|_1 |X|_inf)
 
-X is the stream, `pos d_model`; |X|_1 is the largest absolute column sum and |X|_inf the largest absolute row sum. The
-ratio is 0 if all rows are equal, that is if the rank is one in the way that attention alone tends to. Four variants of
+X is the stream, `pos d_model`; `|X|_1` is the largest absolute column sum and `|X|_inf` the largest absolute row sum.
+The ratio is 0 if all rows are equal, that is if the rank is one in the way that attention alone tends to. Four variants of
 the same weights are run: attention only, with MLPs, with skip connections, and the whole model. Norms stay where they
 are. Under a causal mask what is lost is lost more slowly: the first position never mixes.
 
@@ -38,7 +38,7 @@ class StreamRank(Result):
     """How different positions are, by depth, in four variants of a model.
 
     Args:
-        ratio: |res X| / |X|, mean over rows of text, `weights variant depth`; depths are `embed`, `block 0`, ….
+        ratio: `|res X| / |X|`, mean over rows of text, `weights variant depth`; depths are `embed`, `block 0`, ….
         ratio_spread: Standard deviation over rows; NaN with one row.
         effective_rank: Participation ratio of the stream's singular values, mean over rows, same axes; from 1 to the
             number of positions.
@@ -122,7 +122,7 @@ def rank_of_stream(
 
 
 def residual_ratio(x: Float[Tensor, "pos d_model"]) -> Float[Tensor, ""]:
-    """Return |res X| / |X|; 0 if all rows are equal, 0 for a stream of zeros."""
+    """Return `|res X| / |X|`; 0 if all rows are equal, 0 for a stream of zeros."""
     size = _norm(x)
     return _norm(x - x.mean(0)) / size if bool(size > 0) else size
 
