@@ -62,7 +62,7 @@ def lens(
     from glassformer.analysis.explain import position_in
     from glassformer.config import require
     from glassformer.render.lenses_terminal import depth
-    from glassformer.render.terminal import tables
+    from glassformer.render.tables import tables
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(steps >= 0, f"--steps must be at least 0, found {steps}.")

@@ -3,9 +3,9 @@
     ratio = |res X| / |X|,    res X = X - 1 mean(X),    |X| = sqrt(|X|_1 |X|_inf)
 
 X is the stream, `pos d_model`; `|X|_1` is the largest absolute column sum and `|X|_inf` the largest absolute row sum.
-The ratio is 0 if all rows are equal, that is if the rank is one in the way that attention alone tends to. Four variants of
-the same weights are run: attention only, with MLPs, with skip connections, and the whole model. Norms stay where they
-are. Under a causal mask what is lost is lost more slowly: the first position never mixes.
+The ratio is 0 if all rows are equal, that is if the rank is one in the way that attention alone tends to. Four variants
+of the same weights are run: attention only, with MLPs, with skip connections, and the whole model. Norms stay where
+they are. Under a causal mask what is lost is lost more slowly: the first position never mixes.
 
 Source: Dong, Cordonnier and Loukas 2021, "Attention is Not All You Need: Pure Attention Loses Rank Doubly Exponentially
 with Depth", section 4 (norm and ratio as in the authors' code).
