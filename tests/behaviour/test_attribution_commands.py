@@ -216,6 +216,52 @@ def test_every_method_of_attribution_answers_for_the_same_token(call: Any, words
     assert "Rollout (attention weights alone)" in out and "ALTI (norms frozen)" in out
 
 
+PAIRS = "clean,corrupt,answer,wrong\none two,one three, four, two\nfour one two,four one three, five, two\n"
+
+
+def test_pairs_are_attributed_together_at_their_last_tokens(call: Any, words: str) -> None:
+    Path("pairs.csv").write_text(PAIRS)
+    out, document = call("attribute", words, "--pairs", "pairs.csv")
+    model = gf.load(words)
+    ids = [model.tokenizer.encode(word)[0] for word in ("four", "five", "two")]
+    logits = [after(model, text) for text in ("one two", "four one two")]
+    expected = [float(logits[i][ids[i]] - logits[i][ids[2]]) for i in range(2)]
+    found = document["results"][0]
+    assert [row[0] for row in found["total"]["values"]] == pytest.approx(expected, abs=1e-4)
+    assert [row[0] for row in found["sum"]["values"]] == pytest.approx(expected, abs=1e-4)
+    assert "over 2 places" in out and document["given"]["n"] == 2
+
+
+def test_a_lens_averages_the_answers_of_pairs(call: Any, words: str) -> None:
+    Path("pairs.csv").write_text(PAIRS)
+    out, document = call("lens", words, "--pairs", "pairs.csv")
+    model = gf.load(words)
+    found = document["results"][0]["probability"]["values"][-1]
+    chances = [after(model, text).softmax(-1) for text in ("one two", "four one two")]
+    ids = [model.tokenizer.encode(word)[0] for word in ("four", "five")]
+    assert [row[0] for row in found] == pytest.approx([float(p[i]) for p, i in zip(chances, ids)], abs=1e-5)
+    assert "the answers of 2 prompts by depth" in out
+
+
+def test_routes_of_pairs_are_averaged(call: Any, words: str) -> None:
+    Path("pairs.csv").write_text(PAIRS)
+    found = call("route", words, "--pairs", "pairs.csv", "--threshold", "0")[1]["results"][0]
+    texts = ("one two", "four one two")
+    each = [call("route", words, text, "--threshold", "0")[1]["results"][0]["heads"] for text in texts]
+    assert found["prompts"] == 2 and len(found["heads"]["values"]) == 4
+    passed = [dict(zip(one["coords"]["head"], one["values"])) for one in each]
+    for label, mean in zip(found["heads"]["coords"]["head"], found["heads"]["values"]):
+        assert mean == pytest.approx(sum(one.get(label, 0.0) for one in passed) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("verb", ["attribute", "lens", "route"])
+def test_a_text_and_pairs_are_not_given_together(verb: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pairs.csv").write_text(PAIRS)
+    assert "one of them" in refused(capsys, verb, words, "one two", "--pairs", "pairs.csv")
+    belongs = refused(capsys, verb, words, "--pairs", "pairs.csv", "--target", "one")
+    assert "--target belongs to a text" in belongs
+
+
 def test_attribution_looks_at_the_position_it_is_told(call: Any, words: str) -> None:
     arguments = ["one two three", "--position", "2", "--method", "direct", "alti", "gradient"]
     out, document = call("attribute", words, *arguments)
@@ -350,7 +396,7 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["attribute", "ids", "one"], "this model has no tokenizer, so it takes token ids"),
         (["attribute", "ids", "1 2", "--answer", "one"], "a token is an id; found 'one'"),
         (["attribute", "ids", "1 2", "--answer", "30"], "token id 30 is outside the vocabulary"),
-        (["lens", "words"], "give a text, or --train FILE"),
+        (["lens", "words"], "give a text, --pairs FILE or --train FILE"),
         (["lens", "words", "one", "--tuned", "none"], 'cannot read a tuned lens from "none"'),
         (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
         (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),

@@ -121,6 +121,7 @@ from glassformer.analysis.subspaces import (
 from glassformer.analysis.tables import TokenCircuits, TokenPairs, frequent_tokens, token_circuits, token_pairs
 from glassformer.analysis.token_flow import (
     AttentionFlow,
+    AverageRoutes,
     EffectiveMemory,
     FlowRoutes,
     InputGradients,
@@ -130,6 +131,7 @@ from glassformer.analysis.token_flow import (
     ValueNorms,
     alti,
     attention_flow,
+    average_routes,
     effective_memory,
     flow_sites,
     information_flow_routes,
@@ -169,6 +171,7 @@ __all__ = [
     "AttentionFlow",
     "AttentionSinks",
     "Attribution",
+    "AverageRoutes",
     "Bandwidth",
     "BeforeAfter",
     "Bigrams",
@@ -259,6 +262,7 @@ __all__ = [
     "attribute_edges",
     "attribute_nodes",
     "attribution",
+    "average_routes",
     "average_traces",
     "bandwidth",
     "before_after",

@@ -8,6 +8,7 @@ import tyro
 from glassformer.cli.documents import check, deliver
 from glassformer.cli.given import model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
+from glassformer.cli.prompts import clean_run, one_source
 
 FITTED, MEASURED = 16, 4  # batches a tuned lens is fitted to, and measured on
 
@@ -23,6 +24,8 @@ def lens(
     train: Path | None = None,
     steps: int = 250,
     data: tuple[str, ...] = (),
+    pairs: Path | None = None,
+    fitting: bool = False,
     top: int = 3,
     html: Path | None = None,
     json: Path | None = None,
@@ -39,6 +42,7 @@ def lens(
         glassformer lens gpt-4l --train gpt-4l-lens.safetensors
         glassformer lens gpt-4l "for i in range(" --tuned gpt-4l-lens.safetensors
         glassformer lens zh-en 我吃了一个苹果
+        glassformer lens attn-only-2l --pairs pairs.csv
 
     Args:
         model: A shipped model, or a folder.
@@ -51,6 +55,9 @@ def lens(
         steps: Gradient steps of training.
         data: Text to train on: files, folders, globs, python-stdlib. By default that of the model's recipe, else
             python-stdlib.
+        pairs: In place of a text, the clean prompts of a .csv, .tsv or .jsonl file: probability and rank of their
+            answers by depth, averaged.
+        fitting: Leave out pairs that do not fit the model's tokenizer.
         top: Likeliest tokens shown at each depth.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/results-json.md.
@@ -61,12 +68,14 @@ def lens(
     from glassformer import analysis
     from glassformer.analysis.explain import position_in
     from glassformer.config import require
-    from glassformer.render.lenses_terminal import depth
+    from glassformer.render.lenses_terminal import answers_by_depth, depth
     from glassformer.render.tables import tables
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(steps >= 0, f"--steps must be at least 0, found {steps}.")
-    require(text is not None or train is not None, "give a text, or --train FILE.")
+    require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
+    if pairs is not None:
+        one_source(text, pairs, answer=answer, target=target, position=position)
     require(tuned is None or train is None, "--train makes a tuned lens and --tuned reads one: give one of them.")
     require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
     check(html, json, train)
@@ -88,7 +97,15 @@ def lens(
         console.print()
         console.print(depth(shown, place, top, answer))
         found.append(shown)
+    if pairs is not None:
+        batch, encoded = clean_run(loaded, pairs, fitting, analysis.lens_sites(loaded))
+        shown = analysis.lens_grid(
+            batch, encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
+        )
+        console.print(answers_by_depth(shown))
+        found.append(shown)
     asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
+    asked |= {"pairs": None if pairs is None else str(pairs)}
     deliver("lens", loaded, asked, found, html, json)
 
 

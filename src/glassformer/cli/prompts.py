@@ -86,6 +86,25 @@ def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
+def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[str]) -> tuple[Any, Any]:
+    """Run a model on the clean prompts of a file of pairs; return the run and the encoded pairs."""
+    from glassformer import analysis, data
+
+    encoded = usable(model, data.read_pairs(path), fitting).encode(model, pad="right")
+    given = encoded.clean if encoded.lengths is None else encoded.batch("clean")
+    return analysis.run(model, given, read=read), encoded
+
+
+def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
+    """Check that there is a text or a file of pairs, and with pairs none of the options that belong to a text."""
+    require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
+    named = [f"--{name}" for name, value in alone.items() if value is not None]
+    require(
+        pairs is None or not named,
+        f"{' '.join(named[:1])} belongs to a text; pairs bring answers and end where they end.",
+    )
+
+
 def usable(model: Any, pairs: Any, fitting: bool) -> Any:
     """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
 

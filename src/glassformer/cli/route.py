@@ -7,16 +7,20 @@ import tyro
 
 from glassformer.cli.documents import check, deliver
 from glassformer.cli.given import model_of, prompt_of
+from glassformer.cli.progress import progress
+from glassformer.cli.prompts import clean_run, one_source
 
 
 def route(
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
+    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None,
     /,
     target: str | None = None,
     positions: tuple[int, ...] = (-1,),
     threshold: float = 0.04,
     stack: Literal["encoder", "decoder"] | None = None,
+    pairs: Path | None = None,
+    fitting: bool = False,
     top: int = 12,
     html: Path | None = None,
     json: Path | None = None,
@@ -30,6 +34,7 @@ def route(
         glassformer route attn-only-2l "class TokenBuffer:\\n    pass\\n\\nbuffer = Token"
         glassformer route gpt-4l "for i in range(" --threshold 0.02 --html routes.html
         glassformer route zh-en 我吃了一个苹果 --target "i ate an"
+        glassformer route attn-only-2l --pairs pairs.csv
 
     Args:
         model: A shipped model, or a folder.
@@ -38,6 +43,9 @@ def route(
         positions: Where routes start, at the top; negative ones count from the end.
         threshold: Smallest share an edge is kept with; 0 keeps the whole graph.
         stack: In an encoder-decoder, encoder traces within the encoder alone.
+        pairs: In place of a text, the clean prompts of a .csv, .tsv or .jsonl file: what passes through each head on
+            the way to their last tokens, averaged.
+        fitting: Leave out pairs that do not fit the model's tokenizer.
         top: Largest entries per table.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/results-json.md.
@@ -49,8 +57,19 @@ def route(
     from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
+    one_source(text, pairs, target=target, stack=stack)
     check(html, json)
     loaded = model_of(model)
+    if pairs is not None:
+        require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
+        batch, encoded = clean_run(loaded, pairs, fitting, analysis.flow_sites(loaded))
+        with progress("tracing") as report:
+            averaged = analysis.average_routes(batch, threshold=threshold, report=report)
+        Console().print(largest(averaged, top))
+        told = {"pairs": str(pairs), "n": len(encoded), "threshold": threshold}
+        deliver("route", loaded, told, [averaged], html, json)
+        return
+    assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
     read = None if target is None else prompt_of(loaded, target)
     # of an encoder-decoder, whole routes lead through both stacks: that is what naming none means

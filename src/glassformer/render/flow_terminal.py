@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis import FlowRoutes, InputGradients, SourceEffects, TokenFlow, ValueNorms
+from glassformer.analysis import AverageRoutes, FlowRoutes, InputGradients, SourceEffects, TokenFlow, ValueNorms
 from glassformer.analysis.direct_parts import NeuronEffects
 from glassformer.labelled import Labelled
 from glassformer.render.causal_terminal import spaced
@@ -75,6 +75,21 @@ def _(result: InputGradients, top: int) -> RenderableType:
             continue
         parts.append(section(title, *_by_token(at, top, signed=result.method != "saliency"), *_promise(result, q)))
     return Group(*spaced(parts))
+
+
+@tables.register
+def _(result: AverageRoutes) -> RenderableType:
+    return largest(result, N_EDGES)
+
+
+@largest.register
+def _(result: AverageRoutes, top: int) -> RenderableType:
+    grid = table("head", "passes", "", left=(0, 2))
+    ranked = result.heads.top(top)
+    for (label,), value in ranked:
+        error = float(result.spread.select(head=str(label)).values)
+        grid.add_row(str(label), f"{value:.3f} ± {error:.3f}", bar(value, ranked[0][1]))
+    return section(f"Through which heads the last token of {result.prompts} prompts got what it has", grid)
 
 
 @largest.register

@@ -90,6 +90,21 @@ def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = No
     return section(f"After {where}, following {followed}: probability and rank by depth", grid)
 
 
+def answers_by_depth(result: LensGrid) -> RenderableType:
+    """Return how likely answers are at each place, averaged over rows; one position of each."""
+    assert result.probability is not None and result.rank is not None and result.kl_bits is not None
+    n = result.first.size("batch")
+    grid = table("site", "probability", "", "median rank", "first", "KL bits", left=(0, 2))
+    chances = result.probability.values[:, :, 0].double()
+    for i, site in enumerate(result.sites):
+        p, ranks = chances[i], result.rank.values[i, :, 0]
+        spread = f" ± {float(p.std() / n**0.5):.4f}" if n > 1 else ""
+        best, kl = float((ranks == 1).double().mean()), float(result.kl_bits.values[i, :, 0].mean())
+        shown = bar(float(p.mean()), float(chances.mean(1).max()))
+        grid.add_row(_place(site), f"{p.mean():.4f}{spread}", shown, f"{ranks.median():,}", f"{best:.0%}", f"{kl:.2f}")
+    return section(f"{'Tuned' if result.tuned else 'Logit'} lens: the answers of {n} prompts by depth", grid)
+
+
 def _row(result: LensGrid, row: int) -> RenderableType:
     n = result.first.size("pos")
     shown = list(range(n))[-N_POSITIONS:]

@@ -7,12 +7,20 @@ from glassformer.analysis.token_flow.long_context import EffectiveMemory, LongCo
 from glassformer.analysis.token_flow.neurons import NeuronShares, neuron_shares
 from glassformer.analysis.token_flow.rolling import TokenFlow
 from glassformer.analysis.token_flow.rollout import rollout
-from glassformer.analysis.token_flow.routes import FlowEdge, FlowNode, FlowRoutes, information_flow_routes
+from glassformer.analysis.token_flow.routes import (
+    AverageRoutes,
+    FlowEdge,
+    FlowNode,
+    FlowRoutes,
+    average_routes,
+    information_flow_routes,
+)
 from glassformer.analysis.token_flow.units import flow_sites
 from glassformer.analysis.token_flow.value_norms import ValueNorms, value_norms
 
 __all__ = [
     "AttentionFlow",
+    "AverageRoutes",
     "EffectiveMemory",
     "FlowEdge",
     "FlowNode",
@@ -24,6 +32,7 @@ __all__ = [
     "ValueNorms",
     "alti",
     "attention_flow",
+    "average_routes",
     "effective_memory",
     "flow_sites",
     "information_flow_routes",

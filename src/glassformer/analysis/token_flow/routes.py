@@ -11,7 +11,7 @@ things differ: biases are a part of their own, and an edge belongs to one head.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -145,6 +145,47 @@ def information_flow_routes(
         Labelled(torch.tensor([tracer.heads[h] for h in heads], dtype=torch.float64), ("head",), {"head": heads}),
         tuple(tracer.nodes), tuple(tracer.edges), threshold, tracer.constants, tracer.dropped,
     )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AverageRoutes(Result):
+    """What passes each head on the way to the last token, over several prompts.
+
+    Args:
+        heads: Mean importance, `head`; the whole is 1.
+        spread: Its standard error over prompts; NaN for one prompt.
+        threshold: Smallest share an edge was kept with.
+        prompts: How many were averaged over.
+    """
+
+    heads: Labelled
+    spread: Labelled
+    threshold: float
+    prompts: int
+
+
+def average_routes(
+    run: Run,
+    *,
+    threshold: float = 0.04,
+    stack: str | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> AverageRoutes:
+    """Trace the routes to the last token of every row, and average what passes each head.
+
+    Arguments and errors as in `information_flow_routes`; `report` is called with (rows done, rows in all).
+    """
+    found: list[FlowRoutes] = []
+    for row in range(len(run.token_rows)):
+        found.append(information_flow_routes(run, threshold=threshold, row=row, stack=stack))
+        if report is not None:
+            report(row + 1, len(run.token_rows))
+    passed = [{str(label): value for (label,), value in routes.heads.top(10**9)} for routes in found]
+    labels = list(dict.fromkeys(label for one in passed for label in one))
+    values = torch.tensor([[one.get(label, 0.0) for label in labels] for one in passed], dtype=torch.float64)
+    over, n, mean = (("head",), {"head": labels}), len(found), values.mean(0)
+    spread = ((values - mean).square().sum(0) / (n * (n - 1))).sqrt() if n > 1 else mean * torch.nan
+    return AverageRoutes(Labelled(mean, *over), Labelled(spread, *over), threshold, n)
 
 
 class _Tracer:
