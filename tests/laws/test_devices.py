@@ -18,7 +18,7 @@ from glassformer.trace import At, Scale, Set, Tape
 from glassformer.weights import Factored
 from strategies import ARCHITECTURES, subject
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+gpu = pytest.mark.gpu
 
 
 def on_meta(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
