@@ -18,7 +18,7 @@ settings.register_profile(
     "fast", max_examples=10, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.register_profile(
-    "full", max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+    "full", max_examples=30, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.load_profile("fast")
 
