@@ -29,10 +29,11 @@ class Prefix:
         model: A decoder or an encoder-decoder.
         given: What the base reads.
         edits: Edits of the base run.
+        memory: Bytes that a pass and what is kept of earlier positions may take; a part of what is free by default.
     """
 
-    def __init__(self, model: Any, given: Inputs, edits: list[Edit]) -> None:
-        self.model, self.given, self.edits = model, given, edits
+    def __init__(self, model: Any, given: Inputs, edits: list[Edit], memory: int | None = None) -> None:
+        self.model, self.given, self.edits, self.memory = model, given, edits, memory
         self.changed = {edit.site for edit in edits}
         self.stacks: list[tuple[str, Stack]] = list(model.stacks.items())
         self.logits: Tensor
@@ -143,8 +144,10 @@ class Prefix:
         state = State(start, tuple(layers))
         return self.model.resume(entry.layer, resid, **given, state=state, at=at, tape=tape, carry=False)
 
-    def free_memory(self) -> int:
-        """Return how many bytes a pass may take by default: a part of what is free, and on a CPU no more than helps."""
+    def budget(self) -> int:
+        """Return how many bytes a pass may take; by default a part of what is free, and on a CPU no more than helps."""
+        if self.memory is not None:
+            return self.memory
         if self.logits.device.type == "cuda":
             return torch.cuda.mem_get_info(self.logits.device)[0] // 2
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else PASS_BYTES
@@ -174,7 +177,7 @@ class Prefix:
             self._full = self.model.resume(0, resid, **given, state=state, at=nowhere, tape=tape)[1]
             return
         per_state = sum(value.numel() * value.element_size() for value in tensors(state.layers)) or 1
-        most = max(1, min(SNAPSHOTS, self.free_memory() // 2 // per_state))
+        most = max(1, min(SNAPSHOTS, self.budget() // 2 // per_state))
         for place in positions[:: -(-len(positions) // most)]:
             new = resid[:, state.length : place]
             _, state = self.model.resume(0, new, **given, state=state, at=nowhere)

@@ -119,8 +119,8 @@ def sweep(
         common = _resolved(base_edit, table)
         rows_of_edits = [_resolved(row, table) for row in plan.rows]
         _lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
-        engine = _Engine(model, given, common, rows_of_edits, metrics)
-        values = engine.measure(rows, memory, report, None if save_to is None else Path(save_to))
+        engine = _Engine(model, given, common, rows_of_edits, metrics, memory)
+        values = engine.measure(rows, report, None if save_to is None else Path(save_to))
     return _result(plan, metrics, values, engine.base_values, engine.work, engine.count)
 
 
@@ -194,6 +194,7 @@ class _Engine:
         common: Sequence[tuple[Site, Edit]],
         rows: Sequence[Sequence[tuple[Site, Edit]]],
         metrics: Mapping[str, Metric],
+        memory: int | None,
     ) -> None:
         self.model, self.given, self.common, self.rows, self.metrics = model, given, common, rows, metrics
         assert given.ids is not None
@@ -201,7 +202,7 @@ class _Engine:
             if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
                 raise ShapeMismatch(f'metric "{metric.name}": site "{metric.site}" has no axis "batch".')
         self.batch, self.length = given.ids.shape
-        self.prefix = Prefix(model, given, [edit for _, edit in common])
+        self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
         self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
         self.looked = self._looked()
         units = self._units()
@@ -216,11 +217,10 @@ class _Engine:
         self.work, self.count = 0.0, 0
 
     def measure(
-        self, rows: int | None, memory: int | None, report: Callable[[int, int], None] | None, path: Path | None
+        self, rows: int | None, report: Callable[[int, int], None] | None, path: Path | None
     ) -> Float[Tensor, "metric row batch"]:
         cheap = 1024 if self.prefix.logits.device.type == "cpu" else 1 << 16
-        budget = memory or self.prefix.free_memory()
-        plan = passes(self.units, self.length, self.batch, rows, budget, self._row_bytes(), cheap)
+        plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
         found: list[tuple[tuple[int, ...], Tensor]] = []
         kept = Kept(path, self.base_values, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in self.rows])
         with kept:
