@@ -26,19 +26,9 @@ KINDS = {
 
 
 @tables.register
-def _(result: Patching) -> RenderableType:
-    return largest(result, N_CELLS)
-
-
-@tables.register
 def _(result: Patched) -> RenderableType:
     parts = [_runs(result), *(_patched("", result, i, N_CELLS) for i in range(result.values.size("metric")))]
     return Group(*spaced(parts))
-
-
-@tables.register
-def _(result: CausalTrace) -> RenderableType:
-    return largest(result, N_CELLS)
 
 
 @tables.register
@@ -55,7 +45,7 @@ def _(result: TracesByRole) -> RenderableType:
 
 
 @largest.register
-def _(result: Patching, top: int) -> RenderableType:
+def _(result: Patching, top: int = N_CELLS) -> RenderableType:
     first = next(iter(result.values()))
     title = Text.assemble((f"Patching, {result.direction}", STRONG), f"  {MEANINGS[result.direction]}")
     work = f"{result.rows:,} cells; {100 * result.work:.0f} % of the work of one whole run each"
@@ -66,7 +56,7 @@ def _(result: Patching, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: CausalTrace, top: int) -> RenderableType:
+def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     numbers = table("metric", "clean", "corrupted", "total effect")
     n = result.corrupt.size("sample")
     for i, name in enumerate(result.clean.labels("metric")):

@@ -13,16 +13,6 @@ N_ROWS = 12
 
 
 @tables.register
-def _(result: PathPatching) -> RenderableType:
-    return largest(result, N_ROWS)
-
-
-@tables.register
-def _(result: EdgeAttribution) -> RenderableType:
-    return largest(result, N_ROWS)
-
-
-@tables.register
 def _(result: Verified) -> RenderableType:
     exact, estimate = result.exact.values.tolist(), result.estimate.values.tolist()
     most = max((abs(x) for x in (*exact, *estimate)), default=0.0)
@@ -39,13 +29,8 @@ def _(result: Verified) -> RenderableType:
     return section("Estimates by gradients beside exact patching", grid, Text(note, style=QUIET))
 
 
-@tables.register
-def _(result: Acdc) -> RenderableType:
-    return largest(result, N_ROWS)
-
-
 @largest.register
-def _(result: PathPatching, top: int) -> RenderableType:
+def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
     mean = Labelled(result.effect.values.mean(-1), ("sender",), {"sender": result.effect.labels("sender")})
     error, share = result.spread.values.tolist(), result.share.values.tolist()
     grid = table("sender", "effect", "share", "", left=(0, 3))
@@ -66,7 +51,7 @@ def _(result: PathPatching, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: EdgeAttribution, top: int) -> RenderableType:
+def _(result: EdgeAttribution, top: int = N_ROWS) -> RenderableType:
     ranked, spread = result.top(top), result.spread
     most = max((abs(value) for _, value in ranked), default=0.0)
     grid = table("edge", "estimated effect", "", left=(0, 2))
@@ -82,7 +67,7 @@ def _(result: EdgeAttribution, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: Acdc, top: int) -> RenderableType:
+def _(result: Acdc, top: int = N_ROWS) -> RenderableType:
     changes = {decision.edge: decision.change for decision in result.log}
     order = sorted(result.edges, key=lambda edge: -abs(changes.get(edge, 0.0)))
     most = max((abs(changes.get(edge, 0.0)) for edge in result.edges), default=0.0)

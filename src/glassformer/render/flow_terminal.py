@@ -10,7 +10,7 @@ from glassformer.analysis.direct_parts import NeuronEffects
 from glassformer.labelled import Labelled
 from glassformer.render.causal_terminal import spaced
 from glassformer.render.matrix import label_of, short
-from glassformer.render.tables import QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.tables import QUIET, STRONG, bar, largest, section, table
 
 N_TOKENS, N_EDGES = 12, 20
 METHODS = {
@@ -20,48 +20,18 @@ METHODS = {
 }
 
 
-@tables.register
-def _(result: TokenFlow) -> RenderableType:
-    return largest(result, N_TOKENS)
-
-
-@tables.register
-def _(result: ValueNorms) -> RenderableType:
-    return largest(result, N_TOKENS)
-
-
-@tables.register
-def _(result: InputGradients) -> RenderableType:
-    return largest(result, N_TOKENS)
-
-
-@tables.register
-def _(result: FlowRoutes) -> RenderableType:
-    return largest(result, N_EDGES)
-
-
-@tables.register
-def _(result: SourceEffects) -> RenderableType:
-    return largest(result, N_TOKENS)
-
-
-@tables.register
-def _(result: NeuronEffects) -> RenderableType:
-    return largest(result, N_TOKENS)
-
-
 @largest.register
-def _(result: TokenFlow, top: int) -> RenderableType:
+def _(result: TokenFlow, top: int = N_TOKENS) -> RenderableType:
     return token_flow(result, -1, top)
 
 
 @largest.register
-def _(result: ValueNorms, top: int) -> RenderableType:
+def _(result: ValueNorms, top: int = N_TOKENS) -> RenderableType:
     return value_norms(result, -1, top)
 
 
 @largest.register
-def _(result: InputGradients, top: int) -> RenderableType:
+def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
     parts = list[RenderableType]()
     whole = result.values
     for q, query in enumerate(whole.labels("query")):
@@ -77,13 +47,8 @@ def _(result: InputGradients, top: int) -> RenderableType:
     return Group(*spaced(parts))
 
 
-@tables.register
-def _(result: AverageRoutes) -> RenderableType:
-    return largest(result, N_EDGES)
-
-
 @largest.register
-def _(result: AverageRoutes, top: int) -> RenderableType:
+def _(result: AverageRoutes, top: int = N_EDGES) -> RenderableType:
     grid = table("head", "passes", "", left=(0, 2))
     ranked = result.heads.top(top)
     for (label,), value in ranked:
@@ -93,7 +58,7 @@ def _(result: AverageRoutes, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: FlowRoutes, top: int) -> RenderableType:
+def _(result: FlowRoutes, top: int = N_EDGES) -> RenderableType:
     inputs = section("Where it came from: importance that arrives at each token", *_by_token(result.inputs, top))
     heads = table("head", "passes", "", left=(0, 2))
     ranked = [pair for pair in result.heads.top(top) if pair[1] > 0]
@@ -118,7 +83,7 @@ def _(result: FlowRoutes, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: SourceEffects, top: int) -> RenderableType:
+def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
     both = [result.contributions] + ([] if result.cross is None else [result.cross])
     parts = []
     for name, found in zip(("Heads by the token they move", "Cross-attention by source token"), both):
@@ -133,7 +98,7 @@ def _(result: SourceEffects, top: int) -> RenderableType:
 
 
 @largest.register
-def _(result: NeuronEffects, top: int) -> RenderableType:
+def _(result: NeuronEffects, top: int = N_TOKENS) -> RenderableType:
     grid = table("neuron", "adds", "", left=(0, 2))
     ranked = result.contributions.select(batch=0, pos=-1).top(top, by_size=True)
     most = max((abs(value) for _, value in ranked), default=0.0)

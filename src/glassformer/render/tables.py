@@ -1,6 +1,7 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
 from functools import singledispatch
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
@@ -16,12 +17,16 @@ POSITIVE, NEGATIVE, QUIET, STRONG = "cyan", "yellow", "dim", "bold"
 @singledispatch
 def tables(result: Result) -> RenderableType:
     """Return what `show` prints, for any rich console; results without a view of their own print as text."""
-    return Text(repr(result))
+    view: Any = largest.dispatch(type(result))
+    return Text(repr(result)) if view is largest.dispatch(object) else view(result)
 
 
 @singledispatch
 def largest(result: Result, top: int) -> RenderableType:
-    """Return a result's view with so many of its largest entries; of a view that ranks nothing, the view."""
+    """Return a result's view with so many of its largest entries; of a view that ranks nothing, the view.
+
+    A view registered here serves `tables` too, with its own default of `top`.
+    """
     return tables(result)
 
 

@@ -46,13 +46,8 @@ def _(result: Explanation) -> RenderableType:
     return Group(*spaced, *notes)
 
 
-@tables.register
-def _(result: Attribution) -> RenderableType:
-    return largest(result, N_COMPONENTS)
-
-
 @largest.register
-def _(result: Attribution, top: int) -> RenderableType:
+def _(result: Attribution, top: int = N_COMPONENTS) -> RenderableType:
     parts = [
         Contribution(c.label, c.kind, c.layer, c.part, c.head, value)
         for c, value in zip(result.components, result.contributions.values.tolist())

@@ -104,8 +104,9 @@ def _shapes(wires: Wires, places: Iterable[tuple[int, str]]) -> dict[tuple[int, 
         if slot in ("in", "logits", "out"):
             found[i, slot] = stream
             continue
-        dims, batch, length = wires.steps[i].attention.dims, *stream[1:3]  # type: ignore[union-attr]
-        streams = wires.steps[i].attention.mixer.traits.streams  # type: ignore[union-attr]
+        part = wires.steps[i].attention
+        assert part is not None, "only attention has such receivers"
+        dims, batch, length, streams = part.dims, *stream[1:3], part.mixer.traits.streams
         if wires.steps[i].cross and slot in ("k", "v"):
             assert wires.clean.source is not None
             length = wires.clean.source.shape[1]
@@ -137,8 +138,7 @@ def _score(wires: Wires, found: Pass, i: int, rows: list[int], gradient: Tensor,
             (read,) = torch.autograd.grad(made, x, upstream)
         if receiver.source:
             u = next(u for u, sender in enumerate(wires.graph.senders) if sender.kind == "source")
-            difference = wires.corrupt.source - wires.clean.source  # type: ignore[operator]
-            scores[:, some, u] += torch.einsum("bpd,rbpd->br", difference, read)
+            scores[:, some, u] += torch.einsum("bpd,rbpd->br", _source_difference(wires), read)
             continue
         for j, written in _back(wires, found, depth, read):
             difference = (wires.corrupt.of(j) - wires.clean.of(j))[0]
@@ -168,5 +168,9 @@ def source_effect(wires: Wires, effect: Tensor, found: Leaves, weight: float = 1
     """Add the first-order effect of an encoder's output, if there is one."""
     for u, sender in enumerate(wires.graph.senders):
         if sender.kind == "source":
-            difference = wires.corrupt.source - wires.clean.source  # type: ignore[operator]
-            effect[u] += weight * torch.einsum("bpd,bpd->b", difference, found[-1, "source"])
+            effect[u] += weight * torch.einsum("bpd,bpd->b", _source_difference(wires), found[-1, "source"])
+
+
+def _source_difference(wires: Wires) -> Tensor:
+    assert wires.corrupt.source is not None and wires.clean.source is not None, "a source has both"
+    return wires.corrupt.source - wires.clean.source

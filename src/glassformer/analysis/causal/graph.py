@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
@@ -159,11 +159,11 @@ class SubLayer(NamedTuple):
 def sub_layers(model: Any) -> list[SubLayer]:
     """Return the sub-layers of the stack that ends in the logits."""
     found: list[SubLayer] = []
-    for block in decoder_side(model)[0].blocks:
+    for block in blocks_of(decoder_side(model)[0]):
         first = len(found)
-        for name in block.names:  # type: ignore[union-attr]
+        for name in block.names:
             entry = first if block.wiring == "parallel" else len(found)
-            found.append(SubLayer(block, name, block.part(name), entry))  # type: ignore[operator, arg-type]
+            found.append(SubLayer(block, name, block.part(name), entry))
     return found
 
 

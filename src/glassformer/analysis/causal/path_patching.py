@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.causal.graph import CircuitGraph, Edge
-from glassformer.analysis.causal.spread import standard_error
+from glassformer.analysis.causal.spread import mean, standard_error
 from glassformer.analysis.causal.wires import Cut, MetricLike, Wires
 from glassformer.analysis.run import evaluating
 from glassformer.labelled import Labelled, Result
@@ -31,8 +31,27 @@ Norm = Literal["live", "frozen"]
 Report = Callable[[int, int], None] | None
 
 
+class _Effects(Result):
+    """What is common to effects that have an axis `batch` and the metrics of both runs."""
+
+    effect: Labelled
+    clean: Labelled
+    corrupt: Labelled
+
+    @property
+    def share(self) -> Labelled:
+        """Mean effect in units of corrupt less clean: 1 if it is all of the difference."""
+        found = mean(self.effect)
+        return dataclasses.replace(found, values=found.values / (self.corrupt.values - self.clean.values).mean())
+
+    @property
+    def spread(self) -> Labelled:
+        """Standard error of the mean effect over prompts; NaN for one prompt."""
+        return standard_error(self.effect)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class PathPatching(Result):
+class PathPatching(_Effects):
     """What senders do through paths that end in some receivers.
 
     Args:
@@ -52,16 +71,6 @@ class PathPatching(Result):
     mlps: Mlps
     norm: Norm
     metric: str
-
-    @property
-    def share(self) -> Labelled:
-        """Mean effect in units of corrupt less clean: 1 if the path carries all of it."""
-        return _share(self.effect, self.clean, self.corrupt)
-
-    @property
-    def spread(self) -> Labelled:
-        """Standard error of the mean effect over prompts; NaN for one prompt."""
-        return standard_error(self.effect)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +98,7 @@ class SenderEffects(Result):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EdgeEffects(Result):
+class EdgeEffects(_Effects):
     """What single edges do.
 
     Args:
@@ -107,16 +116,6 @@ class EdgeEffects(Result):
     corrupt: Labelled
     norm: Norm
     metric: str
-
-    @property
-    def share(self) -> Labelled:
-        """Mean effect in units of corrupt less clean."""
-        return _share(self.effect, self.clean, self.corrupt)
-
-    @property
-    def spread(self) -> Labelled:
-        """Standard error of the mean effect over prompts; NaN for one prompt."""
-        return standard_error(self.effect)
 
 
 def path_patching(
@@ -324,8 +323,3 @@ def _groups(
         return {" + ".join(group): [graph.sender(label) for label in group] for group in members}
     read = graph.allowed.values[list(rows)].any(0).nonzero().flatten().tolist()
     return {graph.senders[u].label: [u] for u in read}
-
-
-def _share(effect: Labelled, clean: Labelled, corrupt: Labelled) -> Labelled:
-    mean = effect.values.mean(-1) / (corrupt.values - clean.values).mean()
-    return Labelled(mean, effect.axes[:-1], {axis: c for axis, c in effect.coords.items() if axis != "batch"})

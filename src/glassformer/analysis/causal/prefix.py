@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis.causal.schedule import Entry
+from glassformer.analysis.components import blocks_of
 from glassformer.analysis.inputs import Inputs
 from glassformer.attention import AttentionLayer
 from glassformer.models.block import pick
@@ -156,8 +157,7 @@ class Prefix:
     def _state(self, position: int) -> State:
         if self._full is None:
             return self._states[position]
-        blocks = self.stacks[-1][1].blocks
-        parts = [[block.part(name) for name in block.names] for block in blocks]  # type: ignore[union-attr, operator]
+        parts = [[block.part(name) for name in block.names] for block in blocks_of(self.stacks[-1][1])]
         layers = tuple(
             tuple(part.cut(s, position) if isinstance(part, AttentionLayer) else None for part, s in zip(own, state))
             for own, state in zip(parts, self._full.layers)

@@ -33,7 +33,6 @@ from glassformer.analysis.run import evaluating, run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, EncoderDecoder
-from glassformer.models.block import pick
 from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
@@ -204,16 +203,14 @@ class _Engine:
         self.batch, self.length = given.ids.shape
         self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
         self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
-        self.looked = self._looked()
         units = self._units()
         sites = {metric.site for metric in metrics.values()} - {"logits"}
         # who edits logits, or reads them raw, gets those of all positions
         named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
-        self.picked = self.looked is not None and not named & {"logits", "logits_raw"}
-        at = self.looked if self.picked else None
-        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, at)
+        self.picked = None if named & {"logits", "logits_raw"} else self._looked()
+        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
-        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1, picked=self.picked)
+        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)
         self.work, self.count = 0.0, 0
 
     def measure(
@@ -250,8 +247,7 @@ class _Engine:
         logits_wanted = any(metric.site.startswith("logits") for metric in self.metrics.values())
         later = [n for n in self.prefix.sites if self.prefix.entry(self.model.sites()[n]) >= one.entry]
         tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
-        whole = self.looked is None or "logits" in by_site or "logits_raw" in by_site or "logits_raw" in later
-        at = None if whole else (self.looked - start).clamp_min(0).repeat(worlds, 1)  # type: ignore[operator]
+        at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
         logits = self.prefix.resume(one.entry, start, worlds, at, tape)
         sites = {name: value for name, value in self.prefix.sites.items()}
         for name in later:
@@ -260,14 +256,12 @@ class _Engine:
             return self._measured(None, sites, worlds)
         logits = logits.unflatten(0, (worlds, self.batch))
         base = self.prefix.logits
-        if whole:
+        if self.picked is None:
             logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2)
-            return self._measured(logits, sites, worlds)
-        assert self.looked is not None
-        early = (self.looked < start)[None, :, :, None]
-        if bool(early.any()):
-            logits = torch.where(early, base if self.picked else pick(base, self.looked), logits)
-        return self._measured(logits, sites, worlds, picked=True)
+        else:
+            # what lies before the pass is as in the base run
+            logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
+        return self._measured(logits, sites, worlds)
 
     def _whole(self, name: str, value: Tensor, start: int) -> Tensor:
         """Return a site's value at all positions, `world batch …`: the earlier ones are the base's."""
@@ -279,7 +273,7 @@ class _Engine:
         return torch.cat((base.expand(len(value), *base.shape[1:]), value), dim + 1)
 
     def _measured(
-        self, logits: Tensor | None, sites: Mapping[str, Tensor], worlds: int, *, picked: bool = False
+        self, logits: Tensor | None, sites: Mapping[str, Tensor], worlds: int
     ) -> Float[Tensor, "metric world batch"]:
         found: list[Tensor] = []
         column = 0
@@ -293,7 +287,8 @@ class _Engine:
                 value = logits
                 if metric.pos is not None:
                     place = self._places(metric.pos)
-                    value = logits[:, :, column] if picked else logits[:, torch.arange(self.batch), place]
+                    rows = torch.arange(self.batch)
+                    value = logits[:, rows, place] if self.picked is None else logits[:, :, column]
                     column += 1
             value = value.expand(worlds, *value.shape[1:])
             found.append(_apply(metric, value, ids))
@@ -342,7 +337,7 @@ class _Engine:
         config, element = self.model.config, self.prefix.logits.element_size()
         widest = max((site.sizes.get("neuron", 0) for site in self.model.sites().values()), default=0)
         heads = max((site.sizes.get("head", 0) for site in self.model.sites().values()), default=0)
-        looked = self.length if self.looked is None else self.looked.shape[1]
+        looked = self.length if self.picked is None else self.picked.shape[1]
         per_row = self.length * (12 * config.d_model + 3 * widest + 3 * heads * self.length)
         return self.batch * element * (per_row + 2 * looked * config.vocab_size)
 

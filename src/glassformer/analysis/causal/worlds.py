@@ -62,7 +62,9 @@ class Worlds(Edit):
     count: int
     order: Mapping[int, int]
 
-    def __call__(self, value: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+        # no address: the part is the site's value
+        value = part
         if "batch" not in site.axes:
             # one value for the whole pass: its world is alone in it
             for edit in self.parts[0]:
@@ -70,30 +72,27 @@ class Worlds(Edit):
             return value
         worlds = value.unflatten(0, (self.count, -1))
         found: dict[int, Tensor] = {}
-        whole = value.clone().unflatten(0, (self.count, -1)) if not torch.is_grad_enabled() else None
+        written = value.clone().unflatten(0, (self.count, -1)) if not torch.is_grad_enabled() else None
         for world in self._ordered(site):
             edits = self.parts[world]
-            if whole is not None and len(edits) == 1 and not isinstance(edits[0], Take):
+            if written is not None and len(edits) == 1 and not isinstance(edits[0], Take):
                 edit, old = edits[0], worlds[world]
-                edit.at.write(whole[world], edit.change(edit.at.take(old, site), old, site), site)
+                edit.at.write(written[world], edit.change(edit.at.take(old, site), old, site), site)
                 continue
             new = worlds[world]
             for edit in edits:
                 if isinstance(edit, Take):
                     donor = self.order[edit.row]
-                    lent = whole[donor] if whole is not None else found.get(donor, worlds[donor])
+                    lent = written[donor] if written is not None else found.get(donor, worlds[donor])
                     new = edit.at.put(new, edit.at.take(lent, site), site)
                 else:
                     new = edit(new, site)
             found[world] = new
-            if whole is not None:
-                whole[world] = new
-        if whole is not None:
-            return whole.flatten(0, 1)
+            if written is not None:
+                written[world] = new
+        if written is not None:
+            return written.flatten(0, 1)
         return torch.stack([found.get(world, worlds[world]) for world in range(self.count)]).flatten(0, 1)
-
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
-        raise NotImplementedError("worlds change as a whole")
 
     def _ordered(self, site: Site) -> list[int]:
         """Return the worlds so that each comes after those it takes from."""
