@@ -17,6 +17,7 @@ from glassformer.attention.positions import (
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "CrossState",
     "Differential",
     "Dims",
+    "HeadNorm",
     "Lightning",
     "Linear",
     "LinearMap",
@@ -39,6 +41,7 @@ __all__ = [
     "Positions",
     "PositionsConfig",
     "ProjectionConfig",
+    "QueryKeyNorm",
     "QueryKeyOnly",
     "Rope",
     "Separate",
