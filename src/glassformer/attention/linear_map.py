@@ -32,8 +32,8 @@ class LinearMaps(nn.Module):
         """Return what one of the maps makes of rows."""
         return linear(x, self.weight[which], None if self.bias is None else self.bias[which])
 
-    def all(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        """Return what each map makes of its own row: the last axis but one counts them, or is of size one."""
+    def all(self, x: Float[Tensor, "*batch rows d_in"]) -> Float[Tensor, "*batch map d_out"]:
+        """Return what each map makes of its own row, or of the one row that there is."""
         out = torch.einsum("...ni,noi->...no", x.expand(*x.shape[:-2], len(self.weight), -1), self.weight)
         return out if self.bias is None else out + self.bias
 

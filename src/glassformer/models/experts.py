@@ -44,7 +44,7 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
     n_experts: int = 8
     n_chosen: int = 2
     d_mlp: int | None = None
-    activation: Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"] = "silu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"] = "silu"
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
@@ -73,11 +73,11 @@ class ExpertsLayer(nn.Module):
     SITES: ClassVar[dict[str, str]] = {
         "router": "batch pos expert",
         "weights": "batch pos expert",
-        "hidden": "batch pos expert neuron",
+        "expert_hidden": "batch pos expert neuron",
         "expert_out": "batch pos expert d_model",
         "out": "batch pos d_model",
     }
-    LAZY = ("hidden", "expert_out")
+    LAZY = ("expert_hidden", "expert_out")
 
     def __init__(self, config: MixtureOfExperts, d_model: int, layer: int, path: str) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class ExpertsLayer(nn.Module):
         """Return the weighted sum over all experts, every one of them run at every position."""
         read = self.input.all(x[..., None, :])
         gate = None if self.gate is None else self.gate.all(x[..., None, :])
-        hidden = site(tape, self.at.hidden, self._hidden(read, gate))
+        hidden = site(tape, self.at.expert_hidden, self._hidden(read, gate))
         written = weights[..., None] * self.output.all(hidden)
         return site(tape, self.at.expert_out, written).sum(-2)
 
@@ -151,7 +151,7 @@ class ExpertsLayer(nn.Module):
 
     def _wants_dense(self, x: Tensor, tape: Tape | None) -> bool:
         """Whether all experts have to run: for their sites, for derivatives by weights, where nothing has numbers yet."""
-        if x.is_meta or torch.compiler.is_compiling() or wants(tape, self.at.hidden, self.at.expert_out):
+        if x.is_meta or torch.compiler.is_compiling() or wants(tape, self.at.expert_hidden, self.at.expert_out):
             return True
         return tape is not None and tape.grad and tape.wants(self.at.weights)
 
