@@ -35,6 +35,7 @@ from glassformer.models import (
     EncoderDecoderConfig,
     LayerNorm,
     Learned,
+    MixtureOfExperts,
     Mlp,
     ModelConfig,
     NoNorm,
@@ -265,6 +266,12 @@ ARCHITECTURES: dict[str, ModelConfig] = {
             Softmax(cap=0.5, sinks=True), n_heads=4, bias=True, qk_norm=QueryKeyNorm(over="all", bias=True), **_LLAMA
         ),
         block(Softmax(window=4), n_heads=4, qk_norm=QueryKeyNorm(gains="own", centred=True, eps=1e-5), **_LLAMA),
+    ),
+    "experts": _decoder(
+        block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
+        block(
+            n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}
+        ),
     ),
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
