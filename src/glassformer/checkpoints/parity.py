@@ -131,7 +131,7 @@ def compared(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor | None = No
         given = {"attention_mask": real.long()}
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
         expected = theirs(input_ids=tokens, output_hidden_states=True, output_attentions=True, use_cache=False, **given)
-    names = [name for name in ours.sites() if name.endswith((".resid_pre", ".attn.pattern"))]
+    names = [name for name in ours.sites() if name.endswith((".resid_pre", ".attn.pattern", ".attn.patterns"))]
     last = "final.norm"
     tape = Tape(ours, [*names, last])
     with torch.no_grad():
@@ -141,9 +141,11 @@ def compared(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor | None = No
         site = last if at_end else f"blocks.{layer}.resid_pre"
         yield Difference(site, relative(tape.values[site], hidden, real))
         if not at_end:
-            pattern = f"blocks.{layer}.attn.pattern"
+            whole, maps = f"blocks.{layer}.attn.pattern", f"blocks.{layer}.attn.patterns"
+            # the reference gives each map of a head for a head of its own
+            pattern, found = (maps, tape.values[maps].flatten(1, 2)) if maps in names else (whole, tape.values[whole])
             rows = real[:, None].expand(-1, expected.attentions[layer].shape[1], -1)
-            yield Difference(pattern, relative(tape.values[pattern], expected.attentions[layer], rows))
+            yield Difference(pattern, relative(found, expected.attentions[layer], rows))
     yield Difference("logits", relative(logits, expected.logits, real))
 
 

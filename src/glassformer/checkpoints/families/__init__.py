@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from glassformer.checkpoints.families.diffllama import DIFFLLAMA
 from glassformer.checkpoints.families.family import (
     Family,
     Piece,
@@ -14,11 +15,29 @@ from glassformer.checkpoints.families.family import (
     taken_apart,
 )
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from glassformer.checkpoints.families.gpt2 import GPT2
+from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.olmo import OLMO, OLMO2
+from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
+from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA)
+FAMILIES: tuple[Family, ...] = (
+    DIFFLLAMA,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    OLMO,
+    OLMO2,
+    QWEN2,
+    QWEN3,
+    STABLELM,
+)
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
