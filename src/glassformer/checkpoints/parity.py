@@ -85,8 +85,12 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     own = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+    # kernels for experts know no float64
+    config._experts_implementation = "eager"
     with wide(dtype):
-        model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+        model = kind.from_pretrained(
+            folder, config=config, attn_implementation="eager", dtype=dtype, local_files_only=True
+        )
     return model.eval()
 
 
