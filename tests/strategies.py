@@ -19,7 +19,6 @@ from glassformer.attention import (
     Context,
     Lightning,
     Linear,
-    Llama3Scaling,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -28,6 +27,7 @@ from glassformer.attention import (
     Separate,
     Smeared,
     Softmax,
+    YarnScaling,
 )
 from glassformer.models import (
     DecoderConfig,
@@ -57,11 +57,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 KINDS = sorted(MixerConfig.registry)
 
-SCALING = Llama3Scaling(factor=4.0, low=1.0, high=4.0, original_length=16)
 POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
-    Rope(scaling=SCALING),
+    Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
     QueryKeyOnly(amplitude=2.0),
 ]
 MERGES = [
