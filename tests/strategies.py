@@ -34,6 +34,7 @@ from glassformer.models import (
     EncoderDecoderConfig,
     LayerNorm,
     Learned,
+    MixtureOfExperts,
     Mlp,
     ModelConfig,
     NoNorm,
@@ -247,6 +248,10 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     ),
     "differential": _decoder(
         *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
+    ),
+    "experts": _decoder(
+        block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
+        block(n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}),
     ),
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),

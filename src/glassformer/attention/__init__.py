@@ -2,7 +2,7 @@
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
 from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
-from glassformer.attention.linear_map import LinearMap, linear
+from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -39,6 +39,7 @@ __all__ = [
     "Lightning",
     "Linear",
     "LinearMap",
+    "LinearMaps",
     "LinearScaling",
     "Llama3Scaling",
     "LongScaling",

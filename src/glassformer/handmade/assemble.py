@@ -21,6 +21,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
+from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
@@ -195,10 +196,12 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
                 matrices += [module.projection.qkv.weight, module.merge.output.weight.mT]
                 matrices += [b for b in [module.merge.output.bias] if b is not None]
                 matrices += [] if module.merge.gate is None else [module.merge.gate.weight]
-            if isinstance(module, MlpLayer):
+            if isinstance(module, MlpLayer | ExpertsLayer):
                 matrices += [module.input.weight, module.output.weight.mT]
                 matrices += [b for b in [module.output.bias] if b is not None]
                 matrices += [] if module.gate is None else [module.gate.weight]
+            if isinstance(module, ExpertsLayer):
+                matrices.append(module.router.weight)
         for matrix in matrices:
             matrix.copy_(matrix @ rotation)
     turned.tokenizer, turned.name = model.tokenizer, model.name

@@ -4,6 +4,7 @@ from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
 from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
 from glassformer.models.presets import PRESETS, preset
@@ -13,7 +14,7 @@ from glassformer.models.stack import Stack, State
 
 __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "EncoderDecoder",
-    "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned", "Mlp", "ModelConfig", "NoNorm",
+    "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "ModelConfig", "NoNorm",
     "NormConfig", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "alternate", "beam_search",
     "block", "every", "generate", "preset", "repeat", "sampling_steps", "stream",
 ]  # fmt: skip

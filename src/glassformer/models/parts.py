@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import LinearMap, SubLayerConfig, linear, sinusoids
+from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -460,7 +460,7 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
     `xavier`: Xavier-uniform for every matrix (each of W_Q, W_K, W_V on its own), embeddings normal of d_model^-0.5.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, LinearMaps)):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
             if scheme == "gpt":
@@ -475,7 +475,9 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
                 nn.init.normal_(own, std=0.02 if scheme == "gpt" else own.shape[1] ** -0.5)
 
 
-def _separate_rows(model: nn.Module, name: str, module: nn.Linear) -> list[Tensor]:
+def _separate_rows(model: nn.Module, name: str, module: nn.Linear | LinearMaps) -> list[Tensor]:
+    if isinstance(module, LinearMaps):
+        return list(module.weight.detach())
     if not name.endswith(".qkv"):
         return [module.weight]
     widths = model.get_submodule(name.removesuffix(".qkv")).widths

@@ -7,7 +7,7 @@ left of each norm is the division by its scale.
 
 What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
 behind a sub-layer (its scale depends on what its gain would change); a norm on the sum of token and position vectors;
-key biases, which matter under rotary positions.
+key biases, which matter under rotary positions; mixtures of experts, and the norm they read through.
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -148,10 +148,13 @@ def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
 def _read_through(w: HeadWeights) -> list[str]:
     """Return the norms that `fold` absorbs, as the paths of their outputs."""
     found: list[Norm] = []
+    # sub-layers that stay modules go on reading through their norms
+    opaque = {f"{block.path}.{part}" for _, block, part in w.opaque}
     for stack in w.model.stacks.values():
         found.append(stack.final)
         for block in stack.blocks:
-            found += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
+            read = [part for part in block.names if f"{block.path}.{part}" not in opaque]
+            found += [] if block.wiring == "post" else [block.norm(part) for part in read]
     return [norm.at_out for norm in found if norm.at_out in w.norms]
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.attention import Context
+from glassformer.attention import AttentionLayer, Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import Block, EncoderDecoder
 from glassformer.models.stack import cross_context, make_context
@@ -62,6 +62,10 @@ def _part(
     for m in w.mlps:
         if (m.stack, m.layer, m.part) == (stack, block.layer, part):
             return _mlp(m, x)
+    if not isinstance(block.part(part), AttentionLayer):
+        # the module itself; the constant coordinate, if there is one, passes it by
+        out = block.part(part)(x[..., : block.d_model])
+        return torch.cat((out, torch.zeros_like(x[..., block.d_model :])), -1)
     a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
     if a.module.config.cross:
         assert encoded is not None, "cross-attention reads an encoder's output"
