@@ -24,6 +24,7 @@ from glassformer.attention import (
     MixerConfig,
     PositionsConfig,
     QueryKeyOnly,
+    RelativeBias,
     Rope,
     Separate,
     Smeared,
@@ -63,6 +64,7 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(fraction=0.5),
     Rope(scaling=SCALING),
     QueryKeyOnly(amplitude=2.0),
+    RelativeBias(4, 6, bidirectional=True),
 ]
 MERGES = [
     Merge(),
@@ -149,7 +151,7 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, Alibi))
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
     assume(mixer.crosses or not cross)
     # one in four: what it adds is the same for all mechanisms
     kind_of = Smeared if not cross and draw(st.integers(0, 3)) == 3 else Separate

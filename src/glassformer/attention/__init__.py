@@ -17,6 +17,7 @@ from glassformer.attention.positions import (
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
 from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "PositionsConfig",
     "ProjectionConfig",
     "QueryKeyOnly",
+    "RelativeBias",
+    "RelativeBiasPositions",
     "Rope",
     "Separate",
     "Smear",

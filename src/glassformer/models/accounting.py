@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, Mixer, Smear, Smeared
+from glassformer.attention import Attention, Mixer, RelativeBiasPositions, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
@@ -203,7 +203,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     elif isinstance(module, Unembedding):
         yield "unembedding", 0 if module.matrix is None else module.matrix.numel()
         yield "biases", 0 if module.bias is None else module.bias.numel()
-    elif isinstance(module, PositionTable):
+    elif isinstance(module, (PositionTable, RelativeBiasPositions)):
         yield "positions", _count(module)
     elif isinstance(module, (Norm, nn.RMSNorm)):
         yield "norms", _count(module)

@@ -1,13 +1,21 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import Context, Mask, causal, documents, padding
+from glassformer.attention import (
+    AttentionLayer,
+    Context,
+    Mask,
+    RelativeBiasPositions,
+    causal,
+    documents,
+    padding,
+)
 from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
@@ -54,6 +62,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
         )
+        _share_tables([block.part(name) for block in self.blocks for name in block.names])  # type: ignore[operator, union-attr]
         self.final = final_norm.build(d_model, f"{self.prefix}final", None)
 
     def forward(
@@ -117,6 +126,17 @@ class Stack(nn.Module):
         for block in self.blocks:
             yield from block.sites()  # type: ignore[operator]
         yield from self.final.sites()
+
+
+def _share_tables(parts: Iterable[nn.Module]) -> None:
+    """Let attention layers with one config of a shared position bias use the first one's table."""
+    owners: dict[tuple[str, int], RelativeBiasPositions] = {}
+    for part in parts:
+        positions = part.positions if isinstance(part, AttentionLayer) else None
+        if isinstance(positions, RelativeBiasPositions) and positions.config.shared:
+            owner = owners.setdefault((positions.key, positions.n_heads), positions)
+            if owner is not positions:
+                positions.share(owner)
 
 
 def make_context(
