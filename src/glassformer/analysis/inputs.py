@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import GREEDY, Decoder, EncoderDecoder, generate
+from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, generate
 from glassformer.models.generate import padded
 
 
@@ -37,7 +37,7 @@ def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
         return _pair(model, inputs, target, text)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder | Encoder):
         ids = token_ids(model, inputs)
         return Inputs((ids,), {}, ids, readable(model, ids), text=text)
     return _foreign(model, inputs, text)
@@ -45,7 +45,7 @@ def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
 
 def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
-    device = model.unembed.weight.device
+    device = next(model.parameters()).device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, begin=begin)], device=device)
     else:

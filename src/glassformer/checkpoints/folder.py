@@ -19,11 +19,11 @@ from safetensors.torch import save as serialise
 from glassformer import files
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
-from glassformer.models import Decoder, EncoderDecoder, ModelConfig
+from glassformer.models import Decoder, Encoder, EncoderDecoder, ModelConfig
 
 FORMAT = 1
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-Model = Decoder | EncoderDecoder
+Model = Decoder | Encoder | EncoderDecoder
 
 
 def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> Path:

@@ -17,13 +17,15 @@ from glassformer.attention import Attention, Mixer, RelativeBiasPositions, Smear
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
+from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape
 
 PARTS = (
     "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "biases", "norms", "unembedding",
+    "mlp out", "biases", "norms", "readout", "unembedding",
 )  # fmt: skip
 
 
@@ -117,7 +119,10 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
             elif isinstance(part, Mlp):
                 product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
                 found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
-    found["unembedding"] = 2 * length * config.d_model * config.vocab_size
+    if not isinstance(config, EncoderConfig) or config.predicts:
+        found["unembedding"] = 2 * length * config.d_model * config.vocab_size
+    if isinstance(config, EncoderConfig) and config.readout is not None:
+        found["readout"] = 2 * length * config.d_model**2
     order = (*PARTS[:4], "mixing", *PARTS[4:])
     return {part: found[part] for part in order if found[part]}
 
@@ -128,7 +133,8 @@ def state_bytes(
     """Return the bytes of one sequence's state after `length` positions.
 
     For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output
-    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least.
+    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least. An encoder
+    carries nothing.
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
@@ -165,7 +171,7 @@ def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:
         model = config.build().eval()
         tape = Tape(model, read="*")
         tokens = torch.zeros(1, length, dtype=torch.int64)
-        model(*[tokens] * (1 if isinstance(config, DecoderConfig) else 2), tape=tape)
+        model(*[tokens] * (2 if isinstance(config, EncoderDecoderConfig) else 1), tape=tape)
     tape.check_visited()
     return {name: tuple(tape.values[name].shape) for name in tape.table if name in tape.values}
 
@@ -174,6 +180,8 @@ def _blocks(config: ModelConfig, length: int, source_length: int) -> Iterator[tu
     """Yield each block with its layer, the positions it reads, and whether it is causal."""
     if isinstance(config, DecoderConfig):
         stacks = [(config.layers, length, True)]
+    elif isinstance(config, EncoderConfig):
+        stacks = [(config.layers, length, False)]
     else:
         assert isinstance(config, EncoderDecoderConfig)
         stacks = [(config.encoder_layers, source_length, False), (config.decoder_layers, length, True)]
@@ -200,6 +208,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield (part, count) for a module that owns parameters; others yield nothing."""
     if isinstance(module, Embedding):
         yield "embedding", 0 if module.matrix is None else module.matrix.numel()
+        yield "embedding", 0 if module.types is None else module.types.numel()
     elif isinstance(module, Unembedding):
         yield "unembedding", 0 if module.matrix is None else module.matrix.numel()
         yield "biases", 0 if module.bias is None else module.bias.numel()
@@ -216,6 +225,8 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "norms", 0 if module.gain is None else module.gain.numel()
     elif isinstance(module, (Mixer, Smear)):
         yield "mechanism", _count(module)
+    elif isinstance(module, ReadoutLayer):
+        yield from _matrix("readout", module.input)
     elif isinstance(module, MlpLayer):
         yield from _matrix("mlp in", module.input)
         yield from _matrix("mlp gate", module.gate)

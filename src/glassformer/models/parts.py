@@ -218,7 +218,10 @@ class VocabularyMatrix(nn.Module):
 
 
 class Embedding(VocabularyMatrix):
-    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any."""
+    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any.
+
+    With token types (which of two texts a token belongs to), the token's vector is that of the token and its type.
+    """
 
     def __init__(
         self,
@@ -229,18 +232,28 @@ class Embedding(VocabularyMatrix):
         scaled: bool,
         path: str,
         tied: VocabularyMatrix | None = None,
+        n_types: int = 0,
     ) -> None:
         super().__init__(vocab_size, d_model, tied)
         self.path = path
-        self.at_token, self.at_position = f"{path}.token", f"{path}.position"
+        self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
+        self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
         self.positions = None if positions is None else positions.build(d_model, max_len)
         self.factor = math.sqrt(d_model) if scaled else 1.0
 
     def forward(
-        self, tokens: Int[Tensor, "batch pos"], positions: Int[Tensor, "b pos"], tape: Tape | None
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        positions: Int[Tensor, "b pos"],
+        tape: Tape | None,
+        types: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         x = F.embedding(tokens, self.weight)
-        x = site(tape, self.at_token, x if self.factor == 1.0 else x * self.factor)
+        x = x if self.factor == 1.0 else x * self.factor
+        if self.types is not None:
+            own = self.types[:1] if types is None else F.embedding(types, self.types)
+            x = x + site(tape, self.at_type, own.expand_as(x))
+        x = site(tape, self.at_token, x)
         if self.positions is None:
             return x
         placed = self.positions(positions, x).expand_as(x)
@@ -248,6 +261,7 @@ class Embedding(VocabularyMatrix):
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]
+        names = names if self.types is None else ["type", *names]
         sizes = {"d_model": self.weight.shape[1]}
         yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), sizes)
 
@@ -257,21 +271,29 @@ class Unembedding(VocabularyMatrix):
 
     logits = cap * tanh(raw / cap),  raw = x W_U + b_U
 
-    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream.
+    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream, and with
+    a readout (`models.readout`), which x then stands behind, not even those.
     Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
     """
 
     at_raw = "logits_raw"
 
     def __init__(
-        self, vocab_size: int, d_model: int, tied: VocabularyMatrix | None, bias: bool, cap: float | None = None
+        self,
+        vocab_size: int,
+        d_model: int,
+        tied: VocabularyMatrix | None,
+        bias: bool,
+        cap: float | None = None,
+        readout: nn.Module | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.cap = cap
+        self.readout = readout
 
     def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
-        logits = self.raw(x)
+        logits = self.raw(x, tape)
         if self.cap is not None:
             logits = self.capped(site(tape, self.at_raw, logits))
         return site(tape, "logits", logits)
@@ -280,8 +302,9 @@ class Unembedding(VocabularyMatrix):
         """Return the logits as the model uses them: capped if it caps them."""
         return self.capped(self.raw(x))
 
-    def raw(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
+    def raw(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... vocab"]:
         """Return the logits before the cap."""
+        x = x if self.readout is None else self.readout(x, tape)
         return linear(x, self.weight, self.bias)
 
     def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
@@ -293,10 +316,12 @@ class Unembedding(VocabularyMatrix):
         return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
-        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside."""
+        """Return the direction of what the matrix reads whose dot product is the token's logit, bias and cap aside."""
         return self.weight[ids]
 
     def sites(self) -> Iterator[Site]:
+        if self.readout is not None:
+            yield from self.readout.sites()  # type: ignore[operator]
         names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
         yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.weight.shape[0]})
 

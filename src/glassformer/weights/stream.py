@@ -22,7 +22,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.models import Block, Decoder, EncoderDecoder, Stack
+from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import MlpLayer, Norm
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
@@ -345,9 +345,10 @@ class HeadWeights:
 
 def views(model: Any) -> HeadWeights:
     """Return the matrices of a model as views on its parameters."""
-    if not isinstance(model, Decoder | EncoderDecoder):
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them."
         )
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
@@ -365,10 +366,8 @@ def views(model: Any) -> HeadWeights:
                 before = None if block.wiring == "post" else block.norm(part)
                 norms |= _norm_views(before) | _norm_views(block.norm_after(part))
         norms |= _norm_views(stack.final)
-    sides = {"": model.embed} if isinstance(model, Decoder) else _sides(model)
-    embeddings = {
-        name: e.weight.detach() if e.factor == 1.0 else e.weight.detach() * e.factor for name, e in sides.items()
-    }
+    sides = _sides(model) if isinstance(model, EncoderDecoder) else {"": model.embed}
+    embeddings = {name: _vectors(embed) for name, embed in sides.items()}
     tables = {name: _table(e, embeddings[name]) for name, e in sides.items()}
     bias = model.unembed.bias
     return HeadWeights(
@@ -390,6 +389,13 @@ def _norm_views(norm: Norm | None) -> dict[str, tuple[Tensor | None, Tensor | No
 
 def _sides(model: EncoderDecoder) -> dict[str, Any]:
     return {"encoder": model.encoder_embed, "decoder": model.decoder_embed}
+
+
+def _vectors(embed: Any) -> Tensor:
+    """Return the vectors of all tokens, those of the first type if types are told apart."""
+    rows = embed.weight.detach()
+    rows = rows if embed.factor == 1.0 else rows * embed.factor
+    return rows if embed.types is None else rows + embed.types[0].detach()
 
 
 def _table(embed: Any, like: Tensor) -> Tensor | None:
