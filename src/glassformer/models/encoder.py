@@ -84,6 +84,7 @@ class Encoder(nn.Module):
         self.config = config
         self.tokenizer: Any = None
         self.name = "encoder"
+        self.origin: Any = None
         d_model = config.d_model
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
