@@ -176,7 +176,7 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
         TextError: No rows, or an empty one.
         TokenOutOfRange: An id outside the vocabulary.
     """
-    device = model.unembed.weight.device
+    device = model.unembed.stored.device
     if isinstance(rows, Tensor):
         tokens, lengths = rows.to(device), None
     else:
