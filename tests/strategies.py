@@ -197,6 +197,7 @@ _LLAMA: dict[str, Any] = {
     "norm": RmsNorm(),
     "mlp": Mlp(20, "silu", gated=True, bias=False),
 }
+_OFFSET = RmsNorm(offset=1.0)
 _DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
 
 
@@ -226,6 +227,20 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "post": _decoder(
         *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
     ),
+    # one norm for attention and MLP, none with parameters; token vectors narrower than the stream, normed with positions
+    "entered": _decoder(
+        *[block(n_heads=2, norm=LayerNorm(bias=False, gain=False), mlp=Mlp(), wiring="parallel", shared_norm=True)] * 2,
+        positions=Learned(offset=2),
+        embed_norm=LayerNorm(),
+        d_embed=6,
+        unembed_scale=0.5,
+    ),
+    # norms behind sub-layers only
+    "behind": _decoder(
+        *[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="sandwich", norm=NoNorm(), norm_after=_OFFSET)] * 2,
+        embed_norm=_OFFSET,
+        final_norm=_OFFSET,
+    ),
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
@@ -239,7 +254,15 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
-    "translator_linear": _translator("pre", Linear(), positions=Learned(), logit_cap=1.0),
+    "translator_linear": _translator(
+        "pre",
+        Linear(),
+        positions=Learned(),
+        logit_cap=1.0,
+        embed_norm=LayerNorm(),
+        unembed_scale=0.5,
+        unembed_bias=True,
+    ),
 }
 
 
@@ -294,7 +317,9 @@ PATTERNED: dict[str, dict[str, Any]] = {
 @st.composite
 def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subject:
     """Draw a float64 decoder of one to three layers, any mechanism with a pattern in each, in any wiring."""
-    norm = draw(st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()]))
+    norm = draw(
+        st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm(), LayerNorm(gain=False), _OFFSET])
+    )
     wiring, bias = draw(st.sampled_from(["pre", "post", "sandwich", "parallel"])), draw(st.booleans())
     drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
     blocks = []
@@ -306,7 +331,7 @@ def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subje
         blocks.append(layer.replace(parts=parts))
     config = _decoder(
         *blocks, d_model=12, final_norm=norm, positions=draw(st.sampled_from([None, Learned()])),
-        tied=draw(st.booleans()), unembed_bias=draw(st.booleans()), logit_cap=draw(st.sampled_from([None, 4.0])),
+        embed_norm=draw(st.sampled_from([None, norm])), tied=draw(st.booleans()), unembed_bias=draw(st.booleans()), logit_cap=draw(st.sampled_from([None, 4.0])),
     )  # fmt: skip
     seed = draw(seeds)
     model = randomise(config.build().double().eval(), seed, std=0.4)

@@ -235,13 +235,22 @@ class AlibiPositions(Positions):
         return context.memo[key]
 
 
-def sinusoids(positions: Int[Tensor, "..."], d_model: int) -> Float[Tensor, "... d_model"]:
-    """Return sines and cosines of position * 10000^(-2t/d_model), interleaved, in float64.
+def sinusoids(
+    positions: Int[Tensor, "..."], d_model: int, layout: Literal["interleaved", "halves"] = "interleaved"
+) -> Float[Tensor, "... d_model"]:
+    """Return sines and cosines of position * 10000^(-2t/d_model) in float64.
+
+    Args:
+        positions: Positions.
+        d_model: Number of sines and cosines together.
+        layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
     omega = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model)
     angle = positions[..., None].to(torch.float64) * omega
+    if layout == "halves":
+        return torch.cat((angle.sin(), angle.cos()), -1)[..., :d_model]
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :d_model]
 
 

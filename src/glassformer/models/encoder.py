@@ -32,6 +32,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         max_len: Longest text it is meant for; the length of a learned position table.
         positions: Positions added to the stream; None where attention handles them.
         n_types: Kinds of tokens told apart by a vector each (first and second of two texts); 0 for none.
+        embed_norm: Norm on what enters the first block; None for none.
         final_norm: Norm at the end of the stack.
         predicts: Whether it has an unembedding; without, its output is the stream at the end.
         readout: A layer between the stack and the unembedding; None for none.
@@ -47,6 +48,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     max_len: int = 512
     positions: PositionEmbedding | None = None
     n_types: int = 0
+    embed_norm: NormConfig | None = None
     final_norm: NormConfig = field(default_factory=LayerNorm)
     predicts: bool = True
     readout: Readout | None = None
@@ -88,7 +90,7 @@ class Encoder(nn.Module):
         d_model = config.d_model
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
-            n_types=config.n_types,
+            norm=config.embed_norm, n_types=config.n_types,
         )  # fmt: skip
         self.stack = Stack(config.layers, d_model, config.max_len, config.final_norm)
         if config.predicts:
