@@ -253,7 +253,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
-    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
+    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     "translator_linear": _translator(
         "pre",
         Linear(),

@@ -24,7 +24,8 @@ from glassformer.trace import Site, SiteTable, Tape
 class State(NamedTuple):
     """What a model carries from earlier positions.
 
-    `start` is where each row's real tokens begin: rows of unequal length are padded on the left.
+    `start` is where each row's real tokens begin: rows of unequal length are padded on the left. Sources are padded on
+    the right, as `source_lengths` says, or on the left, as `source_start` does.
     """
 
     length: int
@@ -32,6 +33,7 @@ class State(NamedTuple):
     start: Int[Tensor, " batch"] | None = None
     source: Float[Tensor, "batch key d_model"] | None = None
     source_lengths: Int[Tensor, " batch"] | None = None
+    source_start: Int[Tensor, " batch"] | None = None
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -173,10 +175,18 @@ def make_context(
     return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
 
 
-def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
-    """Build the context of cross-attention from that of the queries."""
+def cross_context(
+    context: Context,
+    source_length: int,
+    lengths: Int[Tensor, " batch"] | None,
+    start: Int[Tensor, " batch"] | None = None,
+) -> Context:
+    """Build the context of cross-attention from that of the queries; `lengths` or `start` as for the source itself."""
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
+    if start is not None:
+        mask = mask & padding(source_length - start, total=source_length, left=True)
+        keys = (keys - start[:, None]).clamp_min(0)
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
 
 
