@@ -15,6 +15,11 @@ def check_pair(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.
     """Compare an encoder-decoder with its reference in everything; return the largest error of each comparison."""
     theirs = reference_folder(kind, config, folder, dtype)
     _set_sines(theirs)
+    return compare_pair(theirs, folder, dtype)
+
+
+def compare_pair(theirs: Any, folder: Path, dtype: torch.dtype) -> dict[str, float]:
+    """Compare a reference with the folder it was saved in."""
     ours: Any = gf.load(folder, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(3, ours.config.vocab_size, (3, 9), generator=generator)

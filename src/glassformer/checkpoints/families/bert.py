@@ -132,6 +132,7 @@ BERT = Family(
     _config,
     _bert_table,
     prefixes=("bert.",),
+    endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     # an untied head has a bias of its own, and leaves the shared one unread
     ignored=("*embeddings.position_ids", "*pooler.dense.*", "cls.seq_relationship.*", "cls.predictions.bias"),
     copies={
