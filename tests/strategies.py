@@ -19,7 +19,6 @@ from glassformer.attention import (
     Context,
     Lightning,
     Linear,
-    Llama3Scaling,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -29,6 +28,7 @@ from glassformer.attention import (
     Separate,
     Smeared,
     Softmax,
+    YarnScaling,
 )
 from glassformer.models import (
     DecoderConfig,
@@ -58,11 +58,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 KINDS = sorted(MixerConfig.registry)
 
-SCALING = Llama3Scaling(factor=4.0, low=1.0, high=4.0, original_length=16)
 POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
-    Rope(scaling=SCALING),
+    Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
     QueryKeyOnly(amplitude=2.0),
     RelativeBias(4, 6, bidirectional=True),
 ]
@@ -227,11 +226,12 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "post": _decoder(
         *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
     ),
-    # one norm for attention and MLP, none with parameters; token vectors narrower than the stream, normed with positions
+    # one norm for attention and MLP; token vectors narrower than the stream, normed together with positions
     "entered": _decoder(
-        *[block(n_heads=2, norm=LayerNorm(bias=False, gain=False), mlp=Mlp(), wiring="parallel", shared_norm=True)] * 2,
+        *[block(n_heads=2, mlp=Mlp(), wiring="parallel", shared_norm=True)] * 2,
         positions=Learned(offset=2),
         embed_norm=LayerNorm(),
+        final_norm=LayerNorm(gain=False),
         d_embed=6,
         unembed_scale=0.5,
     ),
@@ -324,14 +324,16 @@ def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subje
     drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
     blocks = []
     for kind in drawn:
-        layer = block(n_heads=2, wiring=wiring, norm=norm, **({"bias": bias} | PATTERNED[kind]))
+        shared = wiring == "parallel" and draw(st.booleans())
+        layer = block(n_heads=2, wiring=wiring, norm=norm, shared_norm=shared, **({"bias": bias} | PATTERNED[kind]))
         # two attention parts in one block: what they read depends on the wiring
         twice = draw(st.booleans()) and len(drawn) < 3
         parts = layer.parts * (1 + twice) + ((Mlp(6),) if mlps and draw(st.booleans()) else ())
         blocks.append(layer.replace(parts=parts))
     config = _decoder(
         *blocks, d_model=12, final_norm=norm, positions=draw(st.sampled_from([None, Learned()])),
-        embed_norm=draw(st.sampled_from([None, norm])), tied=draw(st.booleans()), unembed_bias=draw(st.booleans()), logit_cap=draw(st.sampled_from([None, 4.0])),
+        embed_norm=draw(st.sampled_from([None, norm])), tied=draw(st.booleans()), unembed_bias=draw(st.booleans()),
+        logit_cap=draw(st.sampled_from([None, 4.0])),
     )  # fmt: skip
     seed = draw(seeds)
     model = randomise(config.build().double().eval(), seed, std=0.4)

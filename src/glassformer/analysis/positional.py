@@ -330,13 +330,13 @@ class _Parts:
         positions = self.layer.module.positions
         if not positions.rotates:
             return rows
-        return torch.stack([positions.turned(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
+        return torch.stack([positions.placed(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
 
     def _spread(self, spread: Tensor) -> Float[Tensor, "head *stream pos d_head d_head"]:
         positions, n = self.layer.module.positions, self.query.shape[-2]
         if not positions.rotates:
             return spread[..., None, :, :].expand(*spread.shape[:-2], n, *spread.shape[-2:])
-        return torch.stack([positions.turned(positions.turned(spread, i).mT, i) for i in range(n)], -3)
+        return torch.stack([positions.placed(positions.placed(spread, i).mT, i) for i in range(n)], -3)
 
 
 def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:

@@ -7,17 +7,25 @@ from glassformer.attention.mechanisms import Differential, Lightning, Linear, So
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
     Alibi,
-    Llama3Scaling,
     NoPositions,
     Positions,
     PositionsConfig,
     QueryKeyOnly,
-    Rope,
     alibi_slopes,
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
 from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
+from glassformer.attention.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    yarn_amplitude,
+)
 from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [
@@ -28,10 +36,13 @@ __all__ = [
     "CrossState",
     "Differential",
     "Dims",
+    "DynamicScaling",
     "Lightning",
     "Linear",
     "LinearMap",
+    "LinearScaling",
     "Llama3Scaling",
+    "LongScaling",
     "Mask",
     "Merge",
     "Mixer",
@@ -44,6 +55,7 @@ __all__ = [
     "RelativeBias",
     "RelativeBiasPositions",
     "Rope",
+    "RopeScaling",
     "Separate",
     "Smear",
     "Smeared",
@@ -51,6 +63,7 @@ __all__ = [
     "Softmax",
     "SubLayerConfig",
     "Traits",
+    "YarnScaling",
     "alibi_slopes",
     "causal",
     "documents",
@@ -60,4 +73,5 @@ __all__ = [
     "per_query_head",
     "sinusoids",
     "window",
+    "yarn_amplitude",
 ]
