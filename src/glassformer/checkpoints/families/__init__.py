@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from glassformer.checkpoints.families.bart import BART, MARIAN
+from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.diffllama import DIFFLLAMA
 from glassformer.checkpoints.families.family import (
     Family,
@@ -22,21 +24,28 @@ from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.olmo import OLMO, OLMO2
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
+from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
 FAMILIES: tuple[Family, ...] = (
+    BART,
+    BERT,
     DIFFLLAMA,
+    DISTILBERT,
     GEMMA,
     GEMMA2,
     GEMMA3,
     GPT2,
     GPT_OSS,
     LLAMA,
+    MARIAN,
     OLMO,
     OLMO2,
     QWEN2,
     QWEN3,
+    ROBERTA,
     STABLELM,
+    T5,
 )
 
 
