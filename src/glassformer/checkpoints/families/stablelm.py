@@ -18,8 +18,7 @@ from glassformer.models import DecoderConfig, LayerNorm
 def _config(fields: Fields) -> DecoderConfig:
     eps = fields.number("layer_norm_eps", 1e-5)
     layer: dict[str, Any] = {
-        # the first files call it rope_pct
-        "positions": rope(fields, fraction=turned_share(fields, fields.number("rope_pct", 0.25))),
+        "positions": rope(fields, fraction=turned_share(fields, 0.25)),
         "bias": fields.flag("use_qkv_bias", False),
         "merge": Merge(),
     }
@@ -49,7 +48,7 @@ def _row(gain: Tensor) -> Tensor:
 
 STABLELM = Family(
     "StableLM",
-    ("stablelm", "stablelm_epoch"),
+    ("stablelm",),
     _config,
     _table,
     prefixes=("model.",),
