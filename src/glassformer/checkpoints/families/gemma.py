@@ -12,7 +12,7 @@ from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
 from glassformer.checkpoints.families.rotary import rope
-from glassformer.checkpoints.families.shared import (
+from glassformer.checkpoints.families.llama_shaped import (
     FULL,
     SLIDING,
     gated_decoder,
