@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, LinearMaps, Mixer, Smear, Smeared
+from glassformer.attention import Attention, HeadNorm, LinearMaps, Mixer, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
@@ -214,7 +214,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, PositionTable):
         yield "positions", _count(module)
-    elif isinstance(module, (Norm, nn.RMSNorm)):
+    elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)
     elif isinstance(module, SeparateProjection):
         yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))

@@ -150,7 +150,7 @@ class Norm(nn.Module):
         return out if gain is None else (out * gain).to(out.dtype)
 
     def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
-        """Return a direction behind the norm as one before it: `x . transposed(u) = linear(x) . u` at a scale of one."""
+        """Return a direction behind the norm as one before it: x . transposed(u) = linear(x) . u at a scale of 1."""
         gain = self.gain
         u = u if gain is None else (u * gain.detach()).to(u.dtype)
         return u - u.mean(-1, keepdim=True) if self.centred else u
