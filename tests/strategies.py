@@ -24,6 +24,7 @@ from glassformer.attention import (
     PositionsConfig,
     QueryKeyNorm,
     QueryKeyOnly,
+    RelativeBias,
     Rope,
     Separate,
     Smeared,
@@ -64,6 +65,7 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(fraction=0.5),
     Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
     QueryKeyOnly(amplitude=2.0),
+    RelativeBias(4, 6, bidirectional=True),
 ]
 QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
     False,
@@ -156,7 +158,7 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, Alibi))
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
     assume(mixer.crosses or not cross)
     # one in four: what it adds is the same for all mechanisms
     kind_of = Smeared if not cross and draw(st.integers(0, 3)) == 3 else Separate
@@ -274,7 +276,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
-    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
+    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     "translator_linear": _translator(
         "pre",
         Linear(),

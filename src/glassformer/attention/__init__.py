@@ -16,6 +16,7 @@ from glassformer.attention.positions import (
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
 from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
 from glassformer.attention.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -55,6 +56,8 @@ __all__ = [
     "ProjectionConfig",
     "QueryKeyNorm",
     "QueryKeyOnly",
+    "RelativeBias",
+    "RelativeBiasPositions",
     "Rope",
     "RopeScaling",
     "Separate",
