@@ -21,7 +21,17 @@ from glassformer.trace import Tape
 
 
 class Wide(TorchFunctionMode):
-    """Inside this, whatever asks for float32 gets float64."""
+    """Inside this, whatever asks for float32 gets float64, and so does what asks for nothing."""
+
+    def __enter__(self) -> Any:
+        # a Python number times integers is of the default type
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self.default)
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
@@ -86,8 +96,12 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     own = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+    # the reference's product over groups of experts knows no float64
+    config._experts_implementation = "eager"
     with wide(dtype):
-        model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+        model = kind.from_pretrained(
+            folder, config=config, attn_implementation="eager", dtype=dtype, local_files_only=True
+        )
     return model.eval()
 
 

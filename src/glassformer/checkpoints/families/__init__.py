@@ -5,6 +5,8 @@ from typing import Any
 
 from glassformer.checkpoints.families.bart import BART, MARIAN
 from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
+from glassformer.checkpoints.families.bloom import BLOOM
+from glassformer.checkpoints.families.falcon import FALCON
 from glassformer.checkpoints.families.family import (
     Family,
     Piece,
@@ -18,10 +20,14 @@ from glassformer.checkpoints.families.family import (
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gpt2 import GPT2
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (BART, BERT, DISTILBERT, GPT2, LLAMA, MARIAN, ROBERTA, T5)
+FAMILIES: tuple[Family, ...] = (
+    BART, BERT, BLOOM, DISTILBERT, FALCON, GPT2, LLAMA, MARIAN, MISTRAL, MIXTRAL, PHI3, ROBERTA, T5,
+)  # fmt: skip
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
