@@ -251,7 +251,9 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     ),
     "experts": _decoder(
         block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
-        block(n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}),
+        block(
+            n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}
+        ),
     ),
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),

@@ -11,7 +11,10 @@ from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
 from glassformer.checkpoints.parity import wide
 
-FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0]}
+FACTORS = {
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
+    "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0],
+}
 CASES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 3.0},
     "dynamic": {"factor": 2.5},

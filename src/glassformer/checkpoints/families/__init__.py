@@ -15,10 +15,15 @@ from glassformer.checkpoints.families.family import (
 )
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gpt2 import GPT2
+from glassformer.checkpoints.families.gpt_neo import GPT_NEO
+from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
+from glassformer.checkpoints.families.gptj import GPTJ
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.opt import OPT
+from glassformer.checkpoints.families.phi import PHI
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA)
+FAMILIES: tuple[Family, ...] = (GPT2, GPTJ, GPT_NEO, GPT_NEOX, LLAMA, OPT, PHI)
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
