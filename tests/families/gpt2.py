@@ -29,7 +29,7 @@ def gpt2_scaled_by_layer() -> tuple[Any, Any]:
 
     config = GPT2Config(
         vocab_size=23, n_positions=64, n_embd=12, n_layer=3, n_head=2, activation_function="quick_gelu",
-        scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True,
+        scale_attn_by_inverse_layer_idx=True,
     )  # fmt: skip
     return GPT2LMHeadModel, config
 

@@ -15,6 +15,8 @@ from glassformer.attention.positions import (
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
 from glassformer.attention.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -36,6 +38,7 @@ __all__ = [
     "Differential",
     "Dims",
     "DynamicScaling",
+    "HeadNorm",
     "Lightning",
     "Linear",
     "LinearMap",
@@ -51,7 +54,10 @@ __all__ = [
     "Positions",
     "PositionsConfig",
     "ProjectionConfig",
+    "QueryKeyNorm",
     "QueryKeyOnly",
+    "RelativeBias",
+    "RelativeBiasPositions",
     "Rope",
     "RopeScaling",
     "Separate",

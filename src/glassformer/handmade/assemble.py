@@ -117,7 +117,7 @@ def plant(model: Decoder, layer: int, head: Head) -> Decoder:
 
     Raises:
         ConfigError: The head's matrices do not have the layer's shapes, or the layer is not one of plain heads: biases,
-            norms, gates, shared keys, ALiBi, or other parts beside attention.
+            norms, gates, sinks, shared keys, ALiBi, or other parts beside attention.
     """
     old = _attention(model, layer)
     config, dims = old.config, old.dims
@@ -129,9 +129,10 @@ def plant(model: Decoder, layer: int, head: Head) -> Decoder:
     require(
         (config.projection, config.merge) == (Separate(), Merge())
         and (dims.n_kv_heads, old.mixer.traits.streams) == (dims.n_heads, 1)
-        and config.positions.kind != "alibi",
-        f"plant: layer {layer} has biases, norms or gates of its own, heads that share keys, or slopes that go by the "
-        "number of heads; it takes plain heads only.",
+        and not old.positions.has_bias
+        and not list(old.mixer.parameters()),
+        f"plant: layer {layer} has biases, norms, gates or sinks of its own, heads that share keys, or a position bias "
+        "that goes by the number of heads; it takes plain heads only.",
     )
     wider = config.replace(n_heads=dims.n_heads + 1, n_kv_heads=None, d_head=dims.d_head, d_value=dims.d_value)
     blocks = list(model.config.layers)

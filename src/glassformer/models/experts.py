@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear
+from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig
 from glassformer.config import require
 from glassformer.models.parts import ACTIVATIONS
 from glassformer.trace import Site, Tape, declare, full_names, site, wants

@@ -12,6 +12,7 @@ from glassformer.attention import (
     NoPositions,
     PositionsConfig,
     ProjectionConfig,
+    QueryKeyNorm,
     Separate,
     Smeared,
     Softmax,
@@ -54,7 +55,8 @@ def block(
     mlp: SubLayerConfig | None = None,
     cross: bool = False,
     bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QueryKeyNorm | bool = False,
+    clip: float | None = None,
     smeared: bool = False,
     merge: Merge | None = None,
     norm: NormConfig | None = None,
@@ -64,8 +66,8 @@ def block(
     shared_norm: bool = False,
 ) -> BlockConfig:
     """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given."""
-    separate = Separate(bias=bias, qk_norm=qk_norm)
-    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm) if smeared else separate
+    separate = Separate(bias=bias, qk_norm=qk_norm, clip=clip)
+    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm, clip=clip) if smeared else separate
     merge = merge or Merge(bias=bias)
     attention = Attention(
         n_heads=n_heads,

@@ -120,7 +120,8 @@ def fold_attention(a: AttentionWeights, own: Reading, other: Reading) -> Attenti
         V=_times(other, a.V), bV=_sum(a.bV, _through(other, a.V)),
         gate=None if a.gate is None else (_times(own, a.gate[0]), _sum(a.gate[1], _through(own, a.gate[0]))),
     )  # fmt: skip
-    if not a.module.mixer.traits.rows_sum_to_one or a.gate is not None or a.gain is not None or folded.bV is None:
+    constant_values = a.module.mixer.traits.rows_sum_to_one and a.module.projection.clip is None
+    if not constant_values or a.gate is not None or a.gain is not None or folded.bV is None:
         return folded
     constant = torch.einsum("he,hed->d", folded.bV[folded.group], a.O)
     return dataclasses.replace(folded, bV=None, bO=_sum(a.bO, constant))

@@ -83,7 +83,8 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) ->
             rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
-    norms = getattr(module.projection, "norms", None)
+    norms, clipped = module.projection.norms, module.projection.clipped
+    q, k, v = clipped(q), clipped(k), clipped(v)
     if norms is not None:
         q, k = norms[0](q), norms[1](k)
     if module.projection.smear is not None:

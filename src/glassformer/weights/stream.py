@@ -22,7 +22,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.models import Block, Decoder, EncoderDecoder, Stack
+from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding, MlpLayer, Norm
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
@@ -387,9 +387,10 @@ class HeadWeights:
 
 def views(model: Any) -> HeadWeights:
     """Return the matrices of a model as views on its parameters."""
-    if not isinstance(model, Decoder | EncoderDecoder):
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them."
         )
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
@@ -440,6 +441,8 @@ def _vectors(embed: Embedding) -> Tensor:
     """Return token vectors behind all that acts on each of them by itself."""
     found = embed.weight.detach()
     found = found if embed.factor == 1.0 else found * embed.factor
+    # no type is the first one, as in the forward pass
+    found = found if embed.types is None else found + embed.types[0].detach()
     return found if embed.norm is None or embed.positions is not None else embed.norm(found[None])[0].detach()
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from glassformer.checkpoints.families.bart import BART, MARIAN
+from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.family import (
     Family,
     Piece,
@@ -21,9 +23,12 @@ from glassformer.checkpoints.families.gptj import GPTJ
 from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.opt import OPT
 from glassformer.checkpoints.families.phi import PHI
+from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (GPT2, GPTJ, GPT_NEO, GPT_NEOX, LLAMA, OPT, PHI)
+FAMILIES: tuple[Family, ...] = (
+    BART, BERT, DISTILBERT, GPT2, GPTJ, GPT_NEO, GPT_NEOX, LLAMA, MARIAN, OPT, PHI, ROBERTA, T5,
+)  # fmt: skip
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
