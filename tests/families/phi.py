@@ -21,8 +21,9 @@ def phi_half_rotary() -> tuple[Any, Any]:
 
 
 @case("Phi")
-def phi_grouped_keys_quarter_rotary() -> tuple[Any, Any]:
+def phi_grouped_keys_normed_queries_and_keys() -> tuple[Any, Any]:
     return _phi(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        qk_layernorm=True, hidden_act="gelu",
     )  # fmt: skip

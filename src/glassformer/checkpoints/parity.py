@@ -163,7 +163,7 @@ def compared(
             logits = ours(tokens, lengths=lengths, tape=tape)
         else:
             logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
-    if getattr(ours.unembed, "map", None) is not None:
+    if getattr(ours.config, "d_embed", None) is not None:
         # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
         tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
     if source is None:

@@ -1,4 +1,4 @@
-"""OPT: learned positions from the table's third row on, ReLU; in one size norms behind parts and narrow token vectors."""
+"""OPT: learned positions from the table's third row on, ReLU; in one size norms behind parts, narrow token vectors."""
 
 from typing import Any
 
