@@ -23,7 +23,7 @@ from glassformer.trace import Tape
 class Wide(TorchFunctionMode):
     """Inside this, whatever asks for float32 gets float64, and so does what asks for nothing."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> "Wide":
         # a Python number times integers is of the default type
         self.default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
@@ -168,6 +168,9 @@ def compared(
             logits = ours(tokens, lengths=lengths, tape=tape)
         else:
             logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    if getattr(ours.config, "d_embed", None) is not None:
+        # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
+        tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
     if source is None:
         yield from _stack("", tape, expected.hidden_states, expected.attentions, None, real)
     else:

@@ -19,14 +19,20 @@ from glassformer.checkpoints.families.family import (
 )
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gpt2 import GPT2
+from glassformer.checkpoints.families.gpt_neo import GPT_NEO
+from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
+from glassformer.checkpoints.families.gptj import GPTJ
 from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from glassformer.checkpoints.families.opt import OPT
+from glassformer.checkpoints.families.phi import PHI
 from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
 FAMILIES: tuple[Family, ...] = (
-    BART, BERT, BLOOM, DISTILBERT, FALCON, GPT2, LLAMA, MARIAN, MISTRAL, MIXTRAL, PHI3, ROBERTA, T5,
+    BART, BERT, BLOOM, DISTILBERT, FALCON, GPT2, GPTJ, GPT_NEO, GPT_NEOX, LLAMA, MARIAN, MISTRAL, MIXTRAL, OPT, PHI,
+    PHI3, ROBERTA, T5,
 )  # fmt: skip
 
 
