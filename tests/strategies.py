@@ -32,12 +32,15 @@ from glassformer.attention import (
 )
 from glassformer.models import (
     DecoderConfig,
+    EncoderConfig,
     EncoderDecoderConfig,
     LayerNorm,
     Learned,
     Mlp,
     ModelConfig,
     NoNorm,
+    NormConfig,
+    Readout,
     RmsNorm,
     Sinusoidal,
     block,
@@ -204,11 +207,21 @@ def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
     return DecoderConfig(layers=layers, **(_DEEP | kwargs))
 
 
-def _translator(wiring: Any, mixer: MixerConfig | None = None, **kwargs: Any) -> EncoderDecoderConfig:
-    shared: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(20, "relu"), "bias": True, "wiring": wiring}
+_BOTH_WAYS, _BACK = RelativeBias(8, 6, bidirectional=True), RelativeBias(4, 6)
+
+
+def _translator(
+    wiring: Any,
+    mixer: MixerConfig | None = None,
+    norm: NormConfig | None = None,
+    positions_inside: tuple[PositionsConfig | None, PositionsConfig | None] = (None, None),
+    **kwargs: Any,
+) -> EncoderDecoderConfig:
+    shared: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(20, "relu"), "bias": True, "wiring": wiring, "norm": norm}
+    source, target = positions_inside
     return EncoderDecoderConfig(
-        encoder_layers=(block(mixer, **shared),) * 2,
-        decoder_layers=(block(cross=True, **shared),) * 2,
+        encoder_layers=(block(mixer, positions=source, **shared),) * 2,
+        decoder_layers=(block(positions=target, cross=True, **shared),) * 2,
         **(_DEEP | kwargs),
     )
 
@@ -254,6 +267,16 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
+    # a bias by distance for scores that are not scaled, and an unembedding of its own
+    "translator_relative": _translator(
+        "pre", Softmax(scale=1.0), norm=RmsNorm(), positions_inside=(_BOTH_WAYS, _BACK), positions=None,
+        final_norm=RmsNorm(), tied=False, embed_scale=False, start_id=1,
+    ),
+    # an encoder alone: reads both ways, and predicts through a layer of its own
+    "masked": EncoderConfig(
+        layers=(block(n_heads=4, wiring="post", **_GPT2),) * 2, positions=Learned(offset=2), n_types=2,
+        embed_norm=LayerNorm(), final_norm=NoNorm(), readout=Readout(), unembed_bias=True, **_DEEP,
+    ),
     "translator_linear": _translator(
         "pre",
         Linear(),

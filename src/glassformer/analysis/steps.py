@@ -333,7 +333,11 @@ def steps_of(run: Run, analysis: str) -> Steps:
 
 
 def require_steps(model: Any, analysis: str) -> None:
-    """Raise `NoPattern` unless every self-attention layer below the logits has a pattern that multiplies values."""
+    """Raise `NoPattern` unless every self-attention layer below the logits has a pattern that multiplies values.
+
+    Raise `AnalysisUnavailable` if the logits are no linear function of the stream, its norm frozen.
+    """
+    model.unembed.require_linear(analysis)
     for block in decoder_side(model)[0].blocks:
         for name in block.names:  # type: ignore[union-attr]
             part = _self_attention(block, name)  # type: ignore[arg-type]
