@@ -114,7 +114,7 @@ def positional_heads(
         # several maps of one head are read one by one
         names = layer.labels if scores.ndim == 3 else [f"{x}/{i}" for x in layer.labels for i in range(scores.shape[1])]
         labels += names
-        patterns.append(_pattern(scores, parts.allowed).flatten(0, -3))
+        patterns.append(_pattern(layer, scores, parts.allowed).flatten(0, -3))
         shares.append(parts.share(scores).flatten())
         kinds += ["+".join(kinds_of(w, layer))] * len(names)
     pattern = torch.cat(patterns)
@@ -275,8 +275,14 @@ def _allowed(layer: AttentionWeights, length: int) -> Tensor:
     return allowed if window is None else allowed & (back.abs() < window)
 
 
-def _pattern(scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    sinks = getattr(layer.module.mixer, "sinks", None)
+    if sinks is None:
+        return scores.softmax(-1)
+    # the sink has its share of each row, and is no key
+    sinks = sinks.detach().to(scores) if layer.head is None else sinks.detach().to(scores)[layer.head : layer.head + 1]
+    return torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
 
 
 def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query: int) -> Labelled:

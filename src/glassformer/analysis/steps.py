@@ -333,9 +333,11 @@ def steps_of(run: Run, analysis: str) -> Steps:
 
 
 def require_steps(model: Any, analysis: str) -> None:
-    """Raise `NoPattern` unless every self-attention layer below the logits has a pattern that multiplies values.
+    """Raise unless every self-attention layer below the logits has a pattern that multiplies linear values.
 
-    Raise `AnalysisUnavailable` if the logits are no linear function of the stream, its norm frozen.
+    Raises:
+        NoPattern: One has no such pattern.
+        AnalysisUnavailable: One clips its values, or the logits are no linear function of the stream, norms frozen.
     """
     model.unembed.require_linear(analysis)
     for block in decoder_side(model)[0].blocks:
@@ -343,6 +345,7 @@ def require_steps(model: Any, analysis: str) -> None:
             part = _self_attention(block, name)  # type: ignore[arg-type]
             if part is not None:
                 require_pattern(part, analysis)
+                _require_linear_values(part, analysis)
 
 
 def require_pattern(part: AttentionLayer, analysis: str) -> None:
@@ -353,6 +356,14 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
             "has no pattern that multiplies values.\n"
             "    Direct logit attribution needs none: analysis.attribution(run)."
+        )
+
+
+def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
+    if (clip := part.projection.clip) is not None:
+        raise AnalysisUnavailable(
+            f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "
+            "was written to the stream.\n    Direct logit attribution needs none: analysis.attribution(run)."
         )
 
 

@@ -171,9 +171,7 @@ def _real(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
 
 
-def _stack(
-    prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, real: Tensor
-) -> Iterator[Difference]:
+def _stack(prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, real: Tensor) -> Iterator[Difference]:
     for layer, stream in enumerate(hidden):
         at_end = layer == len(hidden) - 1
         site = f"{prefix}final.norm" if at_end else f"{prefix}blocks.{layer}.resid_pre"

@@ -5,6 +5,7 @@ from glassformer.models.block import Block, BlockConfig
 from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
 from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
 from glassformer.models.presets import PRESETS, preset
@@ -16,7 +17,7 @@ from glassformer.models.stack import Stack, State
 __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "Encoder",
     "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned",
-    "Mlp", "ModelConfig", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage",
-    "State", "Step", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat", "sampling_steps",
-    "stream",
+    "MixtureOfExperts", "Mlp", "ModelConfig", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "Sinusoidal",
+    "Stack", "Stage", "State", "Step", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat",
+    "sampling_steps", "stream",
 ]  # fmt: skip

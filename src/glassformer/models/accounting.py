@@ -1,7 +1,7 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
 Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
-of attention over the full square, as kernels without block skipping compute them. The backward has two products for
+of attention over the full square, as kernels without block skipping compute them; of experts those that are chosen. The backward has two products for
 each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
 """
 
@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, Mixer, RelativeBiasPositions, Smear, Smeared
+from glassformer.attention import Attention, HeadNorm, LinearMaps, Mixer, RelativeBiasPositions, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
 from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.experts import ExpertsLayer, MixtureOfExperts
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
 from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape
 
 PARTS = (
     "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "biases", "norms", "readout", "unembedding",
+    "mlp out", "router", "biases", "norms", "readout", "unembedding",
 )  # fmt: skip
 
 
@@ -116,6 +117,10 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         for part in block.parts:
             if isinstance(part, Attention):
                 found.update(_attention_flops(config, part, layer, n, m if part.cross else n, causal))
+            elif isinstance(part, MixtureOfExperts):
+                chosen = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model) * part.n_chosen
+                found.update({"mlp in": chosen, "mlp gate": chosen * part.gated, "mlp out": chosen})
+                found["router"] += 2 * n * config.d_model * part.n_experts
             elif isinstance(part, Mlp):
                 product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
                 found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
@@ -218,7 +223,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, (PositionTable, RelativeBiasPositions)):
         yield "positions", _count(module)
-    elif isinstance(module, (Norm, nn.RMSNorm)):
+    elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)
     elif isinstance(module, SeparateProjection):
         yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
@@ -231,13 +236,15 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "mechanism", _count(module)
     elif isinstance(module, ReadoutLayer):
         yield from _matrix("readout", module.input)
-    elif isinstance(module, MlpLayer):
+    elif isinstance(module, MlpLayer | ExpertsLayer):
         yield from _matrix("mlp in", module.input)
         yield from _matrix("mlp gate", module.gate)
         yield from _matrix("mlp out", module.output)
+        if isinstance(module, ExpertsLayer):
+            yield from _matrix("router", module.router)
 
 
-def _matrix(part: str, module: nn.Linear | None) -> Iterator[tuple[str, int]]:
+def _matrix(part: str, module: nn.Linear | LinearMaps | None) -> Iterator[tuple[str, int]]:
     if module is not None:
         yield part, module.weight.numel()
         yield "biases", 0 if module.bias is None else module.bias.numel()

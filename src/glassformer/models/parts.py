@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import LinearMap, SubLayerConfig, linear, sinusoids
+from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -150,7 +150,7 @@ class Norm(nn.Module):
         return out if gain is None else (out * gain).to(out.dtype)
 
     def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
-        """Return a direction behind the norm as one before it: `x . transposed(u) = linear(x) . u` at a scale of one."""
+        """Return a direction behind the norm as one before it: x . transposed(u) = linear(x) . u at a scale of 1."""
         gain = self.gain
         u = u if gain is None else (u * gain.detach()).to(u.dtype)
         return u - u.mean(-1, keepdim=True) if self.centred else u
@@ -489,7 +489,7 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
     `xavier`: Xavier-uniform for every matrix (each of W_Q, W_K, W_V on its own), embeddings normal of d_model^-0.5.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, LinearMaps)):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
             if scheme == "gpt":
@@ -504,7 +504,9 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
                 nn.init.normal_(own, std=0.02 if scheme == "gpt" else own.shape[1] ** -0.5)
 
 
-def _separate_rows(model: nn.Module, name: str, module: nn.Linear) -> list[Tensor]:
+def _separate_rows(model: nn.Module, name: str, module: nn.Linear | LinearMaps) -> list[Tensor]:
+    if isinstance(module, LinearMaps):
+        return list(module.weight.detach())
     if not name.endswith(".qkv"):
         return [module.weight]
     widths = model.get_submodule(name.removesuffix(".qkv")).widths

@@ -101,6 +101,25 @@ class HeadWeights:
         """Names of all heads."""
         return [label for a in self.attention for label in a.labels]
 
+    @property
+    def opaque(self) -> list[tuple[str, Block, str]]:
+        """Sub-layers whose matrices are not among these: (stack, block, name). Mixtures of experts are such."""
+        return [
+            (stack, block, name)
+            for stack, found in self.model.stacks.items()
+            for block in found.blocks
+            for name in block.names
+            if not isinstance(block.part(name), AttentionLayer | MlpLayer)
+        ]
+
+    def require_matrices(self, analysis: str, instead: str) -> None:
+        """Raise `AnalysisUnavailable` unless all sub-layers are attention or MLPs, told by their matrices."""
+        for _, block, name in self.opaque:
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{block.part(name).config.kind}", '
+                f"which is not one set of matrices: which of them count differs by position.\n    {instead}"
+            )
+
     def __getitem__(self, which: int | str) -> AttentionWeights:
         """Return an attention layer by its place among them, or one head by its label (`L1H6`)."""
         if isinstance(which, int):
