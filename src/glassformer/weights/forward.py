@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassformer.attention import AttentionLayer, Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
-from glassformer.models import Block, Encoder, EncoderDecoder
+from glassformer.models import Block, EncoderDecoder
 from glassformer.models.stack import cross_context, make_context
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights, stack_of
@@ -43,8 +43,7 @@ def logits(
 
 
 def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) -> Tensor:
-    both_ways = name == "encoder" or isinstance(w.model, Encoder)
-    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not both_ways)
+    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not w.reads_ahead(name))
     x, table = w.embeddings[name][tokens], w.tables[name]
     x = w.normed(x if table is None else x + table[: tokens.shape[1]], w.entry_norm(name))
     stack = stack_of(w.model, name)

@@ -266,6 +266,10 @@ class HeadWeights:
             )
         self.model.unembed.require_linear(analysis)
 
+    def reads_ahead(self, stack: str) -> bool:
+        """Whether positions of a stack see those after them."""
+        return stack == "encoder" or isinstance(self.model, Encoder)
+
     def entry_norm(self, stack: str) -> Norm | None:
         """Return the norm that token and position vectors pass together on their way into a stack, or None.
 
