@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
-from glassformer.errors import TextError
+from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 
@@ -443,6 +443,15 @@ class Unembedding(VocabularyMatrix):
         Bias and cap are left aside.
         """
         return self._met(self.stored[ids])
+
+    def require_linear(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` if a readout stands between the stream and the matrix."""
+        if self.readout is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: this model has a layer with a non-linearity between the stream and the unembedding "
+                "(readout), so no matrix leads from one to the other.\n"
+                "    Frozen at one text it does: analysis.direct_effects(run), analysis.attribution(run)."
+            )
 
     def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
         """Return rows of the stored matrix as the stream meets them."""
