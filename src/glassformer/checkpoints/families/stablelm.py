@@ -10,8 +10,8 @@ from glassformer.attention import Merge, QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.models import DecoderConfig, LayerNorm
 
 
