@@ -11,7 +11,7 @@ so that a head may attend to nothing; b = 0 is softmax with one added to its den
 
 Pattern: exact, non-negative, rows sum to one, with sinks to less; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
-Cost: O(pos^2) time, O(pos) memory without the pattern.
+Cost: O(pos^2) time, O(pos) memory without the pattern; with a cap the pattern is made in any case.
 Source: Vaswani et al. 2017, section 3.2; Shazeer 2019 and Ainslie et al. 2023 for shared key/value heads; Gemma Team
 2024, "Gemma 2", section 2, for the cap; Miller 2023, "Attention Is Off By One", and OpenAI 2025, "gpt-oss-120b &
 gpt-oss-20b Model Card", section 2, for sinks.
