@@ -279,9 +279,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     ),
     "experts": _decoder(
         block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
-        block(
-            n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}
-        ),
+        block(n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False)}),
     ),
     # what bounds scores or values: none of it is bilinear, or sums to one
     "bounded": _decoder(

@@ -488,6 +488,9 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
     `gpt`: normal of 0.02 everywhere, matrices that write to the stream divided by sqrt(residual writes), biases zero.
     `xavier`: Xavier-uniform for every matrix (each of W_Q, W_K, W_V on its own), embeddings normal of d_model^-0.5.
     """
+    # without memory there is nothing to draw into, and torch would load a second of symbolic algebra to say so
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, LinearMaps)):
             if module.bias is not None:
