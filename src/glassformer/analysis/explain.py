@@ -45,6 +45,7 @@ from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
+from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -72,7 +73,9 @@ def explain(
     position: int | None = None,
     sampling: Sampling | None = None,
 ) -> Explanation:
-    """Explain one next token of a text (of an encoder: the token at a position, usually a masked one): the way there in numbers, what each part adds, which heads matter and why.
+    """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
+
+    Of an encoder it is the token at a position, usually a masked one.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
     vectors do for the answer is a gradient with everything live; roles are scored on this text.
@@ -190,7 +193,7 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
     assert run.logits is not None and run.ids is not None
     logits = run.logits[0, at]
     seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
-    drawn = sampling_steps(logits[None], sampling, seen=seen[None])
+    drawn = sampling_steps(generable(run.model, logits[None]), sampling, seen=seen[None])
     steps = tuple(
         SamplingStep(
             name=stage.name,

@@ -89,7 +89,8 @@ def _header(found: Explanation) -> RenderableType:
     outcome = found.answer
     fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
     lines.append(Text.assemble(("reads   ", QUIET), ("… " if found.position > 30 else ""), context))
-    lines.append(Text.assemble((f"{'there' if model.kind == 'encoder' else 'next':8}", QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
+    where = "there   " if model.kind == "encoder" else "next    "
+    lines.append(Text.assemble((where, QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
     if found.against is not None:
         other = found.against
         fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"

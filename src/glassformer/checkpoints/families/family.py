@@ -250,7 +250,7 @@ def _same(files: TensorFiles, one: str, other: str) -> bool:
 
 
 def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
-    """Return how a name of the table is written in these files: as it is, with a prefix more or less, with old endings."""
+    """Return how a name is written in these files: as in the table, with a prefix more or less, with old endings."""
 
     def with_less(prefix: str) -> Callable[[str], str]:
         return lambda name: name.removeprefix(prefix)

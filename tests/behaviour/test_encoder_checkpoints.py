@@ -1,4 +1,4 @@
-"""Encoder checkpoints as they are found: old names, heads that are no part of the encoder, what is asked of them."""
+"""Encoders and encoder-decoders as they are found: old names, other heads, what is asked of them."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_norms_by_their_old_names_are_read(tmp_path: Path) -> None:
 
 def test_a_head_for_whole_texts_is_named_as_unused(tmp_path: Path) -> None:
     saved("BertForSequenceClassification", tmp_path)
-    with pytest.raises(CheckpointError, match='"classifier.weight" is there, and nothing uses it'):
+    with pytest.raises(CheckpointError, match=r'"classifier\.weight" is there, and nothing uses it'):
         gf.load(tmp_path)
 
 
@@ -78,3 +78,30 @@ def test_ours_is_saved_and_loaded_like_any_model(tmp_path: Path) -> None:
     again = gf.load(tmp_path / "ours")
     assert again.config == model.config
     close(again(TOKENS), model(TOKENS))
+
+
+def test_a_translation_is_the_one_that_the_reference_generates(tmp_path: Path) -> None:
+    from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=23, d_model=12, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
+        pad_token_id=22, decoder_start_token_id=22, eos_token_id=0,
+    )  # fmt: skip
+    theirs = reference_folder(MarianMTModel, config, tmp_path, torch.float32)
+    for stack in (theirs.model.encoder, theirs.model.decoder):
+        stack.embed_positions.weight.data.copy_(stack.embed_positions.create_weight())
+    # as in published files: the padding token would be the likeliest
+    theirs.final_logits_bias[0, 22] = 100.0
+    theirs.save_pretrained(tmp_path)
+    ours = gf.load(tmp_path)
+    settings = GenerationConfig(
+        max_new_tokens=20, bad_words_ids=[[22]], decoder_start_token_id=22, pad_token_id=22, eos_token_id=0
+    )
+    expected = theirs.generate(TOKENS, generation_config=settings)[0, 1:].tolist()
+    made = gf.models.generate(ours, [[22]], gf.models.GREEDY, max_new_tokens=20, stop_ids=[0], source=TOKENS)
+    # the last place allowed is forced to be the end by the reference, whatever its logits
+    assert list(made.tokens[0])[:-1] == expected[:-1]
+    found = gf.explain(ours, TOKENS, target=[[22, 5]])
+    assert found.answer.id == 22, "the logits are those of the forward pass"
+    assert found.sampling.draw.id != 22
