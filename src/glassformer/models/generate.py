@@ -167,7 +167,7 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
 def next_logits(
     model: Model, tokens: Int[Tensor, "batch pos"], state: State, lengths: Int[Tensor, " batch"] | None = None
 ) -> tuple[Float[Tensor, "batch vocab"], State]:
-    """Return the logits after the last of `tokens`, minus infinity for what is never generated, and the state behind."""
+    """Return the logits after the last of `tokens` (minus infinity for `never_ids`), and the state behind it."""
     # the logits of every position of a long prompt would outweigh all else, so the stack's output is asked for instead
     tape = None if tokens.shape[1] == 1 else Tape(model, logits=False)
     inputs: tuple[Any, ...] = (tokens,) if isinstance(model, Decoder) else (None, tokens)
