@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.data import Batch
+from glassformer.data import Batch, Tokenizer
+from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, EncoderDecoder, generate
 from glassformer.models.generate import padded
@@ -26,28 +27,30 @@ class Inputs:
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
+    added: str = ""
 
 
-def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
+def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if isinstance(inputs, Batch):
         return _batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
-        return _pair(model, inputs, target, text)
+        return _pair(model, inputs, target, text, specials)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
     if isinstance(model, Decoder):
-        ids = token_ids(model, inputs)
-        return Inputs((ids,), {}, ids, readable(model, ids), text=text)
+        ids = token_ids(model, inputs, specials=specials)
+        added = said(model, inputs, "prompt", specials)
+        return Inputs((ids,), {}, ids, readable(model, ids), text=text, added=added)
     return _foreign(model, inputs, text)
 
 
-def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
-    """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
+def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
+    """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
     device = model.unembed.weight.device
     if isinstance(given, str):
-        ids = torch.tensor([encode(model, given, begin=begin)], device=device)
+        ids = torch.tensor([encode(model, given, reading, specials)], device=device)
     else:
         try:
             ids = torch.as_tensor(given, device=device)
@@ -70,15 +73,35 @@ def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     return ids
 
 
-def encode(model: Any, text: str, *, begin: bool = True) -> list[int]:
-    """Return the ids of a text; raises `TextError` if it is empty or the model has no tokenizer."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
+    """Return the ids of a text.
+
+    Args:
+        model: One of ours with a tokenizer.
+        text: The text.
+        reading: What it is, which decides on the specials around it.
+        specials: In place of the tokenizer's own way: always (True) or never (False).
+
+    Raises:
+        TextError: The text is empty, or the model has no tokenizer.
+    """
+    tokenizer = _tokenizer(model, specials)
     ids = tokenizer.encode(text)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
-    return [tokenizer.bos, *ids] if begin and tokenizer.bos is not None else ids
+    begin, end = tokenizer.around(reading)
+    return [*begin, *ids, *end]
+
+
+def said(model: Any, given: Any, reading: Reading, specials: bool | None = None) -> str:
+    """Return in words which specials were put around what was given: none around ids."""
+    return _tokenizer(model, specials).said(reading) if isinstance(given, str) else ""
+
+
+def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
+    if model.tokenizer is None:
+        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+    return model.tokenizer if specials is None else model.tokenizer.adding(specials)
 
 
 def token_id(model: Any, token: str | int) -> int:
@@ -96,7 +119,9 @@ def token_id(model: Any, token: str | int) -> int:
     special = {name: id for id, name in getattr(tokenizer, "specials", {}).items()}
     if token in special:
         return special[token]
-    ids = encode(model, token, begin=False)
+    ids = _tokenizer(model, None).continuing(token)
+    if not ids:
+        raise TextError("the text is empty: give at least one token.")
     if len(ids) > 1:
         parts = " ".join(repr(tokenizer.token(i)) for i in ids)
         raise TextError(f"{token!r} is {len(ids)} tokens ({parts}), and one next token is explained: give the first.")
@@ -121,24 +146,26 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
 def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths."""
     tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.bos is None:
+    if tokenizer is None or tokenizer.roles.start is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
-    stops = [] if tokenizer.eos is None else [tokenizer.eos]
+    start = [tokenizer.roles.start]
     room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
-    starts = [[tokenizer.bos]] * len(source)
-    made = generate(model, starts, GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
-    return padded(model, [[tokenizer.bos, *row] for row in made.trimmed], left=False)
+    made = generate(
+        model, [start] * len(source), GREEDY, max_new_tokens=room, stop_ids=tokenizer.roles.stops, source=source
+    )
+    return padded(model, [[*start, *row] for row in made.trimmed], left=False)
 
 
-def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None) -> Inputs:
-    source_ids = token_ids(model, source, begin=False)
+def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None) -> Inputs:
+    source_ids = token_ids(model, source, "source", specials)
     generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (token_ids(model, target), None)
+    ids, lengths = translated(model, source_ids) if generated else (token_ids(model, target, "target", specials), None)
+    added = " ".join(filter(None, (said(model, source, "source", specials), said(model, target, "target", specials))))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
     kwargs = {"lengths": lengths}
-    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated)
+    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, added)
 
 
 def _batch(model: Any, batch: Batch) -> Inputs:
