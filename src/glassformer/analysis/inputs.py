@@ -48,7 +48,7 @@ def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) 
 
 def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
     """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
-    device = model.unembed.weight.device
+    device = model.unembed.stored.device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, reading, specials)], device=device)
     else:
@@ -100,7 +100,8 @@ def said(model: Any, given: Any, reading: Reading, specials: bool | None = None)
 
 def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
     if model.tokenizer is None:
-        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+        why = f"\n    {model.no_tokenizer}" if model.no_tokenizer else ""
+        raise TextError(f"this model has no tokenizer: give token ids, or set model.tokenizer first.{why}")
     return model.tokenizer if specials is None else model.tokenizer.adding(specials)
 
 

@@ -13,12 +13,15 @@ Specials = Literal["default", "on", "off", "in-text"]
 
 
 def config_of(name: str) -> ModelConfig:
-    """Return the config of a preset, a shipped model or a folder.
+    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
 
     Raises:
         UnknownModel: None of them; the message lists the names there are.
     """
-    return preset(name) if name in PRESETS else model_of(name).config
+    if name in PRESETS:
+        return preset(name)
+    _known(name)
+    return checkpoints.config_of(name)
 
 
 def model_of(name: str, specials: Specials = "default") -> Any:
@@ -35,14 +38,9 @@ def model_of(name: str, specials: Specials = "default") -> Any:
     if name in PRESETS:
         raise UnknownModel(
             f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
-            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder."
+            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
-    known = [*checkpoints.shipped(), *PRESETS]
-    if name not in known and not Path(name).exists():
-        raise UnknownModel(
-            f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
-            f"Presets: {_names(PRESETS)}. Or give a folder."
-        )
+    _known(name)
     model = checkpoints.load(name)
     if specials != "default":
         require(
@@ -51,6 +49,15 @@ def model_of(name: str, specials: Specials = "default") -> Any:
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
     return model
+
+
+def _known(name: str) -> None:
+    known = [*checkpoints.shipped(), *PRESETS]
+    if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
+        raise UnknownModel(
+            f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
+            f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."
+        )
 
 
 def text_of(given: str) -> str:
@@ -80,6 +87,7 @@ def prompt_of(model: Any, given: str) -> str | list[int]:
     except ValueError as error:
         raise TextError(
             f"this model has no tokenizer, so it takes token ids like 5 17 3; found {text[:40]!r}."
+            + (f"\n    {model.no_tokenizer}" if model.no_tokenizer else "")
         ) from error
 
 
