@@ -10,7 +10,7 @@ from torch import Tensor
 from glassformer.data import Batch, Tokenizer
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import GREEDY, Decoder, EncoderDecoder, generate
+from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, generate
 from glassformer.models.generate import padded
 
 
@@ -39,7 +39,7 @@ def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) 
         return _pair(model, inputs, target, text, specials)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder | Encoder):
         ids = token_ids(model, inputs, specials=specials)
         added = said(model, inputs, "prompt", specials)
         return Inputs((ids,), {}, ids, readable(model, ids), text=text, added=added)
@@ -48,7 +48,7 @@ def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) 
 
 def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
     """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
-    device = model.unembed.stored.device
+    device = next(model.parameters()).device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, reading, specials)], device=device)
     else:
@@ -93,9 +93,9 @@ def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | 
     return [*begin, *ids, *end]
 
 
-def said(model: Any, given: Any, reading: Reading, specials: bool | None = None) -> str:
-    """Return in words which specials were put around what was given: none around ids."""
-    return _tokenizer(model, specials).said(reading) if isinstance(given, str) else ""
+def said(model: Any, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()) -> str:
+    """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
+    return _tokenizer(model, specials).said(reading, first) if isinstance(given, str) else ""
 
 
 def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
@@ -146,27 +146,42 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
 
 def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths."""
-    tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.roles.start is None:
+    start, tokenizer = start_of(model), model.tokenizer
+    if start is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
-    start = [tokenizer.roles.start]
+    stops = () if tokenizer is None else tokenizer.roles.stops
     room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
-    made = generate(
-        model, [start] * len(source), GREEDY, max_new_tokens=room, stop_ids=tokenizer.roles.stops, source=source
-    )
-    return padded(model, [[*start, *row] for row in made.trimmed], left=False)
+    made = generate(model, [[start]] * len(source), GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
+    return padded(model, [[start, *row] for row in made.trimmed], left=False)
+
+
+def start_of(model: EncoderDecoder) -> int | None:
+    """Return the token that the decoder's text starts with; None if neither config nor tokenizer say."""
+    if model.config.start_id is not None:
+        return model.config.start_id
+    return None if model.tokenizer is None else model.tokenizer.bos
 
 
 def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None) -> Inputs:
     source_ids = token_ids(model, source, "source", specials)
     generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (token_ids(model, target, "target", specials), None)
-    added = " ".join(filter(None, (said(model, source, "source", specials), said(model, target, "target", specials))))
+    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target, specials), None)
+    start = () if (first := start_of(model)) is None else (first,)
+    told = said(model, source, "source", specials), said(model, target, "target", specials, start)
+    added = " ".join(filter(None, told))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
     kwargs = {"lengths": lengths}
     return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, added)
+
+
+def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Tensor:
+    """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
+    if not isinstance(target, str):
+        return token_ids(model, target)
+    start, ids = start_of(model), encode(model, target, "target", specials)
+    return token_ids(model, ids if start is None else [start, *ids])
 
 
 def _batch(model: Any, batch: Batch) -> Inputs:

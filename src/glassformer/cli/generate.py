@@ -79,17 +79,14 @@ def generate(
 
 def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.inputs import token_ids
-    from glassformer.models import Decoder
+    from glassformer.analysis.inputs import start_of, token_ids
+    from glassformer.models import EncoderDecoder
 
-    if isinstance(model, Decoder):
+    if not isinstance(model, EncoderDecoder):
         return token_ids(model, given)[0].tolist(), None
-    source = token_ids(model, given, "source").tolist()
-    start = None if model.tokenizer is None else model.tokenizer.roles.start
+    source, start = token_ids(model, given, "source").tolist(), start_of(model)
     if start is None:
-        raise TextError(
-            "this model has no beginning token that we know of, so there is nothing to start a target from."
-        )
+        raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
     return [start], source
 
 

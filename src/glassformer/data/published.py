@@ -64,9 +64,8 @@ def _roles(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]]) -> Roles:
     bos, eos, pad, unk = (_role(plain, said, role) for role in NAMES)
     ends = [_ids(plain, said[name].get("eos_token_id")) for name in BY_ID if "eos_token_id" in said[name]]
     stops = dict.fromkeys(() if eos is None else (eos,)) | dict.fromkeys(ends[0] if ends else ())
-    starts = [id for name in BY_ID for id in _ids(plain, said[name].get("decoder_start_token_id"))]
     begin, end = plain.post_processed()
-    return Roles(bos, eos, pad, unk, starts[0] if starts else bos, tuple(stops), begin, end)
+    return Roles(bos, eos, pad, unk, tuple(stops), begin, end)
 
 
 def _role(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]], role: str) -> int | None:

@@ -49,7 +49,6 @@ class Roles(Config):
         eos: Ends one.
         pad: Fills rows up.
         unk: Stands for what is not in the vocabulary.
-        start: What the decoder of an encoder-decoder starts from.
         stops: Where generation ends.
         begin: Put in front of a text.
         end: Put behind it.
@@ -59,7 +58,6 @@ class Roles(Config):
     eos: int | None = None
     pad: int | None = None
     unk: int | None = None
-    start: int | None = None
     stops: tuple[int, ...] = ()
     begin: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
@@ -116,14 +114,13 @@ class Tokenizer:
 
         Args:
             reading: What the text is: a `prompt`; the `opening` of a text that goes on, behind which nothing is put;
-                the `source` of an encoder-decoder; or what its decoder has read so far, its `target`, which always
-                opens with what decoders start from.
+                the `source` of an encoder-decoder; or what its decoder has read so far, its `target`, behind the token
+                that decoders start from, which is the model's.
 
         Raises:
             TextError: Specials are to be added and the tokenizer has none to open a text with.
         """
         roles = self.roles
-        start = () if roles.start is None else (roles.start,)
         begin, end = roles.begin, roles.end
         if self.published is None and reading in ("source", "target"):
             begin = end = ()
@@ -133,13 +130,12 @@ class Tokenizer:
             if roles.bos is None:
                 raise TextError(f"{self} has no beginning token to put in front of a text: leave specials as they are.")
             begin = (roles.bos,)
-        if reading == "target":
-            return (*start, *begin), ()
-        return begin, end if reading != "opening" else ()
+        return begin, end if reading in ("prompt", "source") else ()
 
-    def said(self, reading: Reading = "prompt") -> str:
-        """Return in words which special tokens are put around a text; empty if none are."""
-        begin, end = (" ".join(self.tokens(ids)) for ids in self.around(reading))
+    def said(self, reading: Reading = "prompt", first: tuple[int, ...] = ()) -> str:
+        """Return in words which special tokens, and others before them, are put around a text; empty if none are."""
+        around = self.around(reading)
+        begin, end = (" ".join(self.tokens(ids)) for ids in ((*first, *around[0]), around[1]))
         whole = reading if reading in ("source", "target") else "text"
         if begin and end:
             return f"The tokenizer added {begin} in front of the {whole} and {end} behind it."
@@ -190,7 +186,7 @@ class Tokenizer:
             return self.published
         bos, eos, pad, unk = (self.named(role) for role in NAMES)
         stops, begin = (() if id is None else (id,) for id in (eos, bos))
-        return Roles(bos, eos, pad, unk, start=bos, stops=stops, begin=begin)
+        return Roles(bos, eos, pad, unk, stops, begin=begin)
 
     @property
     def bos(self) -> int | None:

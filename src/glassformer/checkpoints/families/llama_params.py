@@ -76,20 +76,24 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "use_scaled_rope": True, "rope_scaling_factor": scaling.factor, "rope_high_freq_factor": scaling.high,
     }  # fmt: skip
     own_width = {} if dims.n_heads * dims.d_head == config.d_model else {"head_dim": dims.d_head}
-    return scaled | own_width | {
-        "dim": config.d_model,
-        "n_layers": len(config.layers),
-        "n_heads": dims.n_heads,
-        "n_kv_heads": dims.n_kv_heads,
-        "vocab_size": config.vocab_size,
-        "hidden_dim": mlp.d_mlp or 4 * config.d_model,
-        "multiple_of": 1,
-        "norm_eps": norm.eps,
-        "rope_theta": attention.positions.base,
-        "max_seq_len": config.max_len,
-        "tie_word_embeddings": config.tied,
-        "dropout": config.layers[0].dropout,
-    }
+    return (
+        scaled
+        | own_width
+        | {
+            "dim": config.d_model,
+            "n_layers": len(config.layers),
+            "n_heads": dims.n_heads,
+            "n_kv_heads": dims.n_kv_heads,
+            "vocab_size": config.vocab_size,
+            "hidden_dim": mlp.d_mlp or 4 * config.d_model,
+            "multiple_of": 1,
+            "norm_eps": norm.eps,
+            "rope_theta": attention.positions.base,
+            "max_seq_len": config.max_len,
+            "tie_word_embeddings": config.tied,
+            "dropout": config.layers[0].dropout,
+        }
+    )
 
 
 def _table(fields: Fields, config: Any) -> Table:

@@ -49,7 +49,11 @@ def _config(fields: Fields) -> DecoderConfig:
     wiring = "parallel" if fields.flag("parallel_attn_mlp", False) else wiring
     layers = [
         block(
-            Softmax(fields.whole("window_size") if kinds is not None and kinds[i] == "local" else None, _scale(fields)),
+            Softmax(
+                fields.whole("window_size") if kinds is not None and kinds[i] == "local" else None,
+                _scale(fields),
+                _cap(fields, "attn_scores_soft_cap"),
+            ),
             n_heads=_heads(fields)[0],
             n_kv_heads=_heads(fields)[1],
             d_head=fields.whole("d_head"),
@@ -61,7 +65,6 @@ def _config(fields: Fields) -> DecoderConfig:
         )
         for i in range(n_layers)
     ]
-    cap = fields.number("output_logits_soft_cap", -1.0)
     return DecoderConfig(
         d_vocab,
         fields.whole("d_model"),
@@ -71,7 +74,7 @@ def _config(fields: Fields) -> DecoderConfig:
         final_norm=_norm(fields, last=True),
         tied=False,
         unembed_bias=True,
-        logit_cap=cap if cap > 0 else None,
+        logit_cap=_cap(fields, "output_logits_soft_cap"),
         embed_norm=LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
     )
 
@@ -87,12 +90,14 @@ def _grouped(fields: Fields) -> bool:
 
 
 def _scale(fields: Fields) -> float | None:
-    if fields.number("attn_scores_soft_cap", -1.0) > 0:
-        raise CheckpointError(f'"{fields.where}": attn_scores_soft_cap cannot be represented in this layout.')
     if not fields.flag("use_attn_scale", True):
         return 1.0
     divisor = fields.number("attn_scale", -1.0)
     return None if divisor <= 0 or divisor == fields.whole("d_head") ** 0.5 else 1 / divisor
+
+
+def _cap(fields: Fields, name: str) -> float | None:
+    return cap if (cap := fields.number(name, -1.0)) > 0 else None
 
 
 def _positions(fields: Fields) -> PositionsConfig:
@@ -212,6 +217,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "use_local_attn": any(windows),
         "window_size": next((window for window in windows if window), None),
         "attn_types": ["local" if window else "global" for window in windows] if any(windows) else None,
+        "attn_scores_soft_cap": getattr(attention.mixer, "cap", None) or -1.0,
         "output_logits_soft_cap": config.logit_cap or -1.0,
     }
 
