@@ -142,7 +142,7 @@ def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelCon
         raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
 
 
-def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
+def open_own(folder: Path, config: ModelConfig, origin: Origin | None = None) -> Checkpoint:
     """Open a folder in our own layout, whole or in several files, whose config was read already."""
     files = TensorFiles(folder)
     model = skeleton(config, len(files), folder)
@@ -154,7 +154,7 @@ def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
         problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in extra[:3]]
         raise CheckpointError(f'"{folder}" does not fit its config: {" ".join(problems)}')
     parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes})
+    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes}, origin)
 
 
 def config_file(folder: Path) -> tuple[dict[str, Any], Path]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
     """
     folder = folder_of(folder)
     if _is_own(folder):
-        return open_own(folder, _own_config(folder, _envelope(folder)))
+        envelope = _envelope(folder)
+        return open_own(folder, _own_config(folder, envelope), _own_origin(envelope))
     data, where = config_file(folder)
     return open_published(folder, data, where)
+
+
+def tokenizer_of(folder: str | Path) -> Tokenizer | None:
+    """Return the tokenizer of a folder of ours or a published one, None if there is none that can be read."""
+    folder = folder_of(folder)
+    if not _is_own(folder):
+        return published(folder)
+    envelope = _envelope(folder)
+    vocab_size = _own_config(folder, envelope).vocab_size
+    return _own_tokenizer(folder, envelope, vocab_size) if TOKENIZER in envelope["sha256"] else None
 
 
 def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
@@ -166,7 +178,7 @@ def _own(folder: Path, envelope: dict[str, Any]) -> Model:
         for name in envelope["sha256"]:
             if name.endswith(".safetensors"):
                 _verified(folder, name, envelope)
-        return open_own(folder, config).fill()
+        return open_own(folder, config, _own_origin(envelope)).fill()
     weights = _verified(folder, WEIGHTS, envelope)
     try:
         tensors = parse(weights)
@@ -175,9 +187,13 @@ def _own(folder: Path, envelope: dict[str, Any]) -> Model:
     model = skeleton(config, len(tensors), folder)
     _fit(model, tensors, folder)
     model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
-    origin = envelope.get("origin")
-    model.origin = None if origin is None else Origin(origin["family"], origin["config"])
+    model.origin = _own_origin(envelope)
     return model
+
+
+def _own_origin(envelope: Mapping[str, Any]) -> Origin | None:
+    origin = envelope.get("origin")
+    return None if origin is None else Origin(origin["family"], origin["config"])
 
 
 def _own_tokenizer(folder: Path, envelope: dict[str, Any], vocab_size: int) -> Tokenizer:
@@ -259,6 +275,12 @@ def _envelope(folder: Path) -> dict[str, Any]:
     if digests.get("model") != digest_of(envelope["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
     return envelope
+
+
+def sha256_of(path: Path) -> str:
+    """Return the digest of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256(content: bytes | str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
 
 from glassformer import files
 from glassformer.config import Config
@@ -238,6 +238,16 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return the content of its tokenizer.json."""
         return self._inner.to_str() if self._text is None else self._text
+
+    def with_post_processor(self) -> str:
+        """Return a tokenizer.json whose post-processor puts the same specials around a prompt, for other libraries."""
+        begin, end = ([(self.token(id), id) for id in ids] for ids in self.around())
+        if self.published is not None or not (begin or end):
+            return self.to_json()
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        template = " ".join([*(name for name, _ in begin), "$A", *(name for name, _ in end)])
+        inner.post_processor = processors.TemplateProcessing(template, special_tokens=[*begin, *end])
+        return inner.to_str()
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into the folder, whole or not at all; raises `SaveError`."""

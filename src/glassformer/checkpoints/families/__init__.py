@@ -56,6 +56,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
 
 __all__ = [
     "FAMILIES",
+    "LLAMA_PARAMS",
+    "NANOGPT",
+    "TRANSFORMER_LENS",
     "Family",
     "Fields",
     "Piece",

@@ -77,6 +77,7 @@ class Family:
         express: From our config to theirs, for models that did not come from one: decoders with attention and an MLP in
             every block, unless `bare`. Whatever it gives is accepted only if `config` makes the same of it.
         bare: `express` takes any decoder.
+        config_name: Where their config stands.
         writes_copies: Their own code wants the copies in the files.
         any_pairing: The table finds rotary pairs whichever way ours are ordered.
     """
@@ -92,6 +93,7 @@ class Family:
     recognise: Callable[[Mapping[str, Any]], bool] | None = None
     express: Callable[[Any], dict[str, Any]] | None = None
     bare: bool = False
+    config_name: str = "config.json"
     writes_copies: bool = False
     any_pairing: bool = False
 

@@ -26,6 +26,25 @@ def _config(fields: Fields) -> DecoderConfig:
     )
 
 
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].parts[0]
+    mlp: Any = config.layers[0].parts[1]
+    norm: Any = config.layers[0].norm
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_embd": config.d_model,
+        "n_layer": len(config.layers),
+        "n_head": attention.n_heads,
+        "n_inner": mlp.d_mlp or 4 * config.d_model,
+        "n_positions": config.max_len,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(mlp.activation, mlp.activation),
+        "layer_norm_epsilon": getattr(norm, "eps", 1e-5),
+        "tie_word_embeddings": config.tied,
+    }
+
+
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
     return {
@@ -50,4 +69,5 @@ GPT2 = Family(
     prefixes=("transformer.",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     copies={"lm_head.weight": "transformer.wte.weight"},
+    express=_express,
 )

@@ -100,7 +100,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "head_dim": dims.d_head,
         "hidden_act": mlp.activation,
         "max_position_embeddings": config.max_len,
-        "rms_norm_eps": norm.eps,
+        "rms_norm_eps": getattr(norm, "eps", 1e-6),
         "rope_parameters": _rope_parameters(attention.positions),
         "attention_bias": attention.projection.bias,
         "mlp_bias": mlp.bias,
@@ -108,8 +108,10 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _rope_parameters(positions: Rope) -> dict[str, Any]:
+def _rope_parameters(positions: Any) -> dict[str, Any]:
     """Return their description of rotary positions; of scalings with fields of their own, llama3's."""
+    if not isinstance(positions, Rope):
+        return {"rope_type": "default", "rope_theta": 10000.0}
     scaling, base = positions.scaling, {"rope_theta": positions.base}
     if scaling is None:
         return base | {"rope_type": "default"}

@@ -1,8 +1,8 @@
 """Llama as its authors stored it, and llama2.c: params.json, names of the reference code, rotary pairs side by side.
 
-A folder holds `params.json` (or `config.json` with llama2.c's `model_args`, alone or under that name) and the state dict
-as safetensors. llama2.c, whose arguments name a dropout, ties its output matrix to the embedding; Meta's files do not say,
-and both matrices are there.
+A folder holds `params.json` (or `config.json` with llama2.c's `model_args`, alone or under that name) and the state
+dict as safetensors. llama2.c, whose arguments name a dropout, ties its output matrix to the embedding; Meta's files do
+not say, and hold both matrices.
 """
 
 from collections.abc import Mapping
@@ -71,10 +71,10 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     mlp: Any = config.layers[0].parts[1]
     norm: Any = config.layers[0].norm
     dims = attention.dims(config.d_model, config.max_len)
-    scaling = attention.positions.scaling
-    scaled = {} if scaling is None else {
-        "use_scaled_rope": True, "rope_scaling_factor": scaling.factor, "rope_high_freq_factor": scaling.high,
-    }  # fmt: skip
+    positions = attention.positions
+    scaling, scaled = getattr(positions, "scaling", None), dict[str, Any]()
+    if isinstance(scaling, Llama3Scaling):
+        scaled = {"use_scaled_rope": True, "rope_scaling_factor": scaling.factor, "rope_high_freq_factor": scaling.high}
     own_width = {} if dims.n_heads * dims.d_head == config.d_model else {"head_dim": dims.d_head}
     return (
         scaled
@@ -87,8 +87,8 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
             "vocab_size": config.vocab_size,
             "hidden_dim": mlp.d_mlp or 4 * config.d_model,
             "multiple_of": 1,
-            "norm_eps": norm.eps,
-            "rope_theta": attention.positions.base,
+            "norm_eps": getattr(norm, "eps", 1e-5),
+            "rope_theta": getattr(positions, "base", 10000.0),
             "max_seq_len": config.max_len,
             "tie_word_embeddings": config.tied,
             "dropout": config.layers[0].dropout,
@@ -122,6 +122,7 @@ LLAMA_PARAMS = Family(
     copies={"output.weight": "tok_embeddings.weight"},
     recognise=_is,
     express=_express,
+    config_name="params.json",
     writes_copies=True,
     any_pairing=True,
 )

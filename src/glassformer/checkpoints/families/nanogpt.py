@@ -1,7 +1,7 @@
 """nanoGPT: GPT-2 by other means; plain linear maps, biases everywhere or nowhere, the GELU itself.
 
-A folder holds `config.json`, the checkpoint's `model_args` (alone or under that name), and the state dict as safetensors,
-with or without the prefix that torch.compile leaves.
+A folder holds `config.json`, the checkpoint's `model_args` (alone or under that name), and the state dict as
+safetensors, with or without the prefix that torch.compile leaves.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ A folder holds `config.json`, the fields of HookedTransformerConfig, and the sta
 from collections.abc import Mapping
 from typing import Any
 
-from glassformer.attention import Alibi, NoPositions, PositionsConfig, Rope, Separate, Softmax
+from glassformer.attention import Alibi, NoPositions, PositionsConfig, Rope, Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
@@ -175,11 +175,9 @@ def _attention(config: Any, mark: str) -> Table:
 
 
 def _express(config: DecoderConfig) -> dict[str, Any]:
-    """Return the fields of HookedTransformerConfig that tell models apart."""
-    first: Any = config.layers[0] if config.layers else None
-    attention: Any = None if first is None else first.parts[0]
-    if attention is None or not hasattr(attention, "positions"):
-        raise CheckpointError("a HookedTransformer has blocks, and each begins with attention.")
+    """Return the fields of HookedTransformerConfig that tell such models apart; the first block speaks for all."""
+    first: Any = config.layers[0]
+    attention: Any = first.parts[0]
     mlp: Any = first.parts[1] if len(first.parts) > 1 else None
     dims, positions, norm = attention.dims(config.d_model, config.max_len), attention.positions, first.norm
     windows = [getattr(layer.parts[0].mixer, "window", None) for layer in config.layers]  # type: ignore[union-attr]
@@ -208,7 +206,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "eps": getattr(norm, "eps", 1e-5),
         "normalization_type": None if kind is None else kind + bare,
         "final_rms": config.final_norm.kind == "rms_norm",
-        "positional_embedding_type": {"rope": "rotary", "alibi": "alibi"}.get(positions.kind, "standard"),
+        "positional_embedding_type": _KINDS.get(positions.kind, "standard"),
         "parallel_attn_mlp": first.wiring == "parallel",
         "use_normalization_before_and_after": first.wiring == "sandwich",
         "post_embedding_ln": config.embed_norm is not None,
@@ -222,6 +220,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+_KINDS = {"rope": "rotary", "alibi": "alibi"}
 _THEIRS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 
 TRANSFORMER_LENS = Family(
