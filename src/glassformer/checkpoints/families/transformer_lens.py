@@ -9,7 +9,7 @@ A folder holds `config.json`, the fields of HookedTransformerConfig, and the sta
 from collections.abc import Mapping
 from typing import Any
 
-from glassformer.attention import Alibi, NoPositions, PositionsConfig, Rope, Softmax
+from glassformer.attention import Alibi, Llama3Scaling, NoPositions, PositionsConfig, Rope, Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
@@ -33,7 +33,6 @@ def _config(fields: Fields) -> DecoderConfig:
         ("num_experts", None, "experts are not read in this layout"),
         ("scale_attn_by_inverse_layer_idx", False, "scores are not scaled by layer"),
         ("use_qk_norm", False, PLAIN),
-        ("use_NTK_by_parts_rope", False, "rotary frequencies are the plain ones"),
     ):
         fields.only(name, allowed, why)
     if fields.get("d_vocab_out", -1) not in (-1, d_vocab):
@@ -109,7 +108,12 @@ def _positions(fields: Fields) -> PositionsConfig:
     if kind == "rotary":
         d_head = fields.whole("d_head")
         pairing = "interleaved" if fields.flag("rotary_adjacent_pairs", False) else "half"
-        return Rope(fields.number("rotary_base", 10000.0), pairing, fields.whole("rotary_dim", d_head) / d_head)
+        scaling = None
+        if fields.flag("use_NTK_by_parts_rope", False):
+            factors = [fields.number(f"NTK_by_parts_{name}", value) for name, value in _SCALING.items()]
+            scaling = Llama3Scaling(*factors, fields.whole("NTK_original_context_len", 8192))
+        turned = fields.whole("rotary_dim", d_head) / d_head
+        return Rope(fields.number("rotary_base", 10000.0), pairing, turned, scaling)
     raise CheckpointError(
         f'"{fields.where}": positional_embedding_type="{kind}" is not known; standard, rotary and alibi are.'
     )
@@ -188,6 +192,10 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
             "rotary_base": positions.base,
             "rotary_adjacent_pairs": positions.pairing == "interleaved",
         }
+        if isinstance(scaling := positions.scaling, Llama3Scaling):
+            factors = zip(_SCALING, (scaling.factor, scaling.low, scaling.high))
+            rotary |= {f"NTK_by_parts_{name}": value for name, value in factors}
+            rotary |= {"use_NTK_by_parts_rope": True, "NTK_original_context_len": scaling.original_length}
     kind = {"layer_norm": "LN", "rms_norm": "RMS"}.get(norm.kind or "")
     bare = "" if getattr(norm, "gain", True) else "Pre"
     scale = getattr(attention.mixer, "scale", None)
@@ -206,7 +214,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "eps": getattr(norm, "eps", 1e-5),
         "normalization_type": None if kind is None else kind + bare,
         "final_rms": config.final_norm.kind == "rms_norm",
-        "positional_embedding_type": _KINDS.get(positions.kind, "standard"),
+        "positional_embedding_type": _KINDS.get(positions.kind or "", "standard"),
         "parallel_attn_mlp": first.wiring == "parallel",
         "use_normalization_before_and_after": first.wiring == "sandwich",
         "post_embedding_ln": config.embed_norm is not None,
@@ -220,6 +228,8 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+# factors of Llama 3's scaling, by their names and with their defaults
+_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _KINDS = {"rope": "rotary", "alibi": "alibi"}
 _THEIRS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 
