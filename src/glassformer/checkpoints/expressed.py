@@ -36,22 +36,22 @@ def expressed(checkpoint: Checkpoint, to: str) -> tuple[Family, dict[str, Any]]:
     config, origin = checkpoint.config, checkpoint.origin
     tried: list[tuple[Family, list[str]]] = []
     for family in LAYOUTS[to]:
-        if origin is not None and family.name == origin.family:
-            theirs = origin.config
-        elif family.express is not None and _is_expressible(config, family):
-            try:
-                theirs = family.express(config)
-            except CheckpointError as error:
-                tried.append((family, [str(error)]))
-                continue
-        else:
-            continue
+        plain = _plain(config, family)
         try:
+            if origin is not None and family.name == origin.family:
+                theirs = origin.config
+            elif family.express is not None and _is_expressible(config, family):
+                theirs = family.express(plain)
+            else:
+                continue
             made = family.config(Fields(theirs, family.config_name))
+        except AttributeError:
+            # it reads fields that parts of its own kinds have, and these are of others
+            continue
         except (CheckpointError, ConfigError) as error:
             tried.append((family, [str(error)]))
             continue
-        differences = list(_differences(_plain(config, family), _plain(made, family)))
+        differences = list(_differences(plain.to_dict(), _plain(made, family).to_dict()))
         if not differences:
             return family, theirs
         tried.append((family, differences))
@@ -66,14 +66,14 @@ def _is_expressible(config: Any, family: Family) -> bool:
     return usual or (family.bare and all(isinstance(layer.parts[0], Attention) for layer in config.layers))
 
 
-def _plain(config: Any, family: Family) -> dict[str, Any]:
-    """Return a config as data, defaults written out and what does not change the model left out."""
-    changes: dict[str, Any] = {}
+def _plain(config: Any, family: Family) -> Any:
+    """Return a config with its defaults written out, and what does not change the model as it is by default."""
+    changes: dict[str, Any] = {"init": "gpt"} if hasattr(config, "init") else {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, tuple) and value and isinstance(value[0], BlockConfig):
             changes[field.name] = tuple(_plain_block(block, config, family) for block in value)
-    return {name: value for name, value in config.replace(**changes).to_dict().items() if name != "init"}
+    return config.replace(**changes)
 
 
 def _plain_block(block: BlockConfig, config: Any, family: Family) -> BlockConfig:

@@ -82,15 +82,23 @@ def _header(found: Explanation) -> RenderableType:
     ]
     if found.source_tokens is not None:
         lines.append(numbered("source", [token.text for token in found.source_tokens]))
-    lines.append(numbered("reads ", [token.text for token in found.tokens[: found.position + 1]]))
+    # what reads both ways has read what comes after the position too
+    encoder = model.kind == "encoder"
+    read = found.tokens if encoder else found.tokens[: found.position + 1]
+    lines.append(numbered("reads ", [token.text for token in read]))
     outcome = found.answer
     fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
-    lines.append(Text.assemble(("next    ", QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
+    asked = (f"{'there' if encoder else 'next':8}", QUIET)
+    lines.append(Text.assemble(asked, (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
     if found.against is not None:
         other = found.against
         fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"
         lines.append(Text.assemble(("against ", QUIET), (visible(other.text), f"{STRONG} {NEGATIVE}"), fate))
     return Group(*lines)
+
+
+def _asked(found: Explanation) -> str:
+    return "the token there" if found.model.kind == "encoder" else "next token"
 
 
 def _pipeline(found: Explanation) -> RenderableType:
@@ -102,7 +110,7 @@ def _pipeline(found: Explanation) -> RenderableType:
         if stage.stage == "ids":
             numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
         grid.add_row(stage.name, Text(shape, style=QUIET), numbers)
-    return section(f"From text to next token (norms at position {found.position})", grid)
+    return section(f"From text to {_asked(found)} (norms at position {found.position})", grid)
 
 
 def _next_token(found: Explanation) -> RenderableType:
@@ -110,7 +118,7 @@ def _next_token(found: Explanation) -> RenderableType:
     for candidate in found.next_token.candidates:
         shown = bar(candidate.probability, 1.0, 32)
         grid.add_row(_token(candidate), _percent(candidate.probability), shown, f"{candidate.logit:.2f}")
-    return section(f"Next token (entropy {found.next_token.entropy_bits:.2f} bits)", grid)
+    return section(f"{_asked(found).capitalize()} (entropy {found.next_token.entropy_bits:.2f} bits)", grid)
 
 
 def _sampling(found: Explanation) -> RenderableType:

@@ -110,8 +110,8 @@ def _positions(fields: Fields) -> PositionsConfig:
         pairing = "interleaved" if fields.flag("rotary_adjacent_pairs", False) else "half"
         scaling = None
         if fields.flag("use_NTK_by_parts_rope", False):
-            factors = [fields.number(f"NTK_by_parts_{name}", value) for name, value in _SCALING.items()]
-            scaling = Llama3Scaling(*factors, fields.whole("NTK_original_context_len", 8192))
+            factor, low, high = (fields.number(f"NTK_by_parts_{name}", value) for name, value in _SCALING.items())
+            scaling = Llama3Scaling(factor, low, high, fields.whole("NTK_original_context_len", 8192))
         turned = fields.whole("rotary_dim", d_head) / d_head
         return Rope(fields.number("rotary_base", 10000.0), pairing, turned, scaling)
     raise CheckpointError(
