@@ -215,7 +215,9 @@ def written(layout: Callable[[], Layout], folder: Path) -> tuple[Any, dict[str, 
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+    return {
+        name: value for path in sorted(folder.glob("model*.safetensors")) for name, value in load_file(path).items()
+    }
 
 
 def same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

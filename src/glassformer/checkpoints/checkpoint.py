@@ -89,6 +89,8 @@ class Checkpoint:
     def is_mapped(self, name: str, dtype: torch.dtype | None = None) -> bool:
         """Whether one of our tensors lies in a file as it is wanted, so that reading it copies nothing."""
         pieces = self.parts[name].pieces
+        if not pieces:
+            return False
         as_stored = self.files[self.stored[pieces[0].name]].dtype == (dtype or self.dtype)
         return len(pieces) == 1 and pieces[0].is_whole and as_stored
 

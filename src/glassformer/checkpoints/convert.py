@@ -25,6 +25,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint, skeleton
 from glassformer.checkpoints.expressed import LAYOUTS, expressed
 from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
 from glassformer.checkpoints.folder import CONFIG, FORMAT, digest_of, folder_of, open_folder, sha256_of, tokenizer_of
+from glassformer.checkpoints.kept import Kept, kept
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
@@ -89,7 +90,8 @@ def convert(
         names = _write(place, groups, len(checkpoint.parts), dtype, shard_size, report)
         _beside(origin, place, tokenizer, family is None)
         if family is None:
-            content = json.dumps(_envelope(place, names, checkpoint, tokenizer), indent=1)
+            written = [*names, *kept(checkpoint).save(place)]
+            content = json.dumps(_envelope(place, written, checkpoint, tokenizer), indent=1)
             files.write(place / CONFIG, content)
         else:
             files.write(place / family.config_name, json.dumps(_of_type(config, dtype), indent=2))
@@ -128,12 +130,14 @@ def _theirs(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -
     for name in checkpoint.parts:
         if name not in parts:
             read.left_out(name)
-    copies = {of: copy for copy, of in family.copies.items()} if family.writes_copies else {}
     stored = {piece.name for part in parts.values() for piece in part.pieces}
+    copies = {of: [of, copy] for copy, of in family.copies.items() if family.writes_copies and copy not in stored}
+    back = kept(checkpoint) if checkpoint.origin is not None and checkpoint.origin.family == family.name else Kept()
     for names in _together(parts):
         found = taken_apart(parts, read, names)
-        again = {copies[name]: value for name, value in found.items() if copies.get(name, name) not in stored | {name}}
-        yield len(names), found | again
+        renamed = {name: back.names.get(name) or copies.get(name) or [name] for name in found}
+        yield len(names), {own: value for name, value in found.items() for own in renamed[name]}
+    yield 0, dict(back.unused)
 
 
 def _together(parts: Mapping[str, Source]) -> list[list[str]]:
@@ -209,7 +213,7 @@ def _write(
 
     for n, tensors in groups:
         for name, value in tensors.items():
-            value = value.detach().to(dtype or value.dtype).contiguous()
+            value = value.detach().to(dtype if dtype and value.is_floating_point() else value.dtype).contiguous()
             if waiting and size + value.nbytes > shard_size:
                 flush()
             # safetensors refuses two names for one memory
@@ -253,11 +257,9 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names
 
 
-def _envelope(
-    place: Path, names: Mapping[str, list[str]], checkpoint: Checkpoint, tokenizer: Tokenizer | None
-) -> dict[str, Any]:
+def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any]:
     config = checkpoint.config.to_dict()
-    written = [*names, *(["tokenizer.json"] if tokenizer is not None else [])]
+    written = [*weights, *(["tokenizer.json"] if tokenizer is not None else [])]
     digests = {name: sha256_of(place / name) for name in written} | {"model": digest_of(config)}
     envelope: dict[str, Any] = {"format": FORMAT, "model": config, "sha256": digests}
     if checkpoint.origin is not None:

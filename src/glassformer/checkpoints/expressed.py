@@ -35,7 +35,8 @@ def expressed(checkpoint: Checkpoint, to: str) -> tuple[Family, dict[str, Any]]:
     """
     config, origin = checkpoint.config, checkpoint.origin
     tried: list[tuple[Family, list[str]]] = []
-    for family in LAYOUTS[to]:
+    # where it came from is where it goes back, whatever else would do
+    for family in sorted(LAYOUTS[to], key=lambda family: origin is None or family.name != origin.family):
         plain = _plain(config, family)
         try:
             if origin is not None and family.name == origin.family:

@@ -258,7 +258,7 @@ def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = 
     return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
 
 
-_SHARD = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 HALF = (torch.float16, torch.bfloat16)
 _TYPES = (*HALF, torch.float32, torch.float64)
 
