@@ -72,6 +72,7 @@ def explain(
     against: str | int | None = None,
     position: int | None = None,
     sampling: Sampling | None = None,
+    specials: bool | None = None,
 ) -> Explanation:
     """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
 
@@ -89,13 +90,14 @@ def explain(
         position: Position whose next token is explained; the last by default. For a translation that is complete, the
             one before, where the last word is written rather than the end token.
         sampling: How the next token would be drawn.
+        specials: Put special tokens around the text always or never, as in `run`.
 
     Raises:
         TextError: The text is empty or too long, or answer or against is not one token.
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    graph = run_for_gradients(model, text, target, needs(model))
+    graph = run_for_gradients(model, text, target, needs(model), specials)
     passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
@@ -109,6 +111,7 @@ def explain(
     log_probs = logits.double().log_softmax(-1)
     split = attribution(passed, chosen, other, position=at)
     facts, notes = _heads(passed, split)
+    notes = [passed.added, *notes] if passed.added else notes
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
     if isinstance(model, Encoder):
@@ -148,7 +151,8 @@ def position_in(run: Run, position: int | None) -> int:
         return run.place(position)
     last = run.place(-1)
     if run.source_ids is not None and last > 0 and run.logits is not None:
-        ended = int(run.logits[0, last].argmax()) == getattr(run.model.tokenizer, "eos", None)
+        tokenizer = run.model.tokenizer
+        ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
         return last - 1 if ended else last
     return last
 

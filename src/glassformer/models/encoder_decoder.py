@@ -102,6 +102,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # why there is none, and what would help
+        self.no_tokenizer = ""
         # family and config of a published checkpoint, set by whoever loads one
         self.origin: Any = None
         self.name = "encoder-decoder"
