@@ -23,7 +23,7 @@ from glassformer.trace import Tape
 class Wide(TorchFunctionMode):
     """Inside this, whatever asks for float32 gets float64, and so does what asks for nothing."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> "Wide":
         # a Python number times integers is of the default type
         self.default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
@@ -161,13 +161,16 @@ def compared(
     given |= {} if isinstance(ours, Encoder) else {"use_cache": False}
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
         expected = theirs(**given)
-    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".attn.pattern", ".cross.pattern", "final.norm"))]
+    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".pattern", ".attn.patterns", "final.norm"))]
     tape = Tape(ours, names)
     with torch.no_grad():
         if source is None:
             logits = ours(tokens, lengths=lengths, tape=tape)
         else:
             logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    if getattr(ours.config, "d_embed", None) is not None:
+        # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
+        tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
     if source is None:
         yield from _stack("", tape, expected.hidden_states, expected.attentions, None, real)
     else:
@@ -193,8 +196,12 @@ def _stack(prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, 
         for part, patterns in (("attn", attentions), ("cross", crossed)):
             if not at_end and patterns is not None:
                 pattern = f"{prefix}blocks.{layer}.{part}.pattern"
+                found = tape.values[pattern]
+                if (maps := f"{pattern}s") in tape.values:
+                    # the reference gives each map of a differential head for a head of its own
+                    pattern, found = maps, tape.values[maps].flatten(1, 2)
                 rows = real[:, None].expand(-1, patterns[layer].shape[1], -1)
-                yield Difference(pattern, relative(tape.values[pattern], patterns[layer], rows))
+                yield Difference(pattern, relative(found, patterns[layer], rows))
 
 
 def report(differences: Mapping[str, float]) -> str:
