@@ -175,9 +175,9 @@ class YarnScaling(RopeScaling, kind="yarn"):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
+        pairs = torch.arange(len(omega), dtype=torch.float64, device=omega.device)
         # a range of no width would divide by zero
-        slowed = (torch.arange(len(omega), dtype=torch.float64, device=omega.device) - first) / (last - first if last != first else 0.001)
-        slowed = slowed.clamp(0, 1)
+        slowed = ((pairs - first) / (last - first if last != first else 0.001)).clamp(0, 1)
         return slowed * omega / self.factor + (1 - slowed) * omega
 
     def _pair(self, turns: float, base: float, width: int) -> float:
