@@ -2,5 +2,6 @@
 
 from glassformer.checkpoints.folder import folder_of, load, save, sha256, shipped
 from glassformer.checkpoints.shards import AttentionReader, save_shards
+from glassformer.checkpoints.spec import Spec, foreign
 
-__all__ = ["AttentionReader", "folder_of", "load", "save", "save_shards", "sha256", "shipped"]
+__all__ = ["AttentionReader", "Spec", "folder_of", "foreign", "load", "save", "save_shards", "sha256", "shipped"]
