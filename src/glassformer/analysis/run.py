@@ -193,7 +193,7 @@ def run(
         given = prepare(model, inputs, target)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
-    logits = _logits(output)
+    logits = output_logits(output)
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
@@ -213,7 +213,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _logits(output: Any) -> Tensor | None:
+def output_logits(output: Any) -> Tensor | None:
+    """Return the first tensor of what a model returned, or what it calls logits."""
     for candidate in (output, getattr(output, "logits", None), output[0] if isinstance(output, tuple) else None):
         if isinstance(candidate, Tensor):
             return candidate

@@ -161,4 +161,3 @@ def _no_module(name: str, place: Place, path: str, modules: Mapping[str, nn.Modu
         f'spec: "{name}" is at "{place.boundary}", but there is no module "{path}".{nearest(path, modules)}\n'
         "    List them with [name for name, _ in module.named_modules()]."
     )
-

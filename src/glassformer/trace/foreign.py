@@ -145,7 +145,11 @@ Visit = Callable[[Any], Any]
 def _visitor(tape: Tape, bounds: Sequence[Bound], derived: Mapping[str, Sequence[Derived]]) -> Visit:
     def visit(container: Any) -> Any:
         for bound in bounds:
-            container, reached = _replaced(container, bound.tensor, lambda value, b=bound: _through(tape, b, value, derived))
+
+            def through(value: Tensor, bound: Bound = bound) -> Tensor:
+                return _through(tape, bound, value, derived)
+
+            container, reached = _replaced(container, bound.tensor, through)
             if not reached and bound.layout is not None:
                 raise SiteNotRead(
                     f'"{bound.site.name}": what "{bound.module}.{bound.end}" carries has no tensor '

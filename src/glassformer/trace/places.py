@@ -159,7 +159,7 @@ class Layout:
     def _mismatch(self, value: Tensor, why: str) -> ShapeMismatch:
         words = " ".join(group[0] if len(group) == 1 else f"({' '.join(group)})" for group in self.groups)
         return ShapeMismatch(
-            f'"{self.site}" at "{self.boundary}": the layout is "{words}", the tensor there {tuple(value.shape)}: {why}.'
+            f'"{self.site}" at "{self.boundary}": the layout is "{words}", the tensor {tuple(value.shape)}: {why}.'
         )
 
 
