@@ -61,12 +61,11 @@ def test_damage_is_told_where_it_shows(tmp_path):
     file = tmp_path / places["weight_map"].pop(name)
     index.write_text(json.dumps(places))
     with pytest.raises(CheckpointError, match=r"qkv.weight.* is missing"):
-        AttentionReader(tmp_path)[1]
+        AttentionReader(tmp_path)
     save_shards(model.config, _by_block(model), tmp_path)
     file.write_bytes(file.read_bytes()[:200])
-    assert len(AttentionReader(tmp_path)) == 2
     with pytest.raises(CheckpointError, match="not a whole safetensors"):
-        AttentionReader(tmp_path)[1]
+        AttentionReader(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"d_model": 16', '"d_model": 32'))
     with pytest.raises(CheckpointError, match="digest"):

@@ -7,6 +7,7 @@ damaged file is told from a strange one. Tied matrices are stored once.
 import hashlib
 import json
 import os
+import re
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,24 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 
 from glassformer import files
+from glassformer.checkpoints import hub
+from glassformer.checkpoints.checkpoint import (
+    CONFIG,
+    Checkpoint,
+    Model,
+    Origin,
+    config_file,
+    open_own,
+    open_published,
+    skeleton,
+)
+from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
-from glassformer.models import Decoder, EncoderDecoder, ModelConfig
+from glassformer.models import ModelConfig
 
 FORMAT = 1
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-Model = Decoder | EncoderDecoder
+TOKENIZER = "tokenizer.json"
 
 
 def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
@@ -46,48 +58,125 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
         contents[TOKENIZER] = model.tokenizer.to_json()
     config = model.config.to_dict()
     digests = {name: sha256(content) for name, content in contents.items()}
-    envelope = {"format": FORMAT, "model": config, "sha256": digests | {"model": digest_of(config)}}
+    envelope: dict[str, Any] = {"format": FORMAT, "model": config, "sha256": digests | {"model": digest_of(config)}}
+    if model.origin is not None:
+        envelope["origin"] = model.origin._asdict()
     # the envelope goes last: a folder without it is no model yet
     return files.write_all(folder, contents | {CONFIG: json.dumps(envelope, indent=1)})
 
 
-def load(name: str | Path) -> Model:
-    """Load a model by the name it ships under, or from a folder.
+def load(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+) -> Model:
+    """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
 
-    A run folder gives its newest checkpoint. Half-precision weights come back as float32, in evaluation mode.
+    A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
+    its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
+    its newest checkpoint. Published weights are mapped from their files, one copy in memory. The model comes in
+    evaluation mode; `model.origin` says which family it was read as.
+
+    Args:
+        name: Name, folder, or `owner/model`.
+        dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
+            short to be small, come as float32.
+        device: Where to; the CPU by default.
+        revision: Of a hub model: branch, tag or commit.
 
     Raises:
-        UnknownModel: No shipped model and no folder of that name.
+        UnknownModel: No shipped model, no folder and no hub model of that name.
         CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
     """
-    folder = folder_of(name)
-    envelope = _envelope(folder)
+    folder = folder_of(name, revision)
+    if not _is_own(folder):
+        checkpoint = open_folder(folder)
+        model = checkpoint.fill(dtype, device)
+        model.tokenizer = _published_tokenizer(folder)
+    else:
+        envelope = _envelope(folder)
+        model = _own(folder, envelope)
+        if TOKENIZER in envelope["sha256"]:
+            model.tokenizer = _own_tokenizer(folder, envelope, model.config.vocab_size)
+        if dtype is not None or device is not None:
+            model = model.to(device=device, dtype=dtype)
+    # a run folder names its model, not the step it has come to
+    model.name = Path(name).name or folder.name
+    return model.eval()
+
+
+def open_folder(folder: str | Path) -> Checkpoint:
+    """Open a folder of ours or a published one without reading its weights.
+
+    Of our own folders the config is checked against its digest; contents are not, which would mean reading everything.
+
+    Raises:
+        UnknownModel: No such folder.
+        CheckpointError: As for `load`.
+    """
+    folder = folder_of(folder)
+    if _is_own(folder):
+        return open_own(folder, _own_config(folder, _envelope(folder)))
+    data, where = config_file(folder)
+    return open_published(folder, data, where)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder's config is one of ours, damaged or not: a published one says what it is in other words."""
+    path = folder / CONFIG
+    if not path.is_file() and not (folder / "params.json").is_file():
+        return True
     try:
-        config = ModelConfig.from_dict(envelope["model"])
+        data, _ = config_file(folder)
+    except CheckpointError:
+        return True
+    return "sha256" in data or "format" in data or not data
+
+
+def _own_config(folder: Path, envelope: dict[str, Any]) -> ModelConfig:
+    try:
+        return ModelConfig.from_dict(envelope["model"])
     except ConfigError as error:
         raise CheckpointError(f'"{folder / CONFIG}": {error}') from error
+
+
+def _own(folder: Path, envelope: dict[str, Any]) -> Model:
+    config = _own_config(folder, envelope)
+    if WEIGHTS not in envelope["sha256"]:
+        for name in envelope["sha256"]:
+            if name.endswith(".safetensors"):
+                _verified(folder, name, envelope)
+        return open_own(folder, config).fill()
     weights = _verified(folder, WEIGHTS, envelope)
     try:
         tensors = parse(weights)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f'"{folder / WEIGHTS}" is not a whole safetensors file ({error}).') from error
-    model = _skeleton(config, len(tensors), folder)
+    model = skeleton(config, len(tensors), folder)
     _fit(model, tensors, folder)
     model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
-    if TOKENIZER in envelope["sha256"]:
-        text = _verified(folder, TOKENIZER, envelope)
-        try:
-            model.tokenizer = Tokenizer.from_json(text.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f'"{folder / TOKENIZER}" is not UTF-8.') from error
-        if model.tokenizer.vocab_size > config.vocab_size:
-            raise CheckpointError(
-                f'"{folder / TOKENIZER}" has {model.tokenizer.vocab_size} tokens, '
-                f"the model vocab_size={config.vocab_size}."
-            )
-    # a run folder names its model, not the step it has come to
-    model.name = Path(name).name or folder.name
-    return model.eval()
+    origin = envelope.get("origin")
+    model.origin = None if origin is None else Origin(origin["family"], origin["config"])
+    return model
+
+
+def _own_tokenizer(folder: Path, envelope: dict[str, Any], vocab_size: int) -> Tokenizer:
+    text = _verified(folder, TOKENIZER, envelope)
+    try:
+        tokenizer = Tokenizer.from_json(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f'"{folder / TOKENIZER}" is not UTF-8.') from error
+    if tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f'"{folder / TOKENIZER}" has {tokenizer.vocab_size} tokens, the model vocab_size={vocab_size}.'
+        )
+    return tokenizer
+
+
+def _published_tokenizer(folder: Path) -> Tokenizer | None:
+    return Tokenizer.load(folder) if (folder / TOKENIZER).is_file() else None
 
 
 def shipped() -> list[str]:
@@ -96,8 +185,13 @@ def shipped() -> list[str]:
     return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 
 
-def folder_of(name: str | Path) -> Path:
-    """Return the folder of a shipped model, or the model folder a path stands for; raises `UnknownModel`."""
+def folder_of(name: str | Path, revision: str | None = None) -> Path:
+    """Return the folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
+
+    Raises:
+        UnknownModel: None of them is there.
+        CheckpointError: It is a file, or the hub cannot be reached.
+    """
     if str(name) in shipped():
         return Path(str(resources("glassformer") / "zoo" / str(name)))
     folder = Path(name)
@@ -105,24 +199,26 @@ def folder_of(name: str | Path) -> Path:
     if not os.path.isdir(folder):
         if os.path.isfile(folder):
             raise CheckpointError(f'"{folder}" is a file; give the folder that holds {CONFIG} and {WEIGHTS}.')
+        if hub.is_id(str(name)):
+            return hub.download(str(name), revision)
         known = shipped()
         raise UnknownModel(
-            f'no model "{name}".{nearest(str(name), known)} Shipped: {", ".join(known) or "none"}; or give a folder.'
+            f'no model "{name}".{nearest(str(name), known)} Shipped: {", ".join(known) or "none"}; or give a folder, '
+            "or a hub id (owner/model)."
         )
     steps = sorted(folder.glob("step-*"))
     return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
 
 
+_SHARD = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 HALF = (torch.float16, torch.bfloat16)
 _TYPES = (*HALF, torch.float32, torch.float64)
-# protocols 2 to 5, and the archive that torch.save writes
-_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
 
 def _envelope(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
-        pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+        pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
         advice = " Pickles can run code and are refused; convert them to safetensors." if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
@@ -131,12 +227,16 @@ def _envelope(folder: Path) -> dict[str, Any]:
     except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
     digests = envelope.get("sha256") if isinstance(envelope, dict) else None
-    if not isinstance(digests, dict) or "model" not in envelope or WEIGHTS not in digests:
+    files = [] if not isinstance(digests, dict) else [name for name in digests if name.endswith(".safetensors")]
+    if not isinstance(digests, dict) or "model" not in envelope or not files:
         raise CheckpointError(f'"{path}" is not a model config of this package: "model" and "sha256" are needed.')
     if envelope.get("format") != FORMAT:
         raise CheckpointError(f'"{path}" is in format {envelope.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
-    strange = [*(envelope.keys() - {"format", "model", "sha256"}), *(digests.keys() - {"model", WEIGHTS, TOKENIZER})]
+    strange = [
+        *(envelope.keys() - {"format", "model", "origin", "sha256"}),
+        *(digests.keys() - {"model", TOKENIZER, *(name for name in files if _SHARD.fullmatch(name))}),
+    ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
     if digests.get("model") != digest_of(envelope["model"]):
@@ -163,8 +263,7 @@ def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
-    # the length of a safetensors header may begin like a pickle, but is followed by zeros and a brace
-    if content.startswith(_PICKLES) and content[2:9] != bytes(6) + b"{":
+    if is_pickle(content[:16]):
         raise CheckpointError(f'"{path}" is a pickle, not safetensors; pickles can run code and are refused.')
     if sha256(content) != envelope["sha256"][name]:
         raise CheckpointError(
@@ -172,23 +271,6 @@ def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
             "Copy it again from its source."
         )
     return content
-
-
-def _skeleton(config: ModelConfig, n_tensors: int, folder: Path) -> Model:
-    """Build the model without memory for its weights, however many the config asks for."""
-    blocks = sum(len(value) for value in vars(config).values() if isinstance(value, tuple))
-    if blocks > n_tensors:
-        raise CheckpointError(
-            f'"{folder / WEIGHTS}" has {n_tensors} tensors: too few for the {blocks} blocks of its config.'
-        )
-    try:
-        with torch.device("meta"):
-            return config.build()
-    except ConfigError as error:
-        raise CheckpointError(f'"{folder / CONFIG}": {error}') from error
-    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:  # what torch says of sizes beyond 64 bits
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f'"{folder / CONFIG}" asks for tensors of impossible sizes ({reason}).') from error
 
 
 def _fit(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:

@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
 from glassformer import files
 from glassformer.attention import AttentionLayer
-from glassformer.checkpoints.folder import CONFIG, FORMAT, HALF, WEIGHTS, digest_of, folder_of, sha256
-from glassformer.errors import CheckpointError, ConfigError, nearest
+from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.folder import FORMAT, HALF, digest_of, open_folder, sha256
+from glassformer.checkpoints.tensors import INDEX
+from glassformer.errors import CheckpointError
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.weights import AttentionWeights, attention_views
 from glassformer.weights.fold import Reading, all_centre, centre_write, fold_attention
-
-INDEX = f"{WEIGHTS}.index.json"
 
 
 def save_shards(config: ModelConfig, shards: Sequence[Mapping[str, Tensor]], folder: str | Path) -> Path:
@@ -73,12 +72,10 @@ class AttentionReader:
 
     def __init__(self, folder: str | Path, fold: bool = True) -> None:
         self.folder, self.folded = Path(folder), fold
-        config = _config(self.folder)
-        with torch.device("meta"):
-            self.model: Any = config.build()
+        self.checkpoint = open_folder(folder)
+        self.model: Any = self.checkpoint.model
         if not isinstance(self.model, Decoder):
             raise CheckpointError(f'"{folder}" holds no decoder; load it whole: glassformer.load.')
-        self.places = _places(self.folder)
         blocks: list[Any] = list(self.model.stack.blocks)
         self.keys = [(b, part) for b in blocks for part in b.names if isinstance(b.part(part), AttentionLayer)]
 
@@ -115,59 +112,9 @@ class AttentionReader:
     def _read(self, block: Block, parts: Sequence[str]) -> Block:
         """Return a copy of a block with the tensors of some of its parts; the others have none."""
         own = copy.deepcopy(block)
-        shapes = {n: tuple(v.shape) for n, v in own.state_dict().items() if n.partition(".")[0] in parts}
         prefix = f"stack.blocks.{block.layer}."
-        found = _tensors(self.folder, self.places, {prefix + name: shape for name, shape in shapes.items()})
+        names = [prefix + name for name in own.state_dict() if name.partition(".")[0] in parts]
+        wanted = torch.float32 if self.checkpoint.dtype in HALF else None
+        found = self.checkpoint.read(names, wanted)
         own.load_state_dict({n.removeprefix(prefix): v for n, v in found.items()}, strict=False, assign=True)
         return own.eval().requires_grad_(False)
-
-
-def _config(folder: Path) -> ModelConfig:
-    path = folder_of(folder) / CONFIG
-    try:
-        envelope = json.loads(path.read_text(encoding="utf-8"))
-        model, digest = envelope["model"], envelope["sha256"]["model"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f'"{path}" is no config of a model of this package ({error!r}).') from error
-    if digest != digest_of(model):
-        raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
-    try:
-        return ModelConfig.from_dict(model)
-    except ConfigError as error:
-        raise CheckpointError(f'"{path}": {error}') from error
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    """Return the file each tensor lies in."""
-    folder = folder_of(folder)
-    index = folder / INDEX
-    try:
-        if index.is_file():
-            found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): folder / str(file) for name, file in found.items()}
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            return dict.fromkeys(file.keys(), folder / WEIGHTS)
-    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f'"{folder}" holds neither a readable {INDEX} nor {WEIGHTS} ({error!r}).') from error
-
-
-def _tensors(folder: Path, places: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    missing = [name for name in shapes if name not in places]
-    if missing:
-        raise CheckpointError(f'"{folder}": "{missing[0]}" is missing.{nearest(missing[0], places)}')
-    found: dict[str, Tensor] = {}
-    for path in dict.fromkeys(places[name] for name in shapes):
-        try:
-            # closed again at once: what is mapped of an open file counts as memory in use
-            with safe_open(path, "pt") as file:
-                for name in shapes:
-                    if places[name] == path:
-                        found[name] = file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f'"{path}" is not a whole safetensors file ({error}).') from error
-    for name, value in found.items():
-        if tuple(value.shape) != shapes[name]:
-            raise CheckpointError(
-                f'"{folder}": "{name}" has shape {tuple(value.shape)}, the config asks for {shapes[name]}.'
-            )
-    return {name: value.float() if value.dtype in HALF else value for name, value in found.items()}

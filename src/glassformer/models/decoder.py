@@ -81,6 +81,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # family and config of a published checkpoint, set by whoever loads one
+        self.origin: Any = None
         self.name = "decoder"
         self.embed = Embedding(
             config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed"

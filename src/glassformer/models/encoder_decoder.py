@@ -83,6 +83,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # family and config of a published checkpoint, set by whoever loads one
+        self.origin: Any = None
         self.name = "encoder-decoder"
         sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
         self.decoder_embed = Embedding(*sizes, "decoder.embed")

@@ -1,0 +1,61 @@
+"""Families of published models, one table each; a checkpoint is recognised by its config's structure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from glassformer.checkpoints.families.family import (
+    Family,
+    Piece,
+    Source,
+    Table,
+    assembled,
+    sources,
+    stored_names,
+    taken_apart,
+)
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.gpt2 import GPT2
+from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.errors import CheckpointError, nearest
+
+FAMILIES: tuple[Family, ...] = (GPT2, LLAMA)
+
+
+def recognise(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a config.json.
+
+    Args:
+        config: Its content.
+        where: The file, for the message.
+
+    Raises:
+        CheckpointError: No family covers it; the message says which is closest and what works all the same.
+    """
+    for family in FAMILIES:
+        if family.covers(config):
+            return family
+    known = [kind for family in FAMILIES for kind in family.model_types]
+    kind = config.get("model_type")
+    code = " It asks for code of its own (auto_map), which is never run." if "auto_map" in config else ""
+    asked = f'the architecture "{kind}"' if kind is not None else "a config without model_type"
+    raise CheckpointError(
+        f'"{where}" describes {asked}, which no family covers.{code}{nearest(str(kind), known)}\n'
+        f"    Known: {', '.join(sorted(known))}.\n"
+        "    Any live module works now through gf.foreign (docs/how-to/use-any-module.md); a table for the family is "
+        "docs/how-to/add-a-family.md."
+    )
+
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Fields",
+    "Piece",
+    "Source",
+    "Table",
+    "assembled",
+    "recognise",
+    "sources",
+    "stored_names",
+    "taken_apart",
+]

@@ -1,0 +1,280 @@
+"""What a family of published models is: a translation of its config, and a table of its tensors' names.
+
+    Family("llama", model_types=("llama",), config=..., table=...)
+
+A table maps our modules or tensors to theirs, `{i}` standing for a layer:
+
+    "stack.blocks.{i}.attn_norm": "model.layers.{i}.input_layernorm"
+    "stack.blocks.{i}.attn.projection.qkv": (Piece("…q_proj", rows=64), Piece("…k_proj", rows=16), Piece("…v_proj"))
+
+A module stands for all of its tensors (weight, bias). A `Piece` says which part of their tensor ours is a copy of, as a
+view; the same view serves loading, which copies from it, and writing, which copies into it. Which of our tensors exist
+follows from the config, so one table covers variants with and without biases, tied or not.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.errors import CheckpointError, nearest
+from glassformer.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of one of our tensors, as they lie in one of theirs.
+
+    Args:
+        name: Their module or tensor.
+        rows: Rows of theirs; all that ours has left by default. Needed unless it is the last of several.
+        transposed: Their matrices are `in out`; ours, like torch's linear maps, `out in`.
+        view: From theirs (transposed already) to the part that is ours, without copying; any shape with our rows'
+            numbers in order. All of it by default.
+        shape: Of theirs (transposed already), where it is not `rows` of our rows.
+    """
+
+    name: str
+    rows: int | None = None
+    transposed: bool = False
+    view: Callable[[Tensor], Tensor] | None = None
+    shape: tuple[int, ...] | None = None
+
+    def part(self, theirs: Tensor) -> Tensor:
+        """Return the view on one of their tensors that is ours."""
+        upright = theirs.mT if self.transposed and theirs.ndim > 1 else theirs
+        return upright if self.view is None else self.view(upright)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.view is None and not self.transposed
+
+
+Right = str | Piece | Sequence[str | Piece]
+Table = Mapping[str, Right]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Published models that share a layout.
+
+    Args:
+        name: As listed.
+        model_types: What `model_type` says in their config.json.
+        config: From their config to ours; raises `CheckpointError` for what cannot be represented.
+        table: From our names to theirs.
+        prefixes: What all names of a file may begin with, or lack.
+        ignored: Patterns of tensors that hold no weights (masks, tables of angles).
+        copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
+        recognise: For layouts without `model_type`: whether a config is one of theirs.
+        express: From our config to theirs, for models that did not come from one; whatever it gives is accepted only if
+            `config` makes the same of it.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    config: Callable[[Fields], ModelConfig]
+    table: Callable[[Fields, Any], Table]
+    prefixes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    recognise: Callable[[Mapping[str, Any]], bool] | None = None
+    express: Callable[[Any], dict[str, Any]] | None = None
+
+    def covers(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json is of this family."""
+        if self.recognise is not None and self.recognise(config):
+            return True
+        return config.get("model_type") in self.model_types
+
+
+class Source(NamedTuple):
+    """One of our tensors and the pieces it is made of, with full names of theirs."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def sources(shapes: Mapping[str, tuple[int, ...]], table: Table) -> dict[str, Source]:
+    """Return for each of our tensors what it is made of.
+
+    Args:
+        shapes: Our tensors by name.
+        table: Of the family.
+    """
+    rules = [(re.compile(re.escape(left).replace(r"\{i\}", r"(\d+)")), right) for left, right in table.items()]
+    found: dict[str, Source] = {}
+    for name, shape in shapes.items():
+        module, _, last = name.rpartition(".")
+        for rule, right in rules:
+            if (match := rule.fullmatch(name)) is not None:
+                suffix = ""
+            elif (match := rule.fullmatch(module)) is not None:
+                suffix = f".{last}"
+            else:
+                continue
+            layer = match.group(1) if match.groups() else ""
+            listed = (right,) if isinstance(right, (str, Piece)) else right
+            found[name] = Source(shape, tuple(_named(piece, layer, suffix) for piece in listed))
+            break
+        else:
+            raise AssertionError(f"the table has no row for {name}")
+    return found
+
+
+def _named(piece: str | Piece, layer: str, suffix: str) -> Piece:
+    piece = Piece(piece) if isinstance(piece, str) else piece
+    name = piece.name.replace("{i}", layer) + suffix
+    return Piece(name, piece.rows, piece.transposed, piece.view, piece.shape)
+
+
+def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: torch.dtype) -> Tensor:
+    """Return one of our tensors from theirs: theirs itself where nothing has to be moved or converted.
+
+    Args:
+        name: Ours, for messages.
+        source: What it is made of.
+        read: Gives one of their tensors.
+        dtype: Wanted type.
+
+    Raises:
+        CheckpointError: A tensor is not of the shape that the config asks for.
+    """
+    first = source.pieces[0]
+    if len(source.pieces) == 1 and first.is_whole:
+        theirs = read(first.name)
+        if tuple(theirs.shape) != source.shape:
+            raise _misfit(first.name, tuple(theirs.shape), source.shape, name)
+        return theirs.to(dtype)
+    ours = torch.empty(source.shape, dtype=dtype)
+    start = 0
+    for piece in source.pieces:
+        theirs = read(piece.name)
+        try:
+            part = piece.part(theirs)
+        except (RuntimeError, IndexError) as error:
+            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name) from error
+        rows = _rows(part, source.shape)
+        if (
+            rows is None
+            or start + rows > source.shape[0]
+            or (piece is source.pieces[-1]) != (start + rows == source.shape[0])
+        ):
+            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name)
+        ours[start : start + rows].view(part.shape).copy_(part)
+        start += rows
+    return ours
+
+
+def taken_apart(
+    parts: Mapping[str, Source], read: Callable[[str], Tensor], names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """Return their tensors from ours: the inverse of `assembled` over a whole model or some of its tensors.
+
+    Args:
+        parts: What each of our tensors is made of.
+        read: Gives one of our tensors.
+        names: Which of ours; all by default.
+    """
+    found: dict[str, Tensor] = {}
+    for name in parts if names is None else names:
+        source, ours = parts[name], read(name)
+        start = 0
+        for piece in source.pieces:
+            left = source.shape[0] - start if source.shape else 0
+            shape = piece.shape or ((piece.rows or left, *source.shape[1:]) if source.shape else ())
+            if piece.is_whole and len(source.pieces) == 1:
+                found[piece.name] = ours
+                continue
+            if piece.name not in found:
+                made = torch.zeros(shape, dtype=ours.dtype)
+                # stored the other way round, as it lies in their file
+                found[piece.name] = made.mT.contiguous() if piece.transposed and made.ndim > 1 else made
+            part = piece.part(found[piece.name])
+            rows = _rows(part, source.shape)
+            assert rows is not None, f"{piece.name} does not hold whole rows of {name}"
+            part.copy_(ours[start : start + rows].reshape(part.shape))
+            start += rows
+    return found
+
+
+def stored_names(family: Family, parts: Mapping[str, Source], files: TensorFiles) -> dict[str, str]:
+    """Return for each tensor of theirs that a model needs the name it has in the files.
+
+    Args:
+        family: Whose table made the parts.
+        parts: What each of our tensors is made of.
+        files: What there is.
+
+    Raises:
+        CheckpointError: Tensors are missing, there are some that nothing uses, or two that the config ties differ.
+    """
+    wanted = dict.fromkeys(piece.name for source in parts.values() for piece in source.pieces)
+    written = _prefix(family, wanted, files)
+    stored = {name: written(name) for name in wanted}
+    copies = {written(copy): written(of) for copy, of in family.copies.items() if copy not in wanted}
+    missing = [name for name in stored.values() if name not in files]
+    used = {*stored.values(), *copies}
+    ignored = [re.compile(_glob(pattern)) for pattern in family.ignored]
+    extra = [n for n in files if n not in used and not any(pattern.fullmatch(n) for pattern in ignored)]
+    problems = [f'"{name}" is missing.{nearest(name, extra)}' for name in missing[:3]]
+    problems += [f'"{name}" is there, and nothing uses it.' for name in extra[:3]]
+    if problems:
+        more = len(missing) + len(extra) - len(problems)
+        raise CheckpointError(
+            f'"{files.folder}" does not fit its config, read as {family.name}: '
+            + " ".join(problems)
+            + (f" (and {more} more)" if more > 0 else "")
+        )
+    for copy, of in copies.items():
+        if copy in files and of in files and not _same(files, copy, of):
+            raise CheckpointError(
+                f'"{files.folder}": the config ties "{copy}" to "{of}", and the two differ. If both were trained, '
+                'set "tie_word_embeddings": false in its config.json.'
+            )
+    return stored
+
+
+def _same(files: TensorFiles, one: str, other: str) -> bool:
+    if files[one].shape != files[other].shape:
+        return False
+    rows = zip(files.read(one).split(4096), files.read(other).split(4096))
+    return all(torch.equal(a, b) for a, b in rows)
+
+
+def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
+    """Return how a name of the table is written in these files: as it is, with a prefix more, or with one less."""
+
+    def with_less(prefix: str) -> Callable[[str], str]:
+        return lambda name: name.removeprefix(prefix)
+
+    def with_more(prefix: str) -> Callable[[str], str]:
+        return lambda name: prefix + name
+
+    ways = [lambda name: name]
+    for prefix in family.prefixes:
+        ways += [with_less(prefix), with_more(prefix)]
+    return max(ways, key=lambda way: sum(way(name) in files for name in wanted))
+
+
+def _rows(part: Tensor, shape: tuple[int, ...]) -> int | None:
+    """Return how many of our rows a part holds; None if no whole number."""
+    width = 1
+    for size in shape[1:]:
+        width *= size
+    return part.numel() // width if width and part.numel() % width == 0 else None
+
+
+def _glob(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", ".*")
+
+
+def _misfit(theirs: str, found: tuple[int, ...], shape: tuple[int, ...], ours: str) -> CheckpointError:
+    return CheckpointError(
+        f'"{theirs}" has shape {found}, which does not fit what the config asks for: {shape} for "{ours}".'
+    )

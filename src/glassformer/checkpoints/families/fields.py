@@ -1,0 +1,92 @@
+"""Reading a foreign config.json: fields by name and type, with the defaults their library documents."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from glassformer.errors import CheckpointError, nearest
+
+_REQUIRED: Any = object()
+T = TypeVar("T")
+
+# their names of activations, ours
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Fields:
+    """A foreign config as typed fields.
+
+    Args:
+        data: What config.json holds.
+        where: The file, for messages.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str = "config.json") -> None:
+        self.data, self.where = data, where
+
+    def __contains__(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Return a field as it stands; null counts as absent.
+
+        Raises:
+            CheckpointError: It is not there and has no default.
+        """
+        value = self.data.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise CheckpointError(f'"{self.where}" lacks "{name}".{nearest(name, self.data)}')
+        return default
+
+    def whole(self, name: str, default: Any = _REQUIRED) -> int:
+        """Return a whole number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(name, value, "a whole number")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """Return a finite number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.wrong(name, value, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+        """Return true or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, choices: Mapping[str, T], default: Any = _REQUIRED) -> T:
+        """Return what a word stands for."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(name, value, f"one of {', '.join(choices)}")
+        return choices[value]
+
+    def activation(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Return our name of an activation."""
+        return self.choice(name, ACTIVATIONS, default)
+
+    def only(self, name: str, allowed: object, why: str) -> None:
+        """Raise unless a field is absent or has the one value that can be represented."""
+        value = self.data.get(name)
+        if value is not None and value != allowed:
+            raise CheckpointError(f'"{self.where}": {name}={value!r} cannot be represented: {why}.')
+
+    def wrong(self, name: str, value: object, wanted: str) -> CheckpointError:
+        """Return the error for a field of the wrong kind."""
+        return CheckpointError(f'"{self.where}": {name} must be {wanted}, found {value!r}.')

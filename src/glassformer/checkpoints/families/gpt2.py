@@ -1,0 +1,53 @@
+"""GPT-2: learned positions, LayerNorm before each part, tanh GELU, biases everywhere, one tied matrix."""
+
+from typing import Any
+
+from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
+
+
+def _config(fields: Fields) -> DecoderConfig:
+    d_model = fields.whole("n_embd")
+    fields.only("add_cross_attention", False, "it reads an encoder that is not there")
+    fields.only("scale_attn_by_inverse_layer_idx", False, "scores are not scaled by layer")
+    fields.only("scale_attn_weights", True, "scores are scaled by 1 / sqrt(d_head)")
+    norm = LayerNorm(fields.number("layer_norm_epsilon", 1e-5))
+    mlp = Mlp(fields.whole("n_inner", 4 * d_model), fields.activation("activation_function", "gelu_new"))
+    layer = block(n_heads=fields.whole("n_head"), bias=True, norm=norm, mlp=mlp)
+    return DecoderConfig(
+        fields.whole("vocab_size"),
+        d_model,
+        repeat(layer, fields.whole("n_layer")),
+        max_len=fields.whole("n_positions", 1024),
+        positions=Learned(),
+        final_norm=norm,
+        tied=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _table(fields: Fields, config: Any) -> Table:
+    ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
+    return {
+        "embed.matrix": "transformer.wte.weight",
+        "embed.positions.weight": "transformer.wpe.weight",
+        "stack.final": "transformer.ln_f",
+        "unembed.matrix": "lm_head.weight",
+        f"{ours}.attn_norm": f"{theirs}.ln_1",
+        f"{ours}.attn.projection.qkv": Piece(f"{theirs}.attn.c_attn", transposed=True),
+        f"{ours}.attn.merge.output": Piece(f"{theirs}.attn.c_proj", transposed=True),
+        f"{ours}.mlp_norm": f"{theirs}.ln_2",
+        f"{ours}.mlp.input": Piece(f"{theirs}.mlp.c_fc", transposed=True),
+        f"{ours}.mlp.output": Piece(f"{theirs}.mlp.c_proj", transposed=True),
+    }
+
+
+GPT2 = Family(
+    "GPT-2",
+    ("gpt2",),
+    _config,
+    _table,
+    prefixes=("transformer.",),
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+    copies={"lm_head.weight": "transformer.wte.weight"},
+)

@@ -1,0 +1,152 @@
+"""Ours against the reference implementation of the `transformers` library, site by site.
+
+    parity("path/to/checkpoint")      loads it twice and compares; the first site that differs is named
+
+The reference runs with eager attention, and where float64 is asked for, in float64 throughout: its own casts to float32
+(norms, softmax, angles) are widened on the way, so that what is left of a difference is rounding.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from glassformer.errors import MissingExtra
+from glassformer.trace import Tape
+
+
+class Wide(TorchFunctionMode):
+    """Inside this, whatever asks for float32 gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a site is from the reference's.
+
+    Args:
+        site: Ours.
+        error: Largest absolute difference over the root mean square of the reference.
+    """
+
+    site: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Parity:
+    """A comparison with the reference.
+
+    Args:
+        reference: Its class.
+        family: What ours was read as.
+        dtype: Both ran in.
+        tolerance: Largest error that counts as equal.
+        differences: In the order of the forward pass.
+    """
+
+    reference: str
+    family: str
+    dtype: str
+    tolerance: float
+    differences: tuple[Difference, ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first site beyond the tolerance."""
+        return next((d for d in self.differences if not d.error <= self.tolerance), None)
+
+    @property
+    def worst(self) -> Difference:
+        """The site with the largest error."""
+        return max(self.differences, key=lambda d: float("inf") if d.error != d.error else d.error)
+
+
+def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the reference model of a folder, in evaluation mode, with eager attention.
+
+    Raises:
+        MissingExtra: `transformers` is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("parity needs the library to compare with: pip install transformers") from error
+    config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    own = getattr(transformers, (config.architectures or [""])[0], None)
+    kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+    with wide(dtype):
+        model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+    return model.eval()
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """Return the context in which a reference computes in this type throughout."""
+    import contextlib
+
+    return Wide() if dtype == torch.float64 else contextlib.nullcontext()
+
+
+def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
+    """Return the largest difference over the reference's root mean square; infinite if shapes differ.
+
+    Args:
+        ours: A tensor `batch ...`.
+        theirs: The reference.
+        real: Which positions count, of the shape of the leading axes.
+    """
+    if ours.shape != theirs.shape:
+        return float("inf")
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    if real is not None:
+        ours, theirs = ours[real], theirs[real]
+    scale = theirs.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    error = (ours - theirs).abs().max() / scale if ours.numel() else torch.zeros(())
+    return float(error)
+
+
+def compared(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor | None = None) -> Iterator[Difference]:
+    """Yield the differences of one forward pass of a decoder: streams, patterns and logits.
+
+    Args:
+        ours: Our model.
+        theirs: The reference.
+        tokens: Ids, `batch pos`, padded on the right.
+        lengths: Real tokens per row.
+    """
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    given: dict[str, Any] = {}
+    if lengths is not None:
+        real = torch.arange(tokens.shape[1])[None] < lengths[:, None]
+        given = {"attention_mask": real.long()}
+    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
+        expected = theirs(input_ids=tokens, output_hidden_states=True, output_attentions=True, use_cache=False, **given)
+    names = [name for name in ours.sites() if name.endswith((".resid_pre", ".attn.pattern"))]
+    last = "final.norm"
+    tape = Tape(ours, [*names, last])
+    with torch.no_grad():
+        logits = ours(tokens, lengths=lengths, tape=tape)
+    for layer, hidden in enumerate(expected.hidden_states):
+        at_end = layer == len(expected.hidden_states) - 1
+        site = last if at_end else f"blocks.{layer}.resid_pre"
+        yield Difference(site, relative(tape.values[site], hidden, real))
+        if not at_end:
+            pattern = f"blocks.{layer}.attn.pattern"
+            rows = real[:, None].expand(-1, expected.attentions[layer].shape[1], -1)
+            yield Difference(pattern, relative(tape.values[pattern], expected.attentions[layer], rows))
+    yield Difference("logits", relative(logits, expected.logits, real))
+
+
+def report(differences: Mapping[str, float]) -> str:
+    """Return differences as lines, for messages."""
+    return "\n".join(f"{site}: {error:.2e}" for site, error in differences.items())

@@ -1,0 +1,23 @@
+"""GPT-2."""
+
+from typing import Any
+
+from families import case
+
+
+@case("GPT-2")
+def gpt2() -> tuple[Any, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel, GPT2Config(vocab_size=23, n_positions=64, n_embd=12, n_layer=2, n_head=3)
+
+
+@case("GPT-2")
+def gpt2_untied_with_wide_mlp() -> tuple[Any, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=23, n_positions=64, n_embd=12, n_layer=2, n_head=2, n_inner=20, activation_function="relu",
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return GPT2LMHeadModel, config

@@ -1,0 +1,17 @@
+"""Every family against the reference implementation, on tiny random checkpoints that are saved and loaded."""
+
+import pytest
+import torch
+
+import glassformer as gf
+from families import all_cases
+
+CASES = all_cases()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_gives_the_references_numbers(name: str, dtype: torch.dtype, tmp_path) -> None:
+    case = CASES[name]
+    case.check(*case.make(), tmp_path, dtype)
+    assert gf.load(tmp_path).origin.family == case.family
