@@ -8,6 +8,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Block, Decoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
+from glassformer.trace import parts_of
 
 Kind = Literal[
     "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "unembed_bias"
@@ -35,6 +36,7 @@ class Component:
 
 def decoder_side(model: Any) -> tuple[Stack, Embedding]:
     """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for other modules."""
+    model = parts_of(model)
     if isinstance(model, Decoder):
         return model.stack, model.embed
     if isinstance(model, EncoderDecoder):
@@ -43,7 +45,8 @@ def decoder_side(model: Any) -> tuple[Stack, Embedding]:
         raise AnalysisUnavailable("this analysis looks at weights: give the model, Run.load(path, model=…).")
     raise AnalysisUnavailable(
         f"this analysis needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
-        "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries."
+        "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what it\n"
+        "    is made of: gf.foreign(module, gf.Spec(…, config=…, weights=…))."
     )
 
 

@@ -31,7 +31,7 @@ class Inputs:
 def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if isinstance(inputs, Batch):
-        return _batch(model, inputs)
+        return _batch(model, inputs) if isinstance(model, Decoder | EncoderDecoder) else _foreign_batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
         return _pair(model, inputs, target, text)
@@ -152,6 +152,16 @@ def _batch(model: Any, batch: Batch) -> Inputs:
     kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
     rows, source_rows = readable(model, ids, batch.lengths), readable(model, source, batch.source_lengths)
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
+
+
+def _foreign_batch(model: Any, batch: Batch) -> Inputs:
+    whole = batch.lengths is None or bool((batch.lengths == batch.tokens.shape[1]).all())
+    if batch.source is not None or batch.documents is not None or not whole:
+        raise ShapeMismatch(
+            f"{type(model).__name__} is no model of ours, so how it is told of padding, documents or a source is not "
+            "known.\n    Give the arguments it takes: {'input_ids': …, 'attention_mask': …}, or rows of one length."
+        )
+    return _foreign(model, batch.tokens, None)
 
 
 def _foreign(model: Any, inputs: Any, text: str | None) -> Inputs:

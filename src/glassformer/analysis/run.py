@@ -21,7 +21,7 @@ from glassformer.errors import CheckpointError, ShapeMismatch, SiteNotRead, near
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, EncoderDecoder
-from glassformer.trace import Edit, Foreign, Read, Site, Tape
+from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
 from glassformer.weights import head_label
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -42,7 +42,7 @@ class Run(Mapping[str, Labelled]):
         text: The text that was given, if it was one.
         generated: The decoder's text was generated, not given.
         output: What a model we did not write returned.
-        model: The model that ran; None after loading.
+        model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
     """
 
     sites: Mapping[str, Labelled]
@@ -169,7 +169,8 @@ def run(
     `target`, or what it generates greedily when there is no target.
 
     Args:
-        model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`).
+        model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
+            spec names (`foreign`).
         inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
             tuple of arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
@@ -197,7 +198,7 @@ def run(
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, None if isinstance(model, Decoder | EncoderDecoder) else output, model,
+        given.generated, None if isinstance(model, Decoder | EncoderDecoder) else output, parts_of(model),
     )  # fmt: skip
 
 

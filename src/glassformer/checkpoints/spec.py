@@ -11,22 +11,30 @@
     )
     model = foreign(module, spec)                # reads, edits, sweeps under our names, on the module itself
 
-Nothing is guessed: a site that is not named is not there.
+Nothing is guessed: a site that is not named is not there. A spec that also says what the module is made of (`config`,
+and `weights`: a table as families of checkpoints have) opens it to analyses of weights and parts; `disagreement` tests
+what it says.
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from glassformer.attention import AttentionLayer
-from glassformer.errors import ConfigError, UnknownSite, nearest
+from glassformer.checkpoints.families.family import Table
+from glassformer.checkpoints.parity import relative
+from glassformer.checkpoints.shared_parts import SharedParts, derived_sites
+from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
+from glassformer.models import DecoderConfig
 from glassformer.models.parts import MlpLayer
-from glassformer.trace import Foreign, Site
+from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.trace.foreign import Bound
 from glassformer.trace.places import Layout, Place
 
@@ -47,11 +55,19 @@ class Spec:
     Args:
         sites: Our site, or a name of one's own, and the module boundary (`{module}.in`, `{module}.out`) or `Place` that
             carries it, in the order of the forward pass. `{i}` stands for the layer on both sides.
-        sizes: Lengths of axes that cannot be told from a tensor: `head`, and `kv_head` if it differs.
+        sizes: Lengths of axes that cannot be told from a tensor: `head`, and `kv_head` if it differs. Those that follow
+            from `config` are known.
+        config: What the module is made of, as a config of ours: heads, norms, positions, activations. Weights do not
+            tell these, so they have to be said.
+        weights: From our tensors to the module's, as in the tables of `checkpoints.families`.
+        ignored: Patterns of parameters that `weights` leaves out on purpose.
     """
 
     sites: Mapping[str, str | Place]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    config: DecoderConfig | None = None
+    weights: Table = field(default_factory=dict)
+    ignored: Sequence[str] = ()
 
 
 def foreign(module: nn.Module, spec: Spec, tokenizer: Any = None) -> Foreign:
@@ -65,16 +81,61 @@ def foreign(module: nn.Module, spec: Spec, tokenizer: Any = None) -> Foreign:
     Raises:
         UnknownSite: The module has no such part, or a name is none of ours and comes without axes.
         UnknownAxis: A layout does not hold the axes of its site.
-        ConfigError: A boundary ends in neither `in` nor `out`, or `{i}` stands on one side only.
+        ConfigError: A boundary ends in neither `in` nor `out`, `{i}` stands on one side only, or the table does not
+            cover our tensors and the module's.
+        CheckpointError: A tensor is not of the shape that the config asks for.
 
     Example:
         >>> model = foreign(gpt2, Spec({"blocks.{i}.attn.z": "transformer.h.{i}.attn.c_proj.in"}, {"head": 12}))
         >>> gf.run(model, ids, edit=[gf.Scale("blocks.3.attn.z", 0.0, at=gf.At(head=5))])
     """
-    return Foreign(module, list(_bound(module, spec)), tokenizer=tokenizer)
+    if spec.config is None:
+        return Foreign(module, list(_bound(module, spec, SiteTable())), tokenizer=tokenizer)
+    with torch.device("meta"):
+        shape = spec.config.build()
+    bound = list(_bound(module, spec, shape.sites()))
+    if not spec.weights:
+        return Foreign(module, bound, tokenizer=tokenizer)
+    parts = SharedParts(module, spec.config, spec.weights, spec.ignored, tokenizer)
+    names = {one.site.name for one in bound}
+    derived = [one for one in derived_sites(shape, parts) if one.source in names and one.site.name not in names]
+    return Foreign(module, bound, derived, parts, tokenizer)
 
 
-def _bound(module: nn.Module, spec: Spec) -> Iterator[Bound]:
+def disagreement(model: Foreign, ids: Int[Tensor, "batch pos"], **arguments: Any) -> dict[str, float]:
+    """Return how far the module is from what its spec says it is made of, site by site.
+
+    Both run on the same tokens: the module, and the parts that analyses of weights take it for. A wrong pairing of
+    rotary dimensions, a wrong eps or a query read before its rotation shows here, and nowhere else.
+
+    Args:
+        model: A module seen through a spec with `config` and `weights`.
+        ids: Token ids, given to the module as its first argument.
+        arguments: Others that the module takes.
+
+    Returns:
+        Largest absolute difference over the root mean square of the module's value, in the order of the spec.
+
+    Raises:
+        AnalysisUnavailable: The spec does not say what the module is made of.
+    """
+    if not model.has_parts:
+        raise AnalysisUnavailable(
+            "disagreement: the spec names sites only; say what the module is made of: Spec(…, config=…, weights=…)."
+        )
+    ours = model.parts()
+    names = [name for name in model.sites() if name in ours.sites() and name not in model.derived]
+    training = model.training
+    with torch.no_grad():
+        theirs, mine = Tape(model, names), Tape(ours, names)
+        model.eval()(ids, **arguments, tape=theirs)
+        model.train(training)
+        ours.eval()(ids, tape=mine)
+    theirs.check_visited()
+    return {name: relative(mine.values[name], theirs.values[name]) for name in names}
+
+
+def _bound(module: nn.Module, spec: Spec, known: SiteTable) -> Iterator[Bound]:
     """Yield every site of every layer: what comes before the layers, layer by layer, what comes after."""
     modules = dict(module.named_modules())
     places = {name: Place(place) if isinstance(place, str) else place for name, place in spec.sites.items()}
@@ -83,14 +144,14 @@ def _bound(module: nn.Module, spec: Spec) -> Iterator[Bound]:
     names = list(places)
     first = names.index(layered[0]) if layered else len(names)
     for name in names[:first]:
-        yield _one(module, name, places[name], None, spec)
+        yield _one(module, name, places[name], None, spec, known)
     for i in sorted({i for found in layers.values() for i in found}):
         for name in layered:
             if i in layers[name]:
-                yield _one(module, name, places[name], i, spec)
+                yield _one(module, name, places[name], i, spec, known)
     for name in names[first:]:
         if name not in layers:
-            yield _one(module, name, places[name], None, spec)
+            yield _one(module, name, places[name], None, spec, known)
 
 
 def _layers(name: str, place: Place, modules: Mapping[str, nn.Module]) -> list[int]:
@@ -103,7 +164,7 @@ def _layers(name: str, place: Place, modules: Mapping[str, nn.Module]) -> list[i
     return found
 
 
-def _one(module: nn.Module, name: str, place: Place, layer: int | None, spec: Spec) -> Bound:
+def _one(module: nn.Module, name: str, place: Place, layer: int | None, spec: Spec, known: SiteTable) -> Bound:
     i = "" if layer is None else str(layer)
     site_name, path = name.replace(_LAYER, i), place.module.replace(_LAYER, i)
     if place.end not in ("in", "out"):
@@ -116,8 +177,14 @@ def _one(module: nn.Module, name: str, place: Place, layer: int | None, spec: Sp
     modules = dict(module.named_modules())
     if path not in modules:
         raise _no_module(name, place, path, modules)
-    axes = _axes(name, place)
-    sizes = {axis: size for axis, size in spec.sizes.items() if axis in axes}
+    ours = known.get(site_name)
+    if known and ours is None and place.axes is None:
+        raise UnknownSite(
+            f'spec: a model of this config has no site "{site_name}".{nearest(site_name, known)}\n'
+            "    A name of your own needs axes: Place(boundary, axes='batch pos …')."
+        )
+    axes = _axes(name, place) if ours is None else ours.axes
+    sizes = {axis: size for axis, size in spec.sizes.items() if axis in axes} | dict(ours.sizes if ours else {})
     if "kv_head" in axes and "kv_head" not in sizes and "head" in spec.sizes:
         sizes["kv_head"] = spec.sizes["head"]
     layout = Layout.of(site_name, axes, place, {**spec.sizes, **sizes})

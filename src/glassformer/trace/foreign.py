@@ -81,6 +81,11 @@ class Foreign(nn.Module):
         self._table |= {name: one.site for name, one in self._derived.items()}
 
     @property
+    def derived(self) -> tuple[str, ...]:
+        """Names of the sites that are computed from others."""
+        return tuple(self._derived)
+
+    @property
     def has_parts(self) -> bool:
         """Whether it is known what the module is made of."""
         return self._parts is not None
@@ -99,7 +104,22 @@ class Foreign(nn.Module):
         if tape is None:
             return self.module(*args, **kwargs)
         with self._hooked(tape):
-            return self.module(*args, **kwargs)
+            output = self.module(*args, **kwargs)
+        self._spread(tape)
+        return output
+
+    def _spread(self, tape: Tape) -> None:
+        """Give every row of the batch its own entry where a module made one for all of them, as for positions."""
+        whole = {name: value for name, value in tape.values.items() if self._is_whole(tape, name)}
+        batch = max((len(value) for value in whole.values()), default=1)
+        for name, value in whole.items():
+            if len(value) == 1 < batch:
+                tape.values[name] = value.expand(batch, *value.shape[1:])
+
+    def _is_whole(self, tape: Tape, name: str) -> bool:
+        read = tape.reads.get(name)
+        batched = name in self._table and self._table[name].axes[:1] == ("batch",)
+        return batched and read is not None and not read.at and read.reduce is None
 
     @contextmanager
     def _hooked(self, tape: Tape) -> Generator[None, None, None]:
@@ -212,6 +232,9 @@ def _replaced(container: Any, which: int, function: Callable[[Tensor], Tensor]) 
 def _visit(tape: Tape, name: str, value: Tensor) -> Tensor:
     earlier = tape.values.get(name)
     value = tape.visit(name, value)
+    if name in tape.values and not tape.grad:
+        # other people's modules add in place: what was read must not change under the reader
+        tape.values[name] = tape.values[name].clone()
     if earlier is not None and name in tape.values:
         calls = 2 + sum(key.startswith(f"{name}#") for key in tape.values)
         tape.values[f"{name}#{calls}"], tape.values[name] = tape.values[name], earlier

@@ -24,6 +24,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models import Block, Decoder, EncoderDecoder, Stack
 from glassformer.models.parts import MlpLayer, Norm
+from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
 
@@ -345,9 +346,11 @@ class HeadWeights:
 
 def views(model: Any) -> HeadWeights:
     """Return the matrices of a model as views on its parameters."""
+    model = parts_of(model)
     if not isinstance(model, Decoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
+            "    Of any other module a spec says what it is made of: foreign(module, Spec(…, config=…, weights=…))."
         )
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
