@@ -79,7 +79,8 @@ class SharedParts:
         if left:
             raise ConfigError(
                 f'spec: the table leaves out {len(left)} parameters of the module, "{left[0]}" first: what it '
-                "describes is not what the module computes.\n    Name them in weights, or in ignored if they play no part."
+                "describes is not what the module computes.\n"
+                "    Name them in weights, or in ignored if they play no part."
             )
 
 

@@ -118,8 +118,8 @@ def _texts(model: Any, inputs: Any) -> Any:
     if isinstance(model, Foreign):
         if len({len(row) for row in rows}) > 1:
             raise TextError(
-                f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of padding "
-                "is not known.\n    Give texts of one length, or the arguments it takes."
+                f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
+                "padding is not known.\n    Give texts of one length, or the arguments it takes."
             )
         return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
     ids, lengths = padded(model, rows, left=False)

@@ -1,12 +1,12 @@
 """Rows of a sweep over a module we did not write: whole passes, with several rows in one batch.
 
 What the rows share cannot be left out, since nothing says how to start such a module in the middle; but a batch of rows
-costs far less than as many passes. Whether a module treats the rows of a batch by themselves is not taken on trust: the
-first row, beside the base, has to give what it gives alone, and the base what it gave. Otherwise the plain loop runs.
+costs far less than as many passes. Whether a module treats the rows of a batch by themselves is not taken on trust: an
+edited base and an untouched one, side by side, have to come out as each does alone. Otherwise the plain loop runs.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from glassformer.analysis.causal.worlds import Worlds, localised
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating, output_logits
 from glassformer.errors import GlassformerError
-from glassformer.trace import Edit, Foreign, Read, Take, Tape
+from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
+
+Edits = Sequence[tuple[Site, Edit]]
 
 # tokens beyond which a larger batch is no faster
 WORTHWHILE = {"cpu": 1 << 10, "cuda": 1 << 16}
@@ -57,7 +59,7 @@ def side_by_side(
     whole = loop.base()
     batches = _Batches(loop, prepare(model, base, target), whole.shape[1])
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
-    refused = "one row" if len(units) < 2 or rows == 1 else batches.refusal(units[0], whole)
+    refused = "one row" if len(units) < 2 or rows == 1 else batches.refusal()
     kept = Kept(save_to, whole, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in loop.rows])
     found: list[tuple[tuple[int, ...], Tensor]] = []
     passes = 0
@@ -90,30 +92,40 @@ class _Batches:
 
     def shares(self, rows: Sequence[int]) -> bool:
         """Return whether everything that these rows edit or measure has a value for each row of a batch."""
-        names = {site.name for row in rows for site, _ in (*self.loop.common, *self.loop.rows[row])}
-        sites = [self.loop.table[name] for name in {*names, *self.read}]
+        return self._batched({site.name for row in rows for site, _ in self.loop.rows[row]})
+
+    def _batched(self, names: Iterable[str]) -> bool:
+        sites = [self.loop.table[name] for name in {*names, *self.read, *(site.name for site, _ in self.loop.common)}]
         return all(s.axes[:1] == ("batch",) and self.sizes[s.name][0] == self.batch for s in sites)
 
-    def refusal(self, rows: Sequence[int], whole: Float[Tensor, "metric batch"]) -> str:
-        """Return why rows cannot stand side by side; empty if they can."""
+    def refusal(self) -> str:
+        """Return why rows cannot stand side by side; empty if they can.
+
+        A site that the plan edits is changed in one world and left alone in the world beside it; both have to come out
+        as they do in passes of their own.
+        """
         arguments = [*self.given.args, *self.given.kwargs.values()]
         if self.batch == self.length and any(isinstance(a, Tensor) and a.ndim == 1 for a in arguments):
             return "an argument has one axis, and it may be the batch or the positions"
-        if not self.shares(rows):
-            return "a site has no value of its own for each row of the batch"
-        alone = torch.stack([self.loop.row(row) for row in rows], 1)
+        sites = {site.name: site for row in self.loop.rows for site, _ in row}
+        tested = next((site for name, site in sites.items() if self._batched([name])), None)
+        if tested is None:
+            return "no site of the plan has a value of its own for each row of a batch"
+        # no norm undoes it, as it would a factor
+        test = [(tested, Apply(tested.name, lambda value: value + value.flip(-1) / 2))]
+        expected = [torch.stack(pair) for pair in zip(self._seen([test]), self._seen([[]]))]
         try:
-            found = self.run(rows, beside=1)
+            found = self._seen([test, []])
         except GlassformerError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
             return f"the module does not take a larger batch ({str(error).splitlines()[0][:80]})"
-        expected = torch.cat((alone, whole[:, None]), 1)
-        # a batch of another size takes other kernels, so numbers agree up to rounding
-        allowed = torch.finfo(expected.dtype).eps ** 0.5 if expected.is_floating_point() else 0.0
-        scale = expected.double().square().nanmean().sqrt().clamp_min(1e-30)
-        apart = (found.double() - expected.double()).abs().nan_to_num(0.0).amax() / scale
-        return "" if apart <= allowed else f"in a batch the numbers are other ones (by {float(apart):.1e} of their RMS)"
+        for together, apart in zip(found, expected):
+            # a batch of another size takes other kernels, so numbers agree up to rounding
+            error = _difference(together.unflatten(0, (2, -1)), apart)
+            if not error <= torch.finfo(apart.dtype).eps ** 0.5:
+                return f"in a batch the numbers are other ones (by {error:.1e} of their RMS)"
+        return ""
 
     def groups(self, units: Sequence[tuple[int, ...]], rows: int | None, memory: int | None) -> list[tuple[int, ...]]:
         """Return which rows run together; rows that read each other always do."""
@@ -130,12 +142,22 @@ class _Batches:
                 found.append(list(unit))
         return [tuple(group) for group in found]
 
-    def run(self, rows: Sequence[int], beside: int = 0) -> Float[Tensor, "metric world batch"]:
-        """Return the metrics of some rows from one pass, and of as many unchanged bases beside them."""
-        worlds, order = len(rows) + beside, {row: world for world, row in enumerate(rows)}
+    def run(self, rows: Sequence[int]) -> Float[Tensor, "metric world batch"]:
+        """Return the metrics of some rows from one pass."""
+        order = {row: world for world, row in enumerate(rows)}
+        return self._measured(*self._pass([self.loop.rows[row] for row in rows], order), len(rows))
+
+    def _seen(self, worlds: Sequence[Edits]) -> list[Tensor]:
+        """Return everything that metrics could look at: the logits, and the sites that are read."""
+        logits, tape = self._pass(worlds, {})
+        found = [*([] if logits is None else [logits]), *(tape.values[name] for name in self.read)]
+        return [value.detach() for value in found if value.is_floating_point()]
+
+    def _pass(self, rows: Sequence[Edits], order: Mapping[int, int]) -> tuple[Tensor | None, Tape]:
+        """Run one world per row of edits; `order` says where a row of the plan stands."""
+        worlds = len(rows)
         by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
-        for world in range(worlds):
-            own = self.loop.rows[rows[world]] if world < len(rows) else []
+        for world, own in enumerate(rows):
             for site, edit in (*self.loop.common, *own):
                 by_site[site.name][world].append(localised(edit, site, 0, self.length or 0))
         edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
@@ -145,7 +167,7 @@ class _Batches:
             kwargs = {name: self._repeated(a, worlds) for name, a in self.given.kwargs.items()}
             output = self.loop.model(*args, **kwargs, tape=tape)
         tape.check_visited()
-        return self._measured(output_logits(output), tape, worlds)
+        return output_logits(output), tape
 
     def _measured(self, logits: Tensor | None, tape: Tape, worlds: int) -> Float[Tensor, "metric world batch"]:
         found: list[Tensor] = []
@@ -183,6 +205,14 @@ class _Batches:
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.loop.model.parameters()), torch.device("cpu"))
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference over the root mean square of what was expected."""
+    if found.shape != expected.shape:
+        return float("inf")
+    apart = (found.double() - expected.double()).abs().nan_to_num(0.0).amax()
+    return float(apart / expected.double().square().nanmean().sqrt().clamp_min(1e-30))
 
 
 def _rows_and_bytes(value: Tensor) -> Tensor:
