@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, weights
+from glassformer.analysis.attribution import needs as attribution_needs
 from glassformer.analysis.causal import (
     Cells,
     Donor,
@@ -23,7 +24,6 @@ from glassformer.analysis.causal import (
     patch,
     sweep,
 )
-from glassformer.analysis.attribution import needs as attribution_needs
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
@@ -473,18 +473,17 @@ class Wrong:
 
 
 LAYER = "transformer.h.{i}"
+Z = "blocks.{i}.attn.z"
 WRONG = {
     "no such module": Wrong({"logits": "lm_heat.out"}, UnknownSite, r'no module "lm_heat"\. Nearest: "lm_head"'),
-    "no such layers": Wrong(
-        {"blocks.{i}.attn.z": "transformer.layers.{i}.attn.out"}, UnknownSite, r'no module "transformer\.layers\.0\.attn"'
-    ),
-    "no such site": Wrong({"blocks.{i}.attn.patern": f"{LAYER}.attn.out"}, UnknownSite, r'Nearest: "blocks\.\{i\}\.at'),
+    "no such layers": Wrong({Z: "transformer.layers.{i}.out"}, UnknownSite, r'no module "transformer\.layers\.0"'),
+    "no such site": Wrong({"blocks.{i}.attn.patern": f"{LAYER}.attn.out"}, UnknownSite, r'Nearest: "blocks\.\{i\}'),
     "no side": Wrong({"logits": "lm_head"}, ConfigError, r'"lm_head\.in" or "lm_head\.out"'),
     "a layer on our side": Wrong({"blocks.{i}.mlp.out": "lm_head.out"}, ConfigError, "one site per layer"),
     "a layer on theirs": Wrong({"logits": f"{LAYER}.out"}, ConfigError, "one boundary per layer"),
-    "heads not said": Wrong({"blocks.{i}.attn.z": f"{LAYER}.attn.c_proj.in"}, UnknownAxis, "lengths of head and d_value"),
+    "heads not said": Wrong({Z: f"{LAYER}.attn.c_proj.in"}, UnknownAxis, "lengths of head and d_value"),
     "an axis missing": Wrong(
-        {"blocks.{i}.attn.z": Place(f"{LAYER}.attn.c_proj.in", "batch pos (hed d_value)")}, UnknownAxis, 'Nearest: "hed"'
+        {Z: Place(f"{LAYER}.attn.c_proj.in", "batch pos (hed d_value)")}, UnknownAxis, 'Nearest: "hed"'
     ),
     "an index missing": Wrong(
         {"blocks.{i}.attn.query": Place(f"{LAYER}.attn.c_attn.out", "batch pos (part head d_head)")},

@@ -1,16 +1,20 @@
-"""Saving and loading models: safetensors and JSON, never a pickle."""
+"""Saving and loading models, ours and published ones: safetensors and JSON, never a pickle."""
 
-from glassformer.checkpoints.folder import folder_of, load, save, sha256, shipped
+from glassformer.checkpoints.folder import config_of, folder_of, load, open_folder, save, sha256, shipped
+from glassformer.checkpoints.hub import is_id
 from glassformer.checkpoints.shards import AttentionReader, save_shards
 from glassformer.checkpoints.spec import Spec, disagreement, foreign
 
 __all__ = [
     "AttentionReader",
     "Spec",
+    "config_of",
     "disagreement",
     "folder_of",
     "foreign",
+    "is_id",
     "load",
+    "open_folder",
     "save",
     "save_shards",
     "sha256",
