@@ -432,7 +432,7 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
 @every
 def test_lens_and_attribution_take_runs_of_the_module(name: str) -> None:
     model = MODELS[name]()
-    sites = {*lens_needs(model), *attribution_needs(model)}
+    sites = {*lens_needs(model.parts()), *attribution_needs(model.parts())}
     run, mine = gf.run(model, CLEAN, read=sites), gf.run(model.parts(), CLEAN, read=sites)
     close(analysis.lens(run, row=1).logits.values, analysis.lens(mine, row=1).logits.values)
     found = analysis.attribution(run, 3, 5, row=1)
@@ -446,6 +446,8 @@ def test_weights_are_those_of_the_module_and_give_its_log_probabilities(name: st
     expected = gf.run(model, CLEAN).logits
     assert expected is not None
     w = weights.of(model)
+    with pytest.raises(AnalysisUnavailable, match=r"model\.parts\(\)"):
+        lens_needs(model)
     close(weights.logits(w, CLEAN), expected)
     close(weights.logits(weights.of(model, fold=True), CLEAN).log_softmax(-1), expected.log_softmax(-1))
     storage = {p.untyped_storage().data_ptr() for p in model.module.parameters()}

@@ -8,7 +8,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Block, Decoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
-from glassformer.trace import parts_of
+from glassformer.trace import Foreign
 
 Kind = Literal[
     "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "unembed_bias"
@@ -36,13 +36,17 @@ class Component:
 
 def decoder_side(model: Any) -> tuple[Stack, Embedding]:
     """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for other modules."""
-    model = parts_of(model)
     if isinstance(model, Decoder):
         return model.stack, model.embed
     if isinstance(model, EncoderDecoder):
         return model.decoder, model.decoder_embed
     if model is None:
         raise AnalysisUnavailable("this analysis looks at weights: give the model, Run.load(path, model=…).")
+    if isinstance(model, Foreign) and model.has_parts:
+        raise AnalysisUnavailable(
+            "this analysis looks at the parts of a model, which a module seen through a spec has apart from it.\n"
+            "    Give it model.parts(): a model of ours with the module's weights."
+        )
     raise AnalysisUnavailable(
         f"this analysis needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
         "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what it\n"
