@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import glassformer as gf
@@ -45,6 +44,7 @@ from strategies import randomise
 
 CLEAN = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 CORRUPT = torch.tensor([[1, 5, 3, 9, 0, 3, 7], [4, 9, 8, 1, 6, 2, 10]])
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 METRIC = logit_difference(3, 5)
 
 
@@ -144,8 +144,8 @@ def gpt2() -> Foreign:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=11, n_positions=8, n_embd=12, n_layer=2, n_head=3, attn_implementation="eager", bos_token_id=0,
-        eos_token_id=0,
+        vocab_size=11, n_positions=8, n_embd=12, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0,
+        **EAGER,
     )  # fmt: skip
     module = randomise(GPT2LMHeadModel(config).double().eval(), std=0.3)
     layer = block(n_heads=3, bias=True, mlp=Mlp(activation="gelu_tanh"))
@@ -184,7 +184,7 @@ def llama() -> Foreign:
     config = LlamaConfig(
         vocab_size=11, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=6, max_position_embeddings=16, rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, **EAGER,
     )  # fmt: skip
     with Wide():
         module = randomise(LlamaForCausalLM(config).double().eval(), std=0.3)
@@ -239,6 +239,12 @@ def float64_throughout():
         yield
 
 
+def logits(model: Any, **asked: Any) -> Tensor:
+    found = gf.run(model, CLEAN, **asked).logits
+    assert found is not None
+    return found
+
+
 def hooks(model: Foreign) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.module.modules())
 
@@ -262,7 +268,7 @@ def test_every_site_reads_as_in_a_model_of_ours(name: str) -> None:
         assert theirs[site].axes == mine[site].axes
         assert theirs[site].coords == mine[site].coords
         close(theirs[site].values, mine[site].values)
-    close(theirs.logits, mine.logits)
+    close(logits(model), logits(ours))
 
 
 def edits() -> dict[str, list[Edit]]:
@@ -285,16 +291,16 @@ def edits() -> dict[str, list[Edit]]:
 def test_an_edit_does_what_it_does_to_a_model_of_ours(name: str, kind: str) -> None:
     model, changes = MODELS[name](), edits()[kind]
     changes = [c for c in changes if name != "gpt2" or "hidden" not in c.site] or [Scale("blocks.0.mlp.hidden", 0.5)]
-    theirs, mine = gf.run(model, CLEAN, edit=changes), gf.run(model.parts(), CLEAN, edit=changes)
-    assert not torch.equal(theirs.logits, gf.run(model, CLEAN).logits)
-    close(theirs.logits, mine.logits)
+    edited = logits(model, edit=changes)
+    assert not torch.equal(edited, logits(model))
+    close(edited, logits(model.parts(), edit=changes))
 
 
 def test_queries_keys_and_patterns_can_be_edited_where_a_boundary_carries_them() -> None:
     model = handmade()
     for site, at in (("query", At(head=1)), ("key", At(kv_head=2)), ("pattern", At(head=0, query=3))):
         changes = [Scale(f"blocks.0.attn.{site}", 0.3, at=at)]
-        close(gf.run(model, CLEAN, edit=changes).logits, gf.run(model.parts(), CLEAN, edit=changes).logits)
+        close(logits(model, edit=changes), logits(model.parts(), edit=changes))
 
 
 def test_what_was_read_does_not_change_when_the_module_adds_in_place() -> None:
@@ -443,8 +449,7 @@ def test_lens_and_attribution_take_runs_of_the_module(name: str) -> None:
 @every
 def test_weights_are_those_of_the_module_and_give_its_log_probabilities(name: str) -> None:
     model = MODELS[name]()
-    expected = gf.run(model, CLEAN).logits
-    assert expected is not None
+    expected = logits(model)
     w = weights.of(model)
     with pytest.raises(AnalysisUnavailable, match=r"model\.parts\(\)"):
         lens_needs(model)
@@ -461,7 +466,7 @@ def test_weights_are_those_of_the_module_and_give_its_log_probabilities(name: st
         for p in model.module.parameters():
             p.mul_(0.5)
     close(weights.of(model).Q[1], w.Q[1].clone() if name == "gpt2" else w.Q[1] * 0.5)
-    close(weights.logits(weights.of(model), CLEAN), gf.run(model, CLEAN).logits)
+    close(weights.logits(weights.of(model), CLEAN), logits(model))
 
 
 @dataclass
@@ -515,7 +520,7 @@ def test_a_wrong_number_of_heads_shows_in_the_first_pass_and_leaves_no_hook() ->
     with pytest.raises(ZeroDivisionError):
         gf.run(model, CLEAN, read="*", edit=[("blocks.1.mlp.out", fail)])
     assert hooks(model) == 0
-    close(gf.run(model, CLEAN).logits, gf.run(model.parts(), CLEAN).logits)
+    close(logits(model), logits(model.parts()))
 
 
 def test_a_boundary_without_a_tensor_is_named() -> None:
@@ -564,7 +569,7 @@ def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing()
             analysis_of(model)
     with pytest.raises(AnalysisUnavailable, match='names no site of the family "mlp_out"'):
         patch(model, CLEAN, CORRUPT, METRIC, "mlp_out")
-    close(F.softmax(gf.run(model, CLEAN).logits, -1).sum(-1), torch.ones(2, 7, dtype=torch.float64))
+    close(logits(model), module(CLEAN).logits)
 
 
 def test_a_tokenizer_lets_a_module_read_text() -> None:

@@ -84,7 +84,8 @@ def heads(model: Any) -> list[Head]:
     """Return every attention head: by stack, layer, sub-layer, head."""
     if not isinstance(model, Decoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"heads are known by name in a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            f"heads are known by name in a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
+            "    Of a module whose spec says what it is made of, give model.parts()."
         )
     return [head for name, stack in model.stacks.items() for block in stack.blocks for head in _in_block(name, block)]
 

@@ -146,6 +146,11 @@ class Foreign(nn.Module):
                 handle.remove()
 
 
+def is_named(model: Any) -> bool:
+    """Whether a model is a module we did not write whose sites have our names."""
+    return isinstance(model, Foreign) and model.named
+
+
 def parts_of(model: Any) -> Any:
     """Return what analyses of parts look at: a foreign module's parts if they are known, else the model itself."""
     return model.parts() if isinstance(model, Foreign) and model.has_parts else model

@@ -172,7 +172,8 @@ def usual(axes: Sequence[str]) -> str:
 
 def parsed(layout: str, axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return a layout as axes per axis of the tensor, by the names that the site has for them."""
-    groups = [tuple(word.strip("()").split()) for word in _AXIS.findall(layout)]
+    words: list[str] = _AXIS.findall(layout)
+    groups = [tuple(word.strip("()").split()) for word in words]
     # `pos` of a site that says `key` is its key axis, unless the layout has both
     named = {axis: _ALIASES[axis] for axis in _ALIASES if axis not in axes and _ALIASES[axis] in axes}
     return tuple(tuple(named.get(axis, axis) for axis in group) for group in groups)

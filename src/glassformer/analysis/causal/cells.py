@@ -19,8 +19,7 @@ from typing import Any
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
-from glassformer.trace import At, Site, SiteTable
-from glassformer.trace.foreign import Foreign
+from glassformer.trace import At, Foreign, Site, SiteTable, is_named
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
 
@@ -129,7 +128,7 @@ def grids(
         if cells.sites in FAMILIES and hasattr(model, "stacks"):
             by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
             groups = _family(model, cells, analysis)
-        elif cells.sites in FAMILIES and isinstance(model, Foreign) and model.named:
+        elif cells.sites in FAMILIES and is_named(model):
             by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
             groups = _family_by_name(model, cells, analysis)
         else:
@@ -147,7 +146,7 @@ def grids(
 def _unbundled(model: Any, asked: Sequence[str | Cells]) -> Iterator[Cells]:
     for cells in asked:
         cells = cells if isinstance(cells, Cells) else Cells(cells)
-        if cells.sites in BUNDLES and isinstance(model, Foreign) and model.named:
+        if cells.sites in BUNDLES and is_named(model):
             for family in BUNDLES[cells.sites]:
                 if _named_sites(model, family):
                     yield dataclasses.replace(cells, sites=family)

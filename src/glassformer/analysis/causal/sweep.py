@@ -44,7 +44,7 @@ from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Decoder, EncoderDecoder
-from glassformer.trace import Edit, Foreign, Site, Take, Tape
+from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 __all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
 
@@ -87,7 +87,7 @@ def sweep(
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
     plan, metrics = Plan.of(plan), named_metrics(metric)
-    if isinstance(model, Foreign) and model.named:
+    if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
             report=report, save_to=None if save_to is None else Path(save_to),
