@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from glassformer.errors import MissingExtra
+from glassformer.models import Encoder
 from glassformer.trace import Tape
 
 
@@ -115,36 +116,71 @@ def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
     return float(error)
 
 
-def compared(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor | None = None) -> Iterator[Difference]:
-    """Yield the differences of one forward pass of a decoder: streams, patterns and logits.
+def compared(
+    ours: Any,
+    theirs: Any,
+    tokens: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+) -> Iterator[Difference]:
+    """Yield the differences of one forward pass: streams, patterns and logits, in the order of the pass.
 
     Args:
         ours: Our model.
         theirs: The reference.
         tokens: Ids, `batch pos`, padded on the right.
         lengths: Real tokens per row.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
     """
-    real = torch.ones_like(tokens, dtype=torch.bool)
-    given: dict[str, Any] = {}
-    if lengths is not None:
-        real = torch.arange(tokens.shape[1])[None] < lengths[:, None]
-        given = {"attention_mask": real.long()}
+    real, read = _real(tokens, lengths), None if source is None else _real(source, source_lengths)
+    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": True}
+    if source is None:
+        given |= {"input_ids": tokens} | ({} if lengths is None else {"attention_mask": real.long()})
+    else:
+        given |= {"input_ids": source, "decoder_input_ids": tokens}
+        given |= {} if source_lengths is None else {"attention_mask": read.long()}  # type: ignore[union-attr]
+        given |= {} if lengths is None else {"decoder_attention_mask": real.long()}
+    # an encoder has no cache to be told of
+    given |= {} if isinstance(ours, Encoder) else {"use_cache": False}
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
-        expected = theirs(input_ids=tokens, output_hidden_states=True, output_attentions=True, use_cache=False, **given)
-    names = [name for name in ours.sites() if name.endswith((".resid_pre", ".attn.pattern"))]
-    last = "final.norm"
-    tape = Tape(ours, [*names, last])
+        expected = theirs(**given)
+    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".attn.pattern", ".cross.pattern", "final.norm"))]
+    tape = Tape(ours, names)
     with torch.no_grad():
-        logits = ours(tokens, lengths=lengths, tape=tape)
-    for layer, hidden in enumerate(expected.hidden_states):
-        at_end = layer == len(expected.hidden_states) - 1
-        site = last if at_end else f"blocks.{layer}.resid_pre"
-        yield Difference(site, relative(tape.values[site], hidden, real))
-        if not at_end:
-            pattern = f"blocks.{layer}.attn.pattern"
-            rows = real[:, None].expand(-1, expected.attentions[layer].shape[1], -1)
-            yield Difference(pattern, relative(tape.values[pattern], expected.attentions[layer], rows))
-    yield Difference("logits", relative(logits, expected.logits, real))
+        if source is None:
+            logits = ours(tokens, lengths=lengths, tape=tape)
+        else:
+            logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    if source is None:
+        yield from _stack("", tape, expected.hidden_states, expected.attentions, None, real)
+    else:
+        assert read is not None, "a source was given"
+        yield from _stack("encoder.", tape, expected.encoder_hidden_states, expected.encoder_attentions, None, read)
+        hidden, attentions = expected.decoder_hidden_states, expected.decoder_attentions
+        yield from _stack("decoder.", tape, hidden, attentions, expected.cross_attentions, real)
+    if (theirs_logits := getattr(expected, "logits", None)) is not None:
+        yield Difference("logits", relative(logits, theirs_logits, real))
+
+
+def _real(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    if lengths is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    return torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
+
+
+def _stack(prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, real: Tensor) -> Iterator[Difference]:
+    for layer, stream in enumerate(hidden):
+        at_end = layer == len(hidden) - 1
+        site = f"{prefix}final.norm" if at_end else f"{prefix}blocks.{layer}.resid_pre"
+        yield Difference(site, relative(tape.values[site], stream, real))
+        for part, patterns in (("attn", attentions), ("cross", crossed)):
+            if not at_end and patterns is not None:
+                pattern = f"{prefix}blocks.{layer}.{part}.pattern"
+                rows = real[:, None].expand(-1, patterns[layer].shape[1], -1)
+                yield Difference(pattern, relative(tape.values[pattern], patterns[layer], rows))
 
 
 def report(differences: Mapping[str, float]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.families.family import Source, Table, assembled, sources
 from glassformer.errors import ConfigError, nearest
-from glassformer.models import Block, Decoder, DecoderConfig
+from glassformer.models import Block, ModelConfig
 from glassformer.models.parts import Norm
 from glassformer.trace import Site
 from glassformer.trace.foreign import Derived
@@ -39,18 +39,18 @@ class SharedParts:
     """
 
     def __init__(
-        self, module: nn.Module, config: DecoderConfig, table: Table, ignored: Sequence[str], tokenizer: Any
+        self, module: nn.Module, config: ModelConfig, table: Table, ignored: Sequence[str], tokenizer: Any
     ) -> None:
         self.module, self.config, self.tokenizer = module, config, tokenizer
         with torch.device("meta"):
-            self.model: Decoder = config.build()
+            self.model: Any = config.build()
         shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         self.sources = sources(shapes, table)
         self._check(ignored)
         self.seen: list[tuple[int, int]] = []
         self()
 
-    def __call__(self) -> Decoder:
+    def __call__(self) -> Any:
         theirs = _tensors(self.module)
         # a tensor counts its changes; one that was replaced is another object
         used = {piece.name for source in self.sources.values() for piece in source.pieces}
@@ -84,7 +84,7 @@ class SharedParts:
             )
 
 
-def derived_sites(shape: Decoder, parts: SharedParts) -> Iterator[Derived]:
+def derived_sites(shape: Any, parts: SharedParts) -> Iterator[Derived]:
     """Yield the sites that follow from others by weights alone: norms' scales, and what each head writes.
 
     Args:
@@ -92,38 +92,34 @@ def derived_sites(shape: Decoder, parts: SharedParts) -> Iterator[Derived]:
         parts: Gives the weights when a value is there.
     """
     table = shape.sites()
-    for block in shape.stack.blocks:
-        assert isinstance(block, Block), "a stack is made of blocks"
-        for i, name in enumerate(block.names):
-            layer, path = block.part(name), f"stack.blocks.{block.layer}"
-            if block.wiring != "post":
-                read = block.at_resid[0 if block.wiring == "parallel" else i]
-                yield from _scale(table, block.norm(name), f"{path}.{name}_norm", read, parts)
-            if block.wiring == "sandwich":
-                norm = block.norm_after(name)
-                yield from _scale(table, norm, f"{path}.{name}_norm_after", f"{block.path}.{name}.out", parts)
-            if isinstance(layer, AttentionLayer) and layer.merge.linear and layer.merge.gate is None:
-                yield _derived(table, layer.at.head_out, layer.at.z, f"{path}.{name}.merge", "per_head", parts)
-    last: Any = shape.stack.blocks[-1] if len(shape.stack.blocks) else None
-    if last is not None:
-        yield from _scale(table, shape.stack.final, "stack.final", last.at_resid[-1], parts)
+    paths = {module: path for path, module in shape.named_modules()}
+
+    def scale(norm: Norm | None, source: str) -> Iterator[Derived]:
+        if norm is not None and norm.at_scale in table:
+            yield _derived(table[norm.at_scale], source, paths[norm], "scale", parts)
+
+    for stack in shape.stacks.values():
+        for block in stack.blocks:
+            assert isinstance(block, Block), "a stack is made of blocks"
+            for i, name in enumerate(block.names):
+                layer = block.part(name)
+                if block.wiring != "post":
+                    yield from scale(block.norm(name), block.at_resid[0 if block.wiring == "parallel" else i])
+                behind = block.at_sum[i] if block.wiring == "post" else f"{block.path}.{name}.out"
+                yield from scale(block.norm_after(name), behind)
+                if isinstance(layer, AttentionLayer) and layer.merge.linear and layer.merge.gate is None:
+                    yield _derived(table[layer.at.head_out], layer.at.z, paths[layer.merge], "per_head", parts)
+        if len(stack.blocks):
+            yield from scale(stack.final, stack.blocks[-1].at_resid[-1])
 
 
-def _scale(
-    table: Mapping[str, Site], norm: Norm | None, path: str, source: str, parts: SharedParts
-) -> Iterator[Derived]:
-    if norm is not None and norm.weight is not None:
-        yield _derived(table, norm.at_scale, source, path, "scale", parts)
-
-
-def _derived(table: Mapping[str, Site], name: str, source: str, path: str, method: str, parts: SharedParts) -> Derived:
+def _derived(site: Site, source: str, path: str, method: str, parts: SharedParts) -> Derived:
     def value(of: Tensor) -> Tensor:
         part: Any = parts().get_submodule(path)
         return part.per_head(of, of, None) if method == "per_head" else part.scale(of)
 
-    site = table[name]
     reason = f'it is computed from "{source}" by weights alone; edit that site.'
-    return Derived(Site(name, site.axes, site.sizes, site.layer, site.lazy, reason), source, value)
+    return Derived(Site(site.name, site.axes, site.sizes, site.layer, site.lazy, reason), source, value)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

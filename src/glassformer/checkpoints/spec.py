@@ -32,7 +32,7 @@ from glassformer.checkpoints.families.family import Table
 from glassformer.checkpoints.parity import relative
 from glassformer.checkpoints.shared_parts import SharedParts, derived_sites
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
-from glassformer.models import DecoderConfig
+from glassformer.models import ModelConfig
 from glassformer.models.parts import MlpLayer
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.trace.foreign import Bound
@@ -44,7 +44,7 @@ _AXES: dict[str, str] = {
     "resid_pre": _STREAM, "resid_mid": _STREAM, "resid_post": _STREAM,
     "logits": "batch pos vocab", "logits_raw": "batch pos vocab",
 }  # fmt: skip
-_ROOTS = ("embed", "blocks", "final", "logits", "logits_raw")
+_ROOTS = ("embed", "blocks", "final", "logits", "logits_raw", "encoder", "decoder")
 _LAYER = "{i}"
 
 
@@ -65,7 +65,7 @@ class Spec:
 
     sites: Mapping[str, str | Place]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    config: DecoderConfig | None = None
+    config: ModelConfig | None = None
     weights: Table = field(default_factory=dict)
     ignored: Sequence[str] = ()
 
@@ -92,7 +92,7 @@ def foreign(module: nn.Module, spec: Spec, tokenizer: Any = None) -> Foreign:
     if spec.config is None:
         return Foreign(module, list(_bound(module, spec, SiteTable())), tokenizer=tokenizer)
     with torch.device("meta"):
-        shape = spec.config.build()
+        shape: Any = spec.config.build()
     bound = list(_bound(module, spec, shape.sites()))
     if not spec.weights:
         return Foreign(module, bound, tokenizer=tokenizer)

@@ -16,7 +16,7 @@ from glassformer.analysis.inputs import prepare
 from glassformer.analysis.run import evaluating, run
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, SiteTable, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
@@ -211,7 +211,7 @@ def lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
             wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
     for donor, sites in wanted.values():
         if missing := sites - set(donor.found):
-            if not isinstance(model, (Decoder, EncoderDecoder)):
+            if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
                 found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
                 donor.found |= {name: value.values for name, value in found.items()}
                 continue

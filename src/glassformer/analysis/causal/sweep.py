@@ -43,7 +43,7 @@ from glassformer.analysis.causal.worlds import Worlds, first_position, localised
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 __all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
@@ -92,7 +92,7 @@ def sweep(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
             report=report, save_to=None if save_to is None else Path(save_to),
         )  # fmt: skip
-    if not isinstance(model, (Decoder, EncoderDecoder)):
+    if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
         if save_to is not None:
             raise AnalysisUnavailable(
                 f"sweep: save_to keeps rows of one of our models, or of a module seen through a spec (foreign); "
