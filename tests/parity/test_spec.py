@@ -1,6 +1,6 @@
 """Modules we did not write, seen through a spec: the same numbers as a model of ours with the same weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,7 @@ def gpt2() -> Foreign:
     return gf.foreign(module, spec)
 
 
-def llama() -> Foreign:
+def llama(more: Mapping[str, Any] | None = None) -> Foreign:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -206,7 +206,9 @@ def llama() -> Foreign:
             "blocks.{i}.resid_post": f"{their}.out",
             "final.norm": "model.norm.out",
             "logits": "lm_head.out",
+            **(more or {}),
         },
+        sizes={"head": 4},
         config=DecoderConfig(11, 24, repeat(layer, 2), max_len=16, final_norm=RmsNorm(), tied=False),
         weights={
             "embed.matrix": "model.embed_tokens.weight",
@@ -558,6 +560,23 @@ def test_a_table_that_does_not_cover_both_sides_is_refused() -> None:
         wrong = {name: right for name, right in {**GPT2_TABLE, **change}.items() if right is not None}
         with pytest.raises(error, match=says):
             gf.foreign(module, gf.Spec({}, config=config, weights=wrong))
+
+
+def test_queries_that_have_yet_to_be_turned_are_not_called_queries() -> None:
+    boundary = "model.layers.{i}.self_attn.q_proj.out"
+    with pytest.raises(ConfigError, match=r'"model\.layers\.0\.self_attn\.q_proj\.out" is what it was before its'):
+        llama({"blocks.{i}.attn.query": boundary})
+    model = llama({"blocks.{i}.attn.query_raw": Place(boundary, axes="batch head pos d_head")})
+    assert gf.run(model, CLEAN, read="*")["blocks.1.attn.query_raw"].shape == (2, 4, 7, 6)
+
+
+def test_a_comparison_leaves_the_module_in_its_mode() -> None:
+    model = gpt2()
+    model.module.train()
+    model.module.get_submodule("transformer.h.0").eval()
+    disagreement(model, CLEAN)
+    assert model.module.training
+    assert not model.module.get_submodule("transformer.h.0.attn").training
 
 
 def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing() -> None:

@@ -97,6 +97,7 @@ def foreign(module: nn.Module, spec: Spec, tokenizer: Any = None) -> Foreign:
     if not spec.weights:
         return Foreign(module, bound, tokenizer=tokenizer)
     parts = SharedParts(module, spec.config, spec.weights, spec.ignored, tokenizer)
+    _check_rotation(shape, bound, parts)
     names = {one.site.name for one in bound}
     derived = [one for one in derived_sites(shape, parts) if one.source in names and one.site.name not in names]
     return Foreign(module, bound, derived, parts, tokenizer)
@@ -125,12 +126,16 @@ def disagreement(model: Foreign, ids: Int[Tensor, "batch pos"], **arguments: Any
         )
     ours = model.parts()
     names = [name for name in model.sites() if name in ours.sites() and name not in model.derived]
-    training = model.training
-    with torch.no_grad():
-        theirs, mine = Tape(model, names), Tape(ours, names)
-        model.eval()(ids, **arguments, tape=theirs)
-        model.train(training)
-        ours.eval()(ids, tape=mine)
+    theirs, mine = Tape(model, names), Tape(ours, names)
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(ids, **arguments, tape=theirs)
+            ours(ids, tape=mine)
+    finally:
+        for part in training:
+            part.training = True
     theirs.check_visited()
     return {name: relative(mine.values[name], theirs.values[name]) for name in names}
 
@@ -190,6 +195,23 @@ def _one(module: nn.Module, name: str, place: Place, layer: int | None, spec: Sp
     layout = Layout.of(site_name, axes, place, {**spec.sizes, **sizes})
     reason = _read_only(site_name, place, modules[path])
     return Bound(Site(site_name, axes, sizes, layer, read_only=reason), path, place.end, layout, place.tensor)
+
+
+def _check_rotation(shape: Any, bound: Sequence[Bound], parts: SharedParts) -> None:
+    """Raise `ConfigError` if queries or keys are read where they are made, and turned or normed only after that."""
+    made: dict[str, set[tuple[str, str]]] = {}
+    for path, layer in shape.named_modules():
+        if isinstance(layer, AttentionLayer) and (layer.positions.rotates or layer.projection.norms is not None):
+            pieces = parts.sources[f"{path}.projection.qkv.weight"].pieces
+            where = {(piece.name.rpartition(".")[0], "out") for piece in pieces}
+            made |= {layer.at.query: where, layer.at.key: where}
+    for one in bound:
+        if (one.module, one.end) in made.get(one.site.name, ()):
+            raise ConfigError(
+                f'spec: "{one.site.name}" is what scores are made of, and "{one.module}.out" is what it was before its '
+                "rotation or its norm.\n    Leave it out, or give the place a name of your own and axes: "
+                f'"{one.site.name}_raw": Place(…, axes=…).'
+            )
 
 
 def _axes(name: str, place: Place) -> tuple[str, ...]:

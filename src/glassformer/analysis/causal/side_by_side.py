@@ -62,7 +62,7 @@ def side_by_side(
     refused = "one row" if len(units) < 2 or rows == 1 else batches.refusal()
     kept = Kept(save_to, whole, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in loop.rows])
     found: list[tuple[tuple[int, ...], Tensor]] = []
-    passes = 0
+    passes = seen = 0
     with kept:
         for group in batches.groups(units, 1 if refused else rows, memory):
             if not kept.holds(group):
@@ -71,8 +71,9 @@ def side_by_side(
                 passes += len(group) if alone else 1
                 found.append((group, done))
                 kept.add(group, done)
+            seen += len(group)
             if report is not None:
-                report(sum(len(g) for g, _ in found), len(loop.rows))
+                report(seen, len(loop.rows))
     found = kept.merged(found)
     order = torch.tensor([row for group, _ in found for row in group])
     values = torch.cat([values for _, values in found], 1)[:, order.argsort()]
