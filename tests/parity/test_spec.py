@@ -413,6 +413,21 @@ def test_a_module_whose_rows_meet_runs_row_by_row_and_says_why() -> None:
         close(found.values.values, one_by_one(model, CLEAN, rows, METRIC).values.values)
 
 
+def test_a_module_that_keeps_a_state_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.calls = nn.Embedding(11, 11), 0
+
+        def forward(self, ids: Tensor) -> Tensor:
+            self.calls += 1
+            return self.embed(ids) * self.calls
+
+    model = gf.foreign(Counting(), gf.Spec({"embed.token": "embed.out"}))
+    with pytest.raises(AnalysisUnavailable, match="other numbers when it runs again"):
+        sweep(model, CLEAN, [[Scale("embed.token", 0.5)]], METRIC)
+
+
 def test_an_interrupted_sweep_goes_on_from_its_file(tmp_path) -> None:
     model, plan = handmade(), [[Scale("blocks.0.attn.z", 0.0, at=At(head=h))] for h in range(3)]
     first = sweep(model, CLEAN, plan, METRIC, save_to=tmp_path / "rows")

@@ -7,6 +7,7 @@ edited base and an untouched one, side by side, have to come out as each does al
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from glassformer.analysis.causal.prefix import pass_bytes
 from glassformer.analysis.causal.worlds import Worlds, localised
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating, output_logits
-from glassformer.errors import GlassformerError
+from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
 
 Edits = Sequence[tuple[Site, Edit]]
@@ -54,21 +55,31 @@ def side_by_side(
     report: Callable[[int, int], None] | None = None,
     save_to: Path | None = None,
 ) -> Sweep:
-    """Return what `one_by_one` returns, by passes that hold several rows of the plan; arguments as in `sweep`."""
+    """Return what `one_by_one` returns, by passes that hold several rows of the plan; arguments as in `sweep`.
+
+    Raises:
+        AnalysisUnavailable: The module does not give the same numbers twice, so that rows cannot be compared.
+    """
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)
     whole = loop.base()
+    if not _difference(loop.base(), whole) <= _rounding(whole):
+        raise AnalysisUnavailable(
+            "sweep: the module gives other numbers when it runs again on the same inputs: it keeps a state, or draws "
+            "at random.\n    Leave caches out of its arguments, and give it no randomness of its own."
+        )
     batches = _Batches(loop, prepare(model, base, target), whole.shape[1])
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
-    refused = "one row" if len(units) < 2 or rows == 1 else batches.refusal()
+    alone = len(units) < 2 or rows == 1
+    refused = "" if alone else batches.refusal()
     kept = Kept(save_to, whole, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in loop.rows])
     found: list[tuple[tuple[int, ...], Tensor]] = []
     passes = seen = 0
     with kept:
-        for group in batches.groups(units, 1 if refused else rows, memory):
+        for group in batches.groups(units, 1 if alone or refused else rows, memory):
             if not kept.holds(group):
-                alone = refused or not batches.shares(group)
-                done = torch.stack([loop.row(row) for row in group], 1) if alone else batches.run(group)
-                passes += len(group) if alone else 1
+                apart = alone or refused or not batches.shares(group)
+                done = torch.stack([loop.row(row) for row in group], 1) if apart else batches.run(group)
+                passes += len(group) if apart else 1
                 found.append((group, done))
                 kept.add(group, done)
             seen += len(group)
@@ -77,7 +88,7 @@ def side_by_side(
     found = kept.merged(found)
     order = torch.tensor([row for group, _ in found for row in group])
     values = torch.cat([values for _, values in found], 1)[:, order.argsort()]
-    how = "side by side" if not refused else f"row by row: {refused}"
+    how = f"row by row: {refused}" if refused else "row by row" if alone else "side by side"
     return result(plan, metrics, values, whole, 1.0, passes, how)
 
 
@@ -89,7 +100,7 @@ class _Batches:
         self.length = None if given.ids is None else given.ids.shape[1]
         touched = {site.name for row in (loop.common, *loop.rows) for site, _ in row}
         measured = {metric.site for metric in loop.metrics.values()} - {"logits"}
-        self.read, self.sizes = sorted(measured), self._sizes(touched | measured)
+        self.read, self.looked = sorted(measured), touched | measured
 
     def shares(self, rows: Sequence[int]) -> bool:
         """Return whether everything that these rows edit or measure has a value for each row of a batch."""
@@ -108,8 +119,11 @@ class _Batches:
         arguments = [*self.given.args, *self.given.kwargs.values()]
         if self.batch == self.length and any(isinstance(a, Tensor) and a.ndim == 1 for a in arguments):
             return "an argument has one axis, and it may be the batch or the positions"
-        sites = {site.name: site for row in self.loop.rows for site, _ in row}
-        tested = next((site for name, site in sites.items() if self._batched([name])), None)
+        edited = {site.name for row in self.loop.rows for site, _ in row}
+        # the earliest, so that as much as possible comes after it
+        tested = next(
+            (site for name, site in self.loop.table.items() if name in edited and self._batched([name])), None
+        )
         if tested is None:
             return "no site of the plan has a value of its own for each row of a batch"
         # no norm undoes it, as it would a factor
@@ -124,7 +138,7 @@ class _Batches:
         for together, apart in zip(found, expected):
             # a batch of another size takes other kernels, so numbers agree up to rounding
             error = _difference(together.unflatten(0, (2, -1)), apart)
-            if not error <= torch.finfo(apart.dtype).eps ** 0.5:
+            if not error <= _rounding(apart):
                 return f"in a batch the numbers are other ones (by {error:.1e} of their RMS)"
         return ""
 
@@ -191,9 +205,10 @@ class _Batches:
             return argument
         return argument.repeat(worlds, *[1] * (argument.ndim - 1))
 
-    def _sizes(self, names: set[str]) -> dict[str, tuple[int, int]]:
-        """Return (rows, bytes) of sites' values in the base's pass."""
-        reads = [Read(name, reduce=_rows_and_bytes) for name in names]
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """(Rows, bytes) of sites' values in the base's pass."""
+        reads = [Read(name, reduce=_rows_and_bytes) for name in self.looked]
         tape = Tape(self.loop.model, reads)
         with evaluating(self.loop.model), torch.no_grad():
             self.loop.model(*self.given.args, **self.given.kwargs, tape=tape)
@@ -206,6 +221,10 @@ class _Batches:
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.loop.model.parameters()), torch.device("cpu"))
+
+
+def _rounding(values: Tensor) -> float:
+    return torch.finfo(values.dtype).eps ** 0.5 if values.is_floating_point() else 0.0
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
