@@ -21,7 +21,17 @@ from glassformer.trace import Tape
 
 
 class Wide(TorchFunctionMode):
-    """Inside this, whatever asks for float32 gets float64."""
+    """Inside this, whatever asks for float32 gets float64, and so does what asks for nothing."""
+
+    def __enter__(self) -> "Wide":
+        # a Python number times integers is of the default type
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self.default)
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
@@ -86,8 +96,12 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     own = getattr(transformers, (config.architectures or [""])[0], None)
     kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+    # the reference's product over groups of experts knows no float64
+    config._experts_implementation = "eager"
     with wide(dtype):
-        model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+        model = kind.from_pretrained(
+            folder, config=config, attn_implementation="eager", dtype=dtype, local_files_only=True
+        )
     return model.eval()
 
 
@@ -147,13 +161,16 @@ def compared(
     given |= {} if isinstance(ours, Encoder) else {"use_cache": False}
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
         expected = theirs(**given)
-    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".attn.pattern", ".cross.pattern", "final.norm"))]
+    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".pattern", ".attn.patterns", "final.norm"))]
     tape = Tape(ours, names)
     with torch.no_grad():
         if source is None:
             logits = ours(tokens, lengths=lengths, tape=tape)
         else:
             logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    if getattr(ours.config, "d_embed", None) is not None:
+        # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
+        tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
     if source is None:
         yield from _stack("", tape, expected.hidden_states, expected.attentions, None, real)
     else:
@@ -179,8 +196,12 @@ def _stack(prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, 
         for part, patterns in (("attn", attentions), ("cross", crossed)):
             if not at_end and patterns is not None:
                 pattern = f"{prefix}blocks.{layer}.{part}.pattern"
+                found = tape.values[pattern]
+                if (maps := f"{pattern}s") in tape.values:
+                    # the reference gives each map of a differential head for a head of its own
+                    pattern, found = maps, tape.values[maps].flatten(1, 2)
                 rows = real[:, None].expand(-1, patterns[layer].shape[1], -1)
-                yield Difference(pattern, relative(tape.values[pattern], patterns[layer], rows))
+                yield Difference(pattern, relative(found, patterns[layer], rows))
 
 
 def report(differences: Mapping[str, float]) -> str:
