@@ -19,7 +19,6 @@ from glassformer.attention import (
     Context,
     Lightning,
     Linear,
-    Llama3Scaling,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -28,6 +27,7 @@ from glassformer.attention import (
     Separate,
     Smeared,
     Softmax,
+    YarnScaling,
 )
 from glassformer.models import (
     DecoderConfig,
@@ -57,11 +57,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 KINDS = sorted(MixerConfig.registry)
 
-SCALING = Llama3Scaling(factor=4.0, low=1.0, high=4.0, original_length=16)
 POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
-    Rope(scaling=SCALING),
+    Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
     QueryKeyOnly(amplitude=2.0),
 ]
 MERGES = [
@@ -195,6 +194,7 @@ _LLAMA: dict[str, Any] = {
     "norm": RmsNorm(),
     "mlp": Mlp(20, "silu", gated=True, bias=False),
 }
+_OFFSET = RmsNorm(offset=1.0)
 _DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
 
 
@@ -224,6 +224,21 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "post": _decoder(
         *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
     ),
+    # one norm for attention and MLP; token vectors narrower than the stream, normed together with positions
+    "entered": _decoder(
+        *[block(n_heads=2, mlp=Mlp(), wiring="parallel", shared_norm=True)] * 2,
+        positions=Learned(offset=2),
+        embed_norm=LayerNorm(),
+        final_norm=LayerNorm(gain=False),
+        d_embed=6,
+        unembed_scale=0.5,
+    ),
+    # norms behind sub-layers only
+    "behind": _decoder(
+        *[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="sandwich", norm=NoNorm(), norm_after=_OFFSET)] * 2,
+        embed_norm=_OFFSET,
+        final_norm=_OFFSET,
+    ),
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
@@ -237,7 +252,15 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
-    "translator_linear": _translator("pre", Linear(), positions=Learned(), logit_cap=1.0),
+    "translator_linear": _translator(
+        "pre",
+        Linear(),
+        positions=Learned(),
+        logit_cap=1.0,
+        embed_norm=LayerNorm(),
+        unembed_scale=0.5,
+        unembed_bias=True,
+    ),
 }
 
 
@@ -292,19 +315,23 @@ PATTERNED: dict[str, dict[str, Any]] = {
 @st.composite
 def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subject:
     """Draw a float64 decoder of one to three layers, any mechanism with a pattern in each, in any wiring."""
-    norm = draw(st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm()]))
+    norm = draw(
+        st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm(), LayerNorm(gain=False), _OFFSET])
+    )
     wiring, bias = draw(st.sampled_from(["pre", "post", "sandwich", "parallel"])), draw(st.booleans())
     drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
     blocks = []
     for kind in drawn:
-        layer = block(n_heads=2, wiring=wiring, norm=norm, **({"bias": bias} | PATTERNED[kind]))
+        shared = wiring == "parallel" and draw(st.booleans())
+        layer = block(n_heads=2, wiring=wiring, norm=norm, shared_norm=shared, **({"bias": bias} | PATTERNED[kind]))
         # two attention parts in one block: what they read depends on the wiring
         twice = draw(st.booleans()) and len(drawn) < 3
         parts = layer.parts * (1 + twice) + ((Mlp(6),) if mlps and draw(st.booleans()) else ())
         blocks.append(layer.replace(parts=parts))
     config = _decoder(
         *blocks, d_model=12, final_norm=norm, positions=draw(st.sampled_from([None, Learned()])),
-        tied=draw(st.booleans()), unembed_bias=draw(st.booleans()), logit_cap=draw(st.sampled_from([None, 4.0])),
+        embed_norm=draw(st.sampled_from([None, norm])), tied=draw(st.booleans()), unembed_bias=draw(st.booleans()),
+        logit_cap=draw(st.sampled_from([None, 4.0])),
     )  # fmt: skip
     seed = draw(seeds)
     model = randomise(config.build().double().eval(), seed, std=0.4)

@@ -189,6 +189,19 @@ def test_alibi_is_minus_slope_times_distance_and_shift_invariant(seed: int, shif
     close(attention.read(x, "pattern", context=at(count(5, shift)))["pattern"], expected)
 
 
+def test_a_factor_multiplies_the_penalty_and_rounding_counts_from_the_first_position() -> None:
+    positions, keys = torch.arange(400)[None], torch.arange(400)[None]
+    plain = Alibi().bias(6, positions, keys)
+    close(Alibi(factor=0.25).bias(6, positions, keys), 0.25 * plain)
+    rounded = Alibi(factor=0.25, rounded="bfloat16").bias(6, positions, keys)
+    # a distance behind each query less what is the same for all its keys
+    below = torch.ones(400, 400, dtype=torch.bool).tril()
+    exact = (0.25 * plain - 0.25 * plain[..., :1])[..., below]
+    # eight bits of the slope, and eight of the product
+    assert ((rounded[..., below] - exact).abs() <= exact.abs() * 2**-7).all()
+    assert (rounded[..., below] != exact).any()
+
+
 def test_alibi_refuses_a_mechanism_without_scores() -> None:
     from glassformer.attention import Linear
     from glassformer.errors import ConfigError

@@ -205,3 +205,13 @@ def test_alibi_equals_blooms_up_to_what_softmax_ignores(heads: int) -> None:
     positions = Alibi().build(Dims(8, heads, heads, 2, 2, 16))
     ours = positions.bias(make_context(1, 5, torch.device("cpu"), is_causal=True))[0, :, -1]
     close(ours - ours[:, :1], theirs - theirs[:, :1], 1e-6)
+
+
+@pytest.mark.parametrize("heads", [4, 6, 32])
+def test_rounded_alibi_equals_falcons(heads: int) -> None:
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 700, dtype=torch.long), heads, torch.float64).view(heads, 700) / 2
+    positions = Alibi(factor=0.5, rounded="bfloat16").build(Dims(8, heads, heads, 2, 2, 16))
+    ours = positions.bias(make_context(1, 700, torch.device("cpu"), is_causal=True))[0, :, -1]
+    close(ours, theirs, 0.0)

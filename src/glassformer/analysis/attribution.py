@@ -19,6 +19,7 @@ from glassformer.analysis.components import (
     decoder_side,
     read_through,
     sub_layers,
+    vector_sites,
 )
 from glassformer.analysis.direct_effects import aim, effects_at
 from glassformer.analysis.direct_parts import by_key
@@ -78,7 +79,7 @@ class Sources(Result):
 def needs(model: Any) -> list[str]:
     """Return the sites that `attribution` reads, to be passed as `read=`."""
     stack, embed = decoder_side(model)
-    names = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    names = vector_sites(embed)
     for block, name in sub_layers(stack):
         names.append(f"{block.path}.{name}.{'head_out' if attention_of(block, name) else 'out'}")
     names += scale_sites(model)

@@ -47,6 +47,19 @@ def decoder_side(model: Any) -> tuple[Stack, Embedding]:
     )
 
 
+def entry_sites(embed: Embedding) -> list[str]:
+    """Return the sites whose sum enters the first block."""
+    if embed.norm is not None:
+        return [embed.norm.at_out]
+    return [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+
+
+def vector_sites(embed: Embedding) -> list[str]:
+    """Return the sites that the parts of what enters the first block are made of: vectors, and the scale of a norm."""
+    found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    return found + ([embed.norm.at_scale] if embed.norm is not None else [])
+
+
 def blocks_of(stack: Stack) -> list[Block]:
     return [block for block in stack.blocks if isinstance(block, Block)]
 

@@ -196,9 +196,9 @@ class _Grams:
 
     def __getitem__(self, layer: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
         w, norm = self.w, self.w.norm_before(layer)
-        gain = None if norm is None or norm.weight is None else w.norms[norm.at_out][0]
+        gain = None if norm is None or norm.identity else w.norms[norm.at_out][0]
         # layers whose norms differ in nothing but the gain read tokens alike, up to that gain
-        key = None if norm is None or norm.weight is None else (norm.centred, norm.eps, w.in_stream(layer))
+        key = None if norm is None or norm.identity else (norm.centred, norm.eps, w.in_stream(layer))
         if key not in self.known:
             bare = w if gain is None else dataclasses.replace(w, norms=w.norms | {norm.at_out: (None, None)})  # type: ignore[union-attr]
             self.known[key] = self._sum(bare, layer)

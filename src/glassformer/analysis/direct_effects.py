@@ -17,7 +17,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.components import Component, Kind, attention_of, decoder_side, read_through, sub_layers
+from glassformer.analysis.components import (
+    Component,
+    Kind,
+    attention_of,
+    decoder_side,
+    read_through,
+    sub_layers,
+    vector_sites,
+)
 from glassformer.analysis.directions import (
     Directions,
     Path,
@@ -182,7 +190,7 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
         if answer is not None or against is not None:
             raise ShapeMismatch(f"{analysis}: give tokens or a direction, not both.")
         run.require([stack.final.at_out, *scale_sites(model)], analysis)
-        directions = Directions.of(direction.to(model.unembed.weight), at)
+        directions = Directions.of(direction.to(model.unembed.stored), at)
         return Target(directions, directions.dot(at.of_stream(run[stack.final.at_out].values)))
     cap = model.unembed.cap
     run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
@@ -223,7 +231,7 @@ def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Floa
 def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
     """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
     stack, embed = decoder_side(model)
-    names = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    names = vector_sites(embed)
     for block, name in sub_layers(stack):
         part = attention_of(block, name)
         if part is None:
@@ -251,6 +259,8 @@ def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
         entries.append((embed.at_position, "position"))
     for site, kind in entries:
         yield [Component(kind, kind)], _of_vector(path.entry, at.of_stream(run[site].values), scale)
+    if path.entry_bias is not None:
+        yield [Component("embed norm bias", "norm_bias")], path.entry_bias[..., None]
     for write in path.writes:
         yield from _of_write(run, write, at, scale)
 

@@ -135,11 +135,11 @@ class Directions:
 
     def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
         """Return the directions before a norm that has these behind it: the transpose of `Norm.linear`."""
-        if norm.weight is None:
+        if norm.identity:
             return self
-        distinct = self.distinct * norm.weight.detach()
-        distinct = distinct - distinct.mean(-1, keepdim=True) if norm.centred else distinct
-        return Directions(distinct, self.which, self.factor / at.of_stream(run[norm.at_scale].values))
+        return Directions(
+            norm.transposed(self.distinct), self.which, self.factor / at.of_stream(run[norm.at_scale].values)
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,15 +154,17 @@ class Write:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Path:
-    """Directions at every sub-layer, in the order of the forward pass, and at the entry of the stack.
+    """Directions at every sub-layer, in the order of the forward pass, and of token and position vectors at the bottom.
 
-    `final` are the directions before the final norm, `final_bias` what that norm adds by its bias, if it took part.
+    `entry_bias` is what a norm on those adds by its bias, `final` are the directions before the final norm, `final_bias`
+    what that norm adds by its bias, if it took part.
     """
 
     writes: list[Write]
     entry: Directions
     final: Directions
     final_bias: Float[Tensor, "row place"] | None
+    entry_bias: Float[Tensor, "row place"] | None = None
 
 
 def pull_back(run: Run, directions: Directions, at: Places, site: str | None = None) -> Path:
@@ -174,10 +176,11 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
         at: Places they belong to.
         site: Place in the stream where they start; by default behind the final norm, as the unembedding reads.
     """
-    stack, _ = decoder_side(run.model)
+    stack, embed = decoder_side(run.model)
     earlier, final_bias, u = sub_layers(stack), None, directions
     if site is None:
-        final_bias = None if stack.final.bias is None else directions.constant(stack.final.bias)
+        shift = stack.final.shift
+        final_bias = None if shift is None else directions.constant(shift)
         u = directions.before(stack.final, run, at)
     else:
         earlier = written_before(blocks_of(stack), site)
@@ -187,18 +190,21 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
         if after is None:
             writes.append(Write(block, name, u, None))
             continue
-        bias, through = None if after.bias is None else u.constant(after.bias), u.before(after, run, at)
+        bias, through = None if after.shift is None else u.constant(after.shift), u.before(after, run, at)
         writes.append(Write(block, name, through, bias))
         # a post-norm normalises the whole stream, so everything written earlier passes it too
         u = through if block.wiring == "post" else u
-    return Path(writes[::-1], u, final, final_bias)
+    if (norm := embed.norm) is None:
+        return Path(writes[::-1], u, final, final_bias)
+    entry_bias = None if norm.shift is None else u.constant(norm.shift)
+    return Path(writes[::-1], u.before(norm, run, at), final, final_bias, entry_bias)
 
 
 def scale_sites(model: Any) -> list[str]:
     """Return the scales that `pull_back` needs, from behind the final norm."""
-    stack, _ = decoder_side(model)
+    stack, embed = decoder_side(model)
     after = [block.norm_after(name) for block, name in sub_layers(stack)]
-    return [norm.at_scale for norm in (*after, stack.final) if norm is not None and norm.weight is not None]
+    return [norm.at_scale for norm in (embed.norm, *after, stack.final) if norm is not None and not norm.identity]
 
 
 def products(

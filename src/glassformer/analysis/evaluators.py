@@ -240,7 +240,7 @@ class _Meter:
         directions = self.model.unembed.weight
         effect, centre = directions[self.ids], directions.mean(0)
         for norm in self._later(path):
-            effect, centre = _before(norm, effect), _before(norm, centre)
+            effect, centre = norm.transposed(effect), norm.transposed(centre)
         return effect, centre
 
     def _later(self, path: str) -> list[Norm]:
@@ -253,13 +253,6 @@ class _Meter:
             if place == path:
                 return norms
         raise AssertionError("every path is a sub-layer's")
-
-
-def _before(norm: Norm, direction: Tensor) -> Tensor:
-    if norm.weight is None:
-        return direction
-    direction = direction * norm.weight.detach()
-    return direction - direction.mean(-1, keepdim=True) if norm.centred else direction
 
 
 def _summarise(meter: _Meter, known: list[Head], sizes: dict[Setting, int]) -> HeadEvaluation:

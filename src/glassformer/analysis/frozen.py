@@ -22,6 +22,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder
 from glassformer.trace import Set
+from glassformer.weights.stream import embedding_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,18 +47,18 @@ def frozen_sites(model: Any) -> list[str]:
     """
     decoder_side(model)
     found: list[str] = []
-    for stack in model.stacks.values():
+    for side, stack in model.stacks.items():
+        entry = embedding_of(model, side).norm
+        found += [] if entry is None else [entry.at_scale]
         for block in stack.blocks:
             for name in block.names:
                 before = None if block.wiring == "post" else block.norm(name)
-                found += [
-                    n.at_scale for n in (before, block.norm_after(name)) if n is not None and n.weight is not None
-                ]
+                found += [n.at_scale for n in (before, block.norm_after(name)) if n is not None and not n.identity]
                 part = block.part(name)
                 if isinstance(part, AttentionLayer):
                     require_pattern(part, "a frozen run")
                     found += [part.at.pattern] + ([] if part.merge.linear else [part.at.z_scale])
-        found += [stack.final.at_scale] if stack.final.weight is not None else []
+        found += [stack.final.at_scale] if not stack.final.identity else []
     return found
 
 

@@ -221,7 +221,7 @@ def _highest(steps: Steps, max_order: int | None) -> int:
 def _summary(steps: Steps, names: list[str], sums: Tensor, tokens: Tensor, max_order: int | None) -> Importance:
     highest = _highest(steps, max_order)
     n, total = highest + 1, tokens.sum()
-    uniform = math.log(steps.unembed.weight.shape[0])
+    uniform = math.log(steps.unembed.vocab_size)
     full, mean = sums[n], sums.sum(-1) / total
     counts = term_counts(steps)
     more = highest < steps.depth

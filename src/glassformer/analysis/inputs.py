@@ -45,7 +45,7 @@ def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
 
 def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
-    device = model.unembed.weight.device
+    device = model.unembed.stored.device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, begin=begin)], device=device)
     else:

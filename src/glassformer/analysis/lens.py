@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.components import decoder_side
+from glassformer.analysis.components import decoder_side, entry_sites
 from glassformer.analysis.inputs import token_id
 from glassformer.analysis.run import Run
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -46,7 +46,7 @@ class Lens(Result):
 def needs(model: Any) -> list[str]:
     """Return the sites that `lens` reads, to be passed as `read=`."""
     stack, embed = decoder_side(model)
-    names = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    names = entry_sites(embed)
     return names + [block.at_resid[-1] for block in stack.blocks]  # type: ignore[index, misc]
 
 
@@ -90,9 +90,7 @@ def lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: 
 
 def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
     stack, embed = decoder_side(run.model)
-    entry = run[embed.at_token].values[row, at]
-    if embed.positions is not None:
-        entry = entry + run[embed.at_position].values[row, at]
+    entry = torch.stack([run[site].values[row, at] for site in entry_sites(embed)]).sum(0)
     later = [run[block.at_resid[-1]].values[row, at] for block in stack.blocks]  # type: ignore[index, misc]
     return torch.stack([entry, *later])
 

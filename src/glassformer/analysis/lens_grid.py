@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.analysis.components import blocks_of, decoder_side
+from glassformer.analysis.components import blocks_of, decoder_side, entry_sites
 from glassformer.analysis.direct_effects import Answers, place_labels, tokens_at
 from glassformer.analysis.directions import Places, Positions, places
 from glassformer.analysis.inputs import readable
@@ -90,7 +90,7 @@ def lens_sites(model: Any) -> list[str]:
     stack, embed = decoder_side(model)
     blocks = blocks_of(stack)
     if not blocks:
-        return [embed.at_token] + ([] if embed.positions is None else [embed.at_position])
+        return entry_sites(embed)
     return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
 
 
@@ -213,7 +213,7 @@ def _chunks(
 ) -> Iterator[tuple[slice, Iterator[Float[Tensor, "n vocab"]]]]:
     """Yield places a few at a time, and for each chunk the logits of every site, the last one first."""
     model = run.model
-    wide = torch.float64 if model.unembed.weight.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if model.unembed.stored.dtype == torch.float64 else torch.float32
     # the logits, their log-softmax and that of the last site, and as much again for what is computed from them
     per_place = 6 * model.config.vocab_size * torch.finfo(wide).bits // 8
     count, step = at.positions.numel(), max(budget // per_place, 1)
@@ -236,22 +236,22 @@ def _chunks(
 
 def stream_at(run: Run, name: str) -> Float[Tensor, "batch pos d_model"]:
     """Return the stream at a place; at the embedding of tokens, with its positions added."""
-    _, embed = decoder_side(run.model)
+    entry, *added = entry_sites(decoder_side(run.model)[1])
     x = run[name].values.detach()
-    return x + run[embed.at_position].values if name == embed.at_token and embed.positions is not None else x
+    return x + run[added[0]].values if name == entry and added else x
 
 
 def _checked(run: Run, sites: Sequence[str]) -> list[str]:
     stack, embed = decoder_side(run.model)
-    known = [embed.at_token, *(site for block in blocks_of(stack) for site in block.at_resid)]
-    added = [] if embed.positions is None else [embed.at_position]
+    entry, *added = entry_sites(embed)
+    known = [entry, *(site for block in blocks_of(stack) for site in block.at_resid)]
     names = [site for site in sites if site not in added]
     for name in names:
         if name not in known:
             raise UnknownSite(
                 f'lens_grid: "{name}" is no place of the stream that ends in the logits.{nearest(name, known)}'
             )
-    run.require([*names, *(added if embed.at_token in names else [])], "lens_grid")
+    run.require([*names, *(added if entry in names else [])], "lens_grid")
     return names
 
 

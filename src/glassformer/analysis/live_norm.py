@@ -50,8 +50,13 @@ class FinalNorm:
                 f'norm="live" recomputes the final norm alone; in layer {crossed[0].layer} ({crossed[0].wiring}) '
                 'writes pass norms before it.\n    norm="frozen" splits this model exactly.'
             )
+        if embed.norm is not None:
+            raise AnalysisUnavailable(
+                'norm="live" recomputes the final norm alone; what enters the first block passes a norm of its own '
+                '(embed_norm).\n    norm="frozen" splits this model exactly.'
+            )
         norm = stack.final
-        if norm.weight is None:
+        if norm.identity:
             return None
         if stack.blocks:
             last = sub_layers(stack)[-1][0].at_resid[-1]

@@ -250,7 +250,7 @@ def _ask(
     chosen = int(run.logits[row, at].argmax()) if answer is None else token_id(run.model, answer)
     other = None if against is None else token_id(run.model, against)
     unembed = steps.unembed
-    u = unembed.weight[chosen] - (0 if other is None else unembed.weight[other])
+    u = unembed.direction(torch.tensor(chosen)) - (0 if other is None else unembed.direction(torch.tensor(other)))
     constants = []
     if steps.final.bias is not None:
         constants.append(("final norm bias", float(steps.final.bias @ u)))
@@ -304,7 +304,8 @@ def _sources(steps: Steps, i: int) -> list[tuple[str, Tensor, bool]]:
     """Return what enters the stream at a sub-layer (-1: at the bottom) whatever heads do: name, vectors, and whether
     it passes the norm behind the sub-layer."""
     if i < 0:
-        return [("token", steps.token, True)] + ([] if steps.position is None else [("position", steps.position, True)])
+        entries = (("token", steps.token), ("position", steps.position), ("embed norm bias", steps.entry_bias))
+        return [(name, vectors, True) for name, vectors in entries if vectors is not None]
     step = steps.steps[i]
     found: list[tuple[str, Tensor | None, bool]] = [
         (step.label, step.recorded, True),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.analysis.components import entry_sites
 from glassformer.analysis.explanation import Stage
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
@@ -17,7 +18,7 @@ def needs(model: Any) -> list[str]:
     """Return the sites that `stages` reads: embeddings, what every sub-layer adds, the stream after every block."""
     names = []
     for stack, embed in _sides(model):
-        names += _embedding_sites(embed)
+        names += _embedding_sites(embed).values()
         for block in stack.blocks:
             names += [_write_site(block, name) for name in block.names] + [block.at_resid[-1]]
     return names
@@ -67,8 +68,11 @@ def _sides(model: Any) -> list[tuple[Any, Any]]:
     return [(model.stack, model.embed)]
 
 
-def _embedding_sites(embed: Any) -> list[str]:
-    return [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+def _embedding_sites(embed: Any) -> dict[str, str]:
+    """Return the stages of the embedding with the site of each."""
+    found = {"token embedding": embed.at_token}
+    found |= {} if embed.positions is None else {"position embedding": embed.at_position}
+    return found | ({} if embed.norm is None else {"embedding norm": embed.norm.at_out})
 
 
 def _write_site(block: Any, name: str) -> str:
@@ -82,17 +86,16 @@ def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, en
     def norm(site: str) -> float:
         return float(run[site].values[0, at].norm(dim=-1).mean())
 
-    names = ("token embedding", "position embedding")
     found = [
         Stage("embed", prefix + name, shape, {"norm": norm(site)}, mean.strip())
-        for name, site in zip(names, _embedding_sites(embed))
+        for name, site in _embedding_sites(embed).items()
     ]
     for block in stack.blocks:
         numbers = {f"{name} write": norm(_write_site(block, name)) for name in block.names}
         numbers["stream"] = norm(block.at_resid[-1])
         note = mean + "; ".join(_described(block.part(name)) for name in block.names) + f"; {block.wiring} norm."
         found.append(Stage("encoder" if encoder else "block", f"{prefix}block {block.layer}", shape, numbers, note))
-    if stack.final.weight is not None:
+    if not stack.final.identity:
         last = run[stack.blocks[-1].at_resid[-1]].values[0, at] if len(stack.blocks) else _entry(run, embed, at)
         scale = float(stack.final.scale(last).mean())
         found.append(
@@ -102,7 +105,7 @@ def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, en
 
 
 def _entry(run: Run, embed: Any, at: slice) -> Tensor:
-    return torch.stack([run[site].values[0, at] for site in _embedding_sites(embed)]).sum(0)
+    return torch.stack([run[site].values[0, at] for site in entry_sites(embed)]).sum(0)
 
 
 def _described(part: Any) -> str:

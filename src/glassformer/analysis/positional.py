@@ -24,7 +24,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.run import Run
 from glassformer.analysis.selection import LeftOut, layers_for
-from glassformer.attention.positions import AlibiPositions, alibi_slopes
+from glassformer.attention.positions import AlibiPositions
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -132,13 +132,12 @@ def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Flo
 
 def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
     """Return what is added to the scores by distance alone (ALiBi), or zeros: `head query key`."""
-    at = torch.arange(length, device=layer.Q.device)
-    distance = (at[:, None] - at[None]).abs().to(layer.Q.dtype)
-    slopes = torch.zeros(len(layer.Q), dtype=layer.Q.dtype, device=layer.Q.device)
-    if isinstance(layer.module.positions, AlibiPositions):
-        every = alibi_slopes(layer.module.dims.n_heads).to(slopes)
-        slopes = every if layer.head is None else every[layer.head : layer.head + 1]
-    bias = -slopes[:, None, None] * distance
+    at = torch.arange(length, device=layer.Q.device)[None]
+    bias = layer.Q.new_zeros(len(layer.Q), length, length)
+    positions = layer.module.positions
+    if isinstance(positions, AlibiPositions):
+        every = positions.config.bias(positions.n_heads, at, at)[0].to(bias)
+        bias = every if layer.head is None else every[layer.head : layer.head + 1]
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
 
@@ -331,13 +330,13 @@ class _Parts:
         positions = self.layer.module.positions
         if not positions.rotates:
             return rows
-        return torch.stack([positions.turned(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
+        return torch.stack([positions.placed(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
 
     def _spread(self, spread: Tensor) -> Float[Tensor, "head *stream pos d_head d_head"]:
         positions, n = self.layer.module.positions, self.query.shape[-2]
         if not positions.rotates:
             return spread[..., None, :, :].expand(*spread.shape[:-2], n, *spread.shape[-2:])
-        return torch.stack([positions.turned(positions.turned(spread, i).mT, i) for i in range(n)], -3)
+        return torch.stack([positions.placed(positions.placed(spread, i).mT, i) for i in range(n)], -3)
 
 
 def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:

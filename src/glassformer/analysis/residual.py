@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.attribution import by_source
-from glassformer.analysis.components import Component, Kind, blocks_of, decoder_side, written_before
+from glassformer.analysis.components import Component, Kind, blocks_of, decoder_side, vector_sites, written_before
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
@@ -88,13 +88,13 @@ def residual_sites(model: Any, stack: str | None = None) -> list[str]:
         stack: `encoder` or `decoder` of a model that has two; the decoder by default.
     """
     blocks, embed, _ = _parts(model, stack)
-    found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    found = vector_sites(embed)
     for block in blocks:
         for name in block.names:
             part = block.part(name)
             found.append(part.at.head_out if isinstance(part, AttentionLayer) else f"{block.path}.{name}.out")
             after = block.norm_after(name)
-            found += [after.at_scale] if after is not None and after.weight is not None else []
+            found += [after.at_scale] if after is not None and not after.identity else []
         found += [site for site in block.at_resid if site not in found]
     return found
 
@@ -219,7 +219,7 @@ def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> 
     block, name, h = heads[label]
     moved = by_source(run, block, name, row, at, h).detach()
     after = block.norm_after(name)
-    if after is not None and after.weight is not None and block.wiring == "sandwich":
+    if after is not None and not after.identity and block.wiring == "sandwich":
         run.require([after.at_scale], "write_sources")
         moved = after.linear(moved, run[after.at_scale].values[row, at].expand(len(moved)))
     rows = run.source_rows if name.startswith("cross") else run.token_rows
@@ -249,18 +249,25 @@ def each_write(
                 vectors = _carried(run, after, vectors, row)
         return vectors.detach()
 
-    yield [Component("token", "token")], arrived(run[embed.at_token].values[row][None], 0)
+    def entered(site: str) -> Tensor:
+        vectors = run[site].values[row][None]
+        return vectors if embed.norm is None else _carried(run, embed.norm, vectors, row)
+
+    yield [Component("token", "token")], arrived(token := entered(embed.at_token), 0)
     if embed.positions is not None:
-        yield [Component("position", "position")], arrived(run[embed.at_position].values[row][None], 0)
+        yield [Component("position", "position")], arrived(entered(embed.at_position), 0)
+    if embed.norm is not None and (shift := embed.norm.shift) is not None:
+        label = f"{_prefix(stack)}embed norm bias"
+        yield [Component(label, "norm_bias")], arrived(shift.expand_as(token), 0)
     for i, (block, name) in enumerate(earlier):
         components, written = _written(run, block, name, stack, row)
         after, post = block.norm_after(name), block.wiring == "post"
         if after is not None and not post:
             written = _carried(run, after, written, row)
         yield components, arrived(written, i)
-        if after is not None and after.bias is not None:
+        if after is not None and after.shift is not None:
             label = f"{_prefix(stack)}L{block.layer} {name} norm bias"
-            bias = after.bias.expand(written.shape[-2:])[None]
+            bias = after.shift.expand(written.shape[-2:])[None]
             yield [Component(label, "norm_bias", block.layer, name)], arrived(bias, i + 1)
 
 
@@ -318,7 +325,7 @@ def _carried(
     run: Run, norm: Norm, vectors: Float[Tensor, "component pos d_model"], row: int
 ) -> Float[Tensor, "component pos d_model"]:
     """Return components behind a norm, its scale as in the run."""
-    if norm.weight is None:
+    if norm.identity:
         return vectors
     return norm.linear(vectors, run[norm.at_scale].values[row].expand(vectors.shape[:-1]))
 

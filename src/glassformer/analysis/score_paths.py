@@ -66,7 +66,7 @@ def score_sites(model: Any) -> list[str]:
         assert isinstance(block, Block)
         for name in block.names:
             norm = None if block.wiring == "post" else block.norm(name)
-            found += [norm.at_scale] if norm is not None and norm.weight is not None else []
+            found += [norm.at_scale] if norm is not None and not norm.identity else []
     return found
 
 
@@ -118,7 +118,7 @@ def _projected(
     weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias
     components: list[Component] = []
     raw: list[Tensor] = []
-    scale = run[norm.at_scale].values[row] if norm is not None and norm.weight is not None else None
+    scale = run[norm.at_scale].values[row] if norm is not None and not norm.identity else None
     for found, vectors in each_write(run, block.at_resid[place], row=row):
         if norm is not None and scale is not None:
             vectors = norm.linear(vectors, scale.expand(vectors.shape[:-1]))
@@ -126,7 +126,7 @@ def _projected(
         raw.append(vectors @ weight.mT)
     length = raw[0].shape[1]
     context = make_context(1, length, raw[0].device, is_causal=True)
-    constant = None if norm is None or norm.bias is None else norm.bias @ weight.mT
+    constant = None if norm is None or norm.shift is None else norm.shift @ weight.mT
     if own is not None:
         constant = own[: len(weight)] if constant is None else constant + own[: len(weight)]
     if constant is not None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.components import decoder_side
+from glassformer.analysis.components import decoder_side, vector_sites
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
@@ -35,7 +35,7 @@ class FrozenNorm:
     def __call__(self, x: Stream, *, bias: bool = False, live: bool = False) -> Stream:
         """Apply it to an addend of the stream; with `bias` (and, if wanted, a live scale) to a whole stream."""
         norm = self.norm
-        if norm is None or norm.weight is None:
+        if norm is None or norm.identity:
             return x
         scale = norm.scale(x) if live else self.scale
         assert scale is not None, "a norm with a gain has a scale"
@@ -44,15 +44,14 @@ class FrozenNorm:
     def adjoint(self, u: Stream) -> Stream:
         """Return a direction behind it as a direction before it."""
         norm = self.norm
-        if norm is None or norm.weight is None:
+        if norm is None or norm.identity:
             return u
         assert self.scale is not None
-        u = u * norm.weight / self.scale[..., None]
-        return u - u.mean(-1, keepdim=True) if norm.centred else u
+        return norm.transposed(u / self.scale[..., None])
 
     @property
     def bias(self) -> Float[Tensor, " d_model"] | None:
-        return None if self.norm is None else self.norm.bias
+        return None if self.norm is None else self.norm.shift
 
     def rows(self, rows: slice) -> "FrozenNorm":
         return FrozenNorm(self.norm, None if self.scale is None else self.scale[rows])
@@ -205,10 +204,11 @@ class Steps:
 
     Args:
         steps: The sub-layers.
-        token: Token vectors, `batch pos d_model`.
-        position: Position vectors, or None.
+        token: Token vectors as they enter the stack, `batch pos d_model`.
+        position: Position vectors likewise, or None.
         final: The norm before the unembedding.
         unembed: The unembedding.
+        entry_bias: What a norm on token and position vectors adds by its bias, or None.
     """
 
     steps: tuple[Step, ...]
@@ -216,6 +216,7 @@ class Steps:
     position: Tensor | None
     final: FrozenNorm
     unembed: Unembedding
+    entry_bias: Float[Tensor, " d_model"] | None = None
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -223,7 +224,8 @@ class Steps:
     @property
     def start(self) -> Float[Tensor, "batch pos d_model"]:
         """What enters the stack."""
-        return self.token if self.position is None else self.token + self.position
+        x = self.token if self.position is None else self.token + self.position
+        return x if self.entry_bias is None else x + self.entry_bias
 
     @property
     def depth(self) -> int:
@@ -263,7 +265,9 @@ class Steps:
         rows = slice(row, row + 1)
         position = None if self.position is None else self.position[rows]
         steps = tuple(step.rows(rows) for step in self.steps)
-        return Steps(steps, self.token[rows], position, self.final.rows(rows), self.unembed)
+        return dataclasses.replace(
+            self, steps=steps, token=self.token[rows], position=position, final=self.final.rows(rows)
+        )
 
     def down(self, u: Stream, entry: int | None = None) -> Iterator[tuple[int, Stream, Stream]]:
         """Carry a direction of the stream down, from above the first `entry` sub-layers.
@@ -281,11 +285,11 @@ class Steps:
 def step_sites(model: Any) -> list[str]:
     """Return the sites that a frozen stack is made of, to be passed as `read=`."""
     stack, embed = decoder_side(model)
-    found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
+    found = vector_sites(embed)
     for block in stack.blocks:
         assert isinstance(block, Block), "a stack is made of blocks"
         for name in block.names:
-            found += [n.at_scale for n in _norms(block, name) if n is not None and n.weight is not None]
+            found += [n.at_scale for n in _norms(block, name) if n is not None and not n.identity]
             part = _self_attention(block, name)
             if part is None:
                 found.append(f"{block.path}.{name}.out")
@@ -293,7 +297,7 @@ def step_sites(model: Any) -> list[str]:
             found.append(part.at.pattern)
             found += [] if part.merge.linear else [part.at.z_scale]
             found += [] if part.merge.gate is None else [_read_by(block, name)]
-    found += [stack.final.at_scale] if stack.final.weight is not None else []
+    found += [stack.final.at_scale] if not stack.final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
 
@@ -322,8 +326,10 @@ def steps_of(run: Run, analysis: str) -> Steps:
             scale = None if part.merge.linear else _value(run, part.at.z_scale)
             pattern, factor = _value(run, part.at.pattern), _factor(run, block, name, part)
             steps.append(Step(block, name, at, before, after, part, pattern, factor, scale))
-    position = None if embed.positions is None else _value(run, embed.at_position)
-    return Steps(tuple(steps), _value(run, embed.at_token), position, _frozen(run, stack.final), run.model.unembed)
+    entry = _frozen(run, embed.norm)
+    position = None if embed.positions is None else entry(_value(run, embed.at_position))
+    token, final = entry(_value(run, embed.at_token)), _frozen(run, stack.final)
+    return Steps(tuple(steps), token, position, final, run.model.unembed, entry.bias)
 
 
 def require_steps(model: Any, analysis: str) -> None:
@@ -360,7 +366,7 @@ def _norms(block: Block, name: str) -> tuple[Norm | None, Norm | None]:
 
 
 def _frozen(run: Run, norm: Norm | None) -> FrozenNorm:
-    return FrozenNorm(norm, None if norm is None or norm.weight is None else _value(run, norm.at_scale))
+    return FrozenNorm(norm, None if norm is None or norm.identity else _value(run, norm.at_scale))
 
 
 def _self_attention(block: Block, name: str) -> AttentionLayer | None:

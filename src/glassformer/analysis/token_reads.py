@@ -60,6 +60,7 @@ class TokenReads:
         self.w, self.layers, self.through = w, {a.path: a for a in layers}, through
         self.current = {a.path: c for a, c in zip(layers, current)}
         self.stack = layers[0].stack
+        w.require_entry(self.stack, analysis)
         if any(block.wiring == "post" for block in w.model.stacks[self.stack].blocks):
             raise AnalysisUnavailable(
                 f"{analysis}: in post-norm blocks tokens pass norms on the stream, so their vectors are not what later "

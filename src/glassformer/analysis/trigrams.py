@@ -265,7 +265,7 @@ def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch p
     w = weights.of(model, fold=crossed.folded)
     layers = [w[str(label)] for label in crossed.contribution.labels("head")]
     final = model.stack.final
-    sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if final.weight is not None else set())
+    sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if not final.identity else set())
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"
     s, d, o = (
@@ -280,7 +280,7 @@ def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch p
         assert layer.head is not None
         mass = found[f"{layer.path}.pattern"].values[:, layer.head, :, -ids.shape[1] :] @ is_source
         removed += torch.einsum("bqs,bqd,sdo->bqo", mass, is_destination, cells)
-    if final.weight is not None:
+    if not final.identity:
         removed = removed / found[final.at_scale].values[..., None]
     without = found.logits.clone()
     without[..., o] -= removed

@@ -51,7 +51,7 @@ class TunedLens:
     def identity(cls, model: Any, sites: Sequence[str] | None = None) -> "TunedLens":
         """Return translators that change nothing; raises as `tuned_sites`."""
         names = tuple(tuned_sites(model) if sites is None else check_sites(model, sites))
-        like, d_model = model.unembed.weight.detach(), model.config.d_model
+        like, d_model = model.unembed.stored.detach(), model.config.d_model
         # single precision at least: steps of gradient descent are lost on half precision
         like = like if like.dtype == torch.float64 else like.float()
         weight, bias = like.new_zeros(len(names), d_model, d_model), like.new_zeros(len(names), d_model)
@@ -70,7 +70,7 @@ class TunedLens:
             CheckpointError: They were made for another model.
         """
         self.check(model)
-        last, placed = last_site(model), self.to(model.unembed.weight.device)
+        last, placed = last_site(model), self.to(model.unembed.stored.device)
 
         def translate(name: str, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n d_model"]:
             if name == last and name not in self.sites:
@@ -137,7 +137,7 @@ class TunedLens:
             raise CheckpointError(f'cannot read a tuned lens from "{path}": {error}.') from error
         if model is not None:
             found.check(model)
-            found = found.to(model.unembed.weight.device)
+            found = found.to(model.unembed.stored.device)
         return found
 
     def to(self, device: torch.device) -> "TunedLens":

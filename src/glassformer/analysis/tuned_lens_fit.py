@@ -177,7 +177,7 @@ class _Statistics:
     def add(self, model: Any, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]) -> None:
         final = decoder_side(model)[0].final
         streams, last = streams.double(), last.double()
-        weight = torch.ones_like(last[:, 0]) if final.weight is None else final.scale(last) ** -2
+        weight = torch.ones_like(last[:, 0]) if final.identity else final.scale(last) ** -2
         weighted, missing = streams * weight[:, None], last - streams
         self.weight += weight.sum()
         self.x += weighted.sum(1)

@@ -129,6 +129,7 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
     found: list[Port] = []
     if side == "write":
         for name, rows in w.embeddings.items():
+            w.require_entry(name, "virtual weights")
             prefix, table = "enc " if name == "encoder" else "", w.tables[name]
             found.append(Port(f"{prefix}token", rows, name, (-1, 0)))
             found += [] if table is None else [Port(f"{prefix}position", table, name, (-1, 0))]
@@ -140,9 +141,8 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
         if side == "write":
             after = block.norm_after(mlp.part) if block.wiring == "sandwich" else None
             written = mlp.W_out
-            if after is not None and after.weight is not None:
-                written = written - written.mean(-1, keepdim=True) if after.centred else written
-                written = written * after.weight.detach()
+            if after is not None:
+                written = after.linear(written, written.new_ones(written.shape[:-1])).detach()
             found.append(Port(mlp.label, written, mlp.stack, place, parallel))
             continue
         reads = {"in": mlp.W_in} | ({} if mlp.W_gate is None else {"gate": mlp.W_gate})

@@ -7,16 +7,24 @@ from glassformer.attention.mechanisms import Differential, Lightning, Linear, So
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
     Alibi,
-    Llama3Scaling,
     NoPositions,
     Positions,
     PositionsConfig,
     QueryKeyOnly,
-    Rope,
     alibi_slopes,
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    yarn_amplitude,
+)
 from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [
@@ -27,10 +35,13 @@ __all__ = [
     "CrossState",
     "Differential",
     "Dims",
+    "DynamicScaling",
     "Lightning",
     "Linear",
     "LinearMap",
+    "LinearScaling",
     "Llama3Scaling",
+    "LongScaling",
     "Mask",
     "Merge",
     "Mixer",
@@ -41,6 +52,7 @@ __all__ = [
     "ProjectionConfig",
     "QueryKeyOnly",
     "Rope",
+    "RopeScaling",
     "Separate",
     "Smear",
     "Smeared",
@@ -48,6 +60,7 @@ __all__ = [
     "Softmax",
     "SubLayerConfig",
     "Traits",
+    "YarnScaling",
     "alibi_slopes",
     "causal",
     "documents",
@@ -57,4 +70,5 @@ __all__ = [
     "per_query_head",
     "sinusoids",
     "window",
+    "yarn_amplitude",
 ]

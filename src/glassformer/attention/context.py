@@ -221,6 +221,14 @@ class Context:
         """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""
         return self.key_positions if keys else self.positions
 
+    def length(self, keys: bool) -> Int[Tensor, ""]:
+        """Return how many positions this pass reaches over, those in the state included: the largest, plus one.
+
+        It is one number for all rows of a batch.
+        """
+        counted = self.positions if self.crossed and not keys else self.key_positions
+        return counted.max() + 1
+
     def allowed(self, n_queries: int, n_keys: int, size: int | None = None) -> Bool[Tensor, "b 1 query key"] | None:
         """Return the dense mask of the last keys, narrowed to a window if given; None if everything is allowed."""
         mask = self.mask if size is None else self.mask & window(size)

@@ -1,7 +1,21 @@
-"""Saving and loading models: safetensors and JSON, never a pickle."""
+"""Saving and loading models, ours and published ones: safetensors and JSON, never a pickle."""
 
-from glassformer.checkpoints.folder import folder_of, load, save, sha256, shipped
+from glassformer.checkpoints.folder import config_of, folder_of, load, open_folder, save, sha256, shipped
+from glassformer.checkpoints.hub import is_id
 from glassformer.checkpoints.parity import Parity, parity
 from glassformer.checkpoints.shards import AttentionReader, save_shards
 
-__all__ = ["AttentionReader", "Parity", "folder_of", "load", "parity", "save", "save_shards", "sha256", "shipped"]
+__all__ = [
+    "AttentionReader",
+    "Parity",
+    "config_of",
+    "folder_of",
+    "is_id",
+    "load",
+    "open_folder",
+    "parity",
+    "save",
+    "save_shards",
+    "sha256",
+    "shipped",
+]

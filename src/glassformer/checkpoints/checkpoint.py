@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glassformer.checkpoints.families import Fields, Piece, Source, assembled, recognise, sources, stored_names
+from glassformer.checkpoints.families import Family, Fields, Piece, Source, assembled, recognise, sources, stored_names
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import Decoder, EncoderDecoder, ModelConfig
@@ -106,21 +106,13 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
     Raises:
         CheckpointError: No family covers it, it is quantised, or config and tensors do not fit each other.
     """
-    if isinstance(method := config.get("quantization_config"), Mapping):
-        raise CheckpointError(
-            f'"{folder}" is quantised ({method.get("quant_method", "unknown method")}), and quantised weights are not '
-            "read. Use the unquantised checkpoint, or dequantise it with the library that made it."
-        )
-    family = recognise(config, str(where))
-    fields = Fields(config, str(where))
-    try:
-        ours = family.config(fields)
-    except ConfigError as error:
-        raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
+    family, ours = translated(config, where)
     files = TensorFiles(folder)
     quantised = [(name, place.stored_as) for name, place in files.items() if place.dtype is None]
     model = skeleton(ours, len(files), folder)
-    parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, family.table(fields, ours))
+    parts = sources(
+        {name: tuple(v.shape) for name, v in model.state_dict().items()}, family.table(Fields(config, str(where)), ours)
+    )
     stored = stored_names(family, parts, files)
     wanted = set(stored.values())
     for name, kind in quantised:
@@ -130,6 +122,24 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
                 "are not."
             )
     return Checkpoint(folder, ours, model, parts, files, stored, Origin(family.name, dict(config)))
+
+
+def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelConfig]:
+    """Return the family of a published config, and our config of it.
+
+    Raises:
+        CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
+    """
+    if isinstance(method := config.get("quantization_config"), Mapping):
+        raise CheckpointError(
+            f'"{where}" describes a quantised model ({method.get("quant_method", "unknown method")}), and quantised '
+            "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
+        )
+    family = recognise(config, str(where))
+    try:
+        return family, family.config(Fields(config, str(where)))
+    except ConfigError as error:
+        raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
 
 
 def open_own(folder: Path, config: ModelConfig) -> Checkpoint:

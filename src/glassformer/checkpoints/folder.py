@@ -28,6 +28,7 @@ from glassformer.checkpoints.checkpoint import (
     open_own,
     open_published,
     skeleton,
+    translated,
 )
 from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
 from glassformer.data import Tokenizer
@@ -123,6 +124,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
     return open_published(folder, data, where)
 
 
+def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
+    """Return a model's config without its weights; of a hub model only the files that describe it are fetched.
+
+    Raises:
+        UnknownModel: As for `load`.
+        CheckpointError: The config is damaged, or no family covers it.
+    """
+    folder = folder_of(name, revision, weights=False)
+    if _is_own(folder):
+        return _own_config(folder, _envelope(folder))
+    data, where = config_file(folder)
+    return translated(data, where)[1]
+
+
 def _is_own(folder: Path) -> bool:
     """Whether a folder's config is one of ours, damaged or not: a published one says what it is in other words."""
     path = folder / CONFIG
@@ -185,7 +200,7 @@ def shipped() -> list[str]:
     return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 
 
-def folder_of(name: str | Path, revision: str | None = None) -> Path:
+def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
 
     Raises:
@@ -200,7 +215,7 @@ def folder_of(name: str | Path, revision: str | None = None) -> Path:
         if os.path.isfile(folder):
             raise CheckpointError(f'"{folder}" is a file; give the folder that holds {CONFIG} and {WEIGHTS}.')
         if hub.is_id(str(name)):
-            return hub.download(str(name), revision)
+            return hub.download(str(name), revision, weights=weights)
         known = shipped()
         raise UnknownModel(
             f'no model "{name}".{nearest(str(name), known)} Shipped: {", ".join(known) or "none"}; or give a folder, '

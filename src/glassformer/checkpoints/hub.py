@@ -6,7 +6,8 @@ from pathlib import Path
 from glassformer.errors import CheckpointError, UnknownModel
 
 # what a model is read from; nothing that could be run is fetched
-_WANTED = ("*.json", "*.safetensors", "tokenizer*", "vocab*", "merges.txt", "*.spm")
+_WEIGHTS = ("*.safetensors",)
+_WANTED = ("*.json", "tokenizer*", "vocab*", "merges.txt", "*.spm")
 _UNWANTED = ("*/*", "consolidated*", "*.bin", "*.py")
 
 
@@ -15,7 +16,7 @@ def is_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) is not None
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a hub model in the local cache, fetching what is missing.
 
     Downloads resume where they were interrupted; a token comes from `huggingface-cli login` or HF_TOKEN, and with
@@ -24,6 +25,7 @@ def download(name: str, revision: str | None = None) -> Path:
     Args:
         name: `owner/model`.
         revision: Branch, tag or commit; the main branch by default.
+        weights: Whether the weights are wanted too, or only what describes them.
 
     Raises:
         UnknownModel: The hub has no such model or revision, or does not show it to you.
@@ -39,11 +41,10 @@ def download(name: str, revision: str | None = None) -> Path:
         RevisionNotFoundError,
     )
 
+    wanted = [*_WANTED, *(_WEIGHTS if weights else ())]
     asked = f'"{name}"' + (f" at revision {revision}" if revision else "")
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED))
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)))
     except GatedRepoError as error:
         raise UnknownModel(
             f"{asked} is gated: accept its terms on its page, then log in (hf auth login) or set HF_TOKEN."

@@ -87,7 +87,7 @@ class AttentionReader:
             if block.wiring == "post":
                 own = self._read(block, [f"{part}_norm_after" for part in block.names])
                 norms = [own.norm_after(part) for part in block.names]
-                found |= {norm.at_out: (norm.weight, norm.bias) for norm in norms if norm is not None}
+                found |= {norm.at_out: (norm.gain, norm.shift) for norm in norms if norm is not None}
         return found
 
     def __len__(self) -> int:
@@ -98,14 +98,15 @@ class AttentionReader:
 
     def __getitem__(self, i: int) -> AttentionWeights:
         block, part = self.keys[i]
-        own = self._read(block, [part, f"{part}_norm", f"{part}_norm_after"])
+        before = block.names[0] if block.config.shared_norm else part
+        own = self._read(block, [part, f"{before}_norm", f"{part}_norm_after"])
         layer = own.part(part)
         assert isinstance(layer, AttentionLayer), "keys are those of attention layers"
         found = attention_views(layer, "", part, own.norm_after(part) if own.wiring == "sandwich" else None)
         if not self.folded:
             return found
         norm = None if own.wiring == "post" else own.norm(part)
-        reading = Reading() if norm is None else Reading(norm.weight, norm.bias, norm.centred)
+        reading = Reading() if norm is None else Reading(norm.gain, norm.shift, norm.centred)
         found = fold_attention(found, reading, reading)
         return centre_write(found) if all_centre(self.model, "") else found
 

@@ -10,12 +10,15 @@ from glassformer.models import PRESETS, ModelConfig, preset
 
 
 def config_of(name: str) -> ModelConfig:
-    """Return the config of a preset, a shipped model or a folder.
+    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
 
     Raises:
         UnknownModel: None of them; the message lists the names there are.
     """
-    return preset(name) if name in PRESETS else model_of(name).config
+    if name in PRESETS:
+        return preset(name)
+    _known(name)
+    return checkpoints.config_of(name)
 
 
 def model_of(name: str) -> Any:
@@ -23,15 +26,19 @@ def model_of(name: str) -> Any:
     if name in PRESETS:
         raise UnknownModel(
             f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
-            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder."
+            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
+    _known(name)
+    return checkpoints.load(name)
+
+
+def _known(name: str) -> None:
     known = [*checkpoints.shipped(), *PRESETS]
-    if name not in known and not Path(name).exists():
+    if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
         raise UnknownModel(
             f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
-            f"Presets: {_names(PRESETS)}. Or give a folder."
+            f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."
         )
-    return checkpoints.load(name)
 
 
 def text_of(given: str) -> str:

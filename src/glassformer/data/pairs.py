@@ -196,7 +196,7 @@ class Pairs(Sequence[Pair]):
                 f'the pairs in "{self.name}" have different lengths: {found}. Take .groups(model) one by one, or '
                 'encode(model, pad="right").'
             )
-        device = model.unembed.weight.device if hasattr(model, "unembed") else None
+        device = model.unembed.stored.device if hasattr(model, "unembed") else None
 
         def tensor(values: Any) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)

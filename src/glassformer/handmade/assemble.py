@@ -21,7 +21,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
-from glassformer.models.parts import MlpLayer, NormConfig
+from glassformer.models.parts import MlpLayer
 
 
 class Head(NamedTuple):
@@ -159,20 +159,25 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     single coordinates of the stream stop meaning anything.
 
     Raises:
-        ConfigError: The model has a norm, or positions that are no parameters: those know the coordinates.
+        ConfigError: The model has a norm, or positions that are no parameters, which know the coordinates; or token
+            vectors of another width than the stream.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (no privileged basis).
     """
     parts = [part for layer in model.config.layers for part in layer.parts]
     added = [part.positions.kind for part in parts if isinstance(part, Attention)]
-    norms: list[NormConfig] = [layer.norm for layer in model.config.layers] + [model.config.final_norm]
+    config = model.config
+    norms = [n for layer in config.layers for n in (layer.norm, layer.norm_after)] + [
+        config.final_norm, config.embed_norm,
+    ]  # fmt: skip
     table = model.embed.positions
     require(
-        all(isinstance(norm, NoNorm) for norm in norms)
+        all(norm is None or isinstance(norm, NoNorm) for norm in norms)
+        and config.d_embed is None
         and "query_key_only" not in added
         and (table is None or table.weight is not None),
         "rotated: norms, sinusoidal and query-key-only positions go by the coordinates of the stream, which a rotation "
-        "mixes; it takes models without them.",
+        "mixes, and vectors narrower than the stream are none of it; it takes models without them.",
     )
     turned = model.config.build().to(model.embed.weight.dtype).eval()
     turned.load_state_dict(model.state_dict())

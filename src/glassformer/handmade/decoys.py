@@ -77,7 +77,7 @@ def _layer(model: Decoder, layer: int) -> AttentionLayer:
 def _writers(model: Decoder) -> torch.Tensor:
     """Return what stands in the stream before the first layer: a row per token, then one per position."""
     table = model.embed.positions
-    rows = [model.embed.weight] + ([] if table is None or table.weight is None else [table.weight])
+    rows = [model.embed.weight] + ([] if table is None or table.weight is None else [table.weight[table.offset :]])
     return torch.cat(rows).detach().double()
 
 

@@ -117,7 +117,11 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
             elif isinstance(part, Mlp):
                 product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
                 found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
-    found["unembedding"] = 2 * length * config.d_model * config.vocab_size
+    width = config.d_model
+    if isinstance(config, DecoderConfig) and config.d_embed is not None:
+        width = config.d_embed
+        found.update(dict.fromkeys(("embedding", "unembedding"), 2 * length * width * config.d_model))
+    found["unembedding"] += 2 * length * width * config.vocab_size
     order = (*PARTS[:4], "mixing", *PARTS[4:])
     return {part: found[part] for part in order if found[part]}
 
@@ -199,9 +203,9 @@ def _attention_flops(config: ModelConfig, part: Attention, layer: int, n: int, m
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield (part, count) for a module that owns parameters; others yield nothing."""
     if isinstance(module, Embedding):
-        yield "embedding", 0 if module.matrix is None else module.matrix.numel()
+        yield "embedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
     elif isinstance(module, Unembedding):
-        yield "unembedding", 0 if module.matrix is None else module.matrix.numel()
+        yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "biases", 0 if module.bias is None else module.bias.numel()
     elif isinstance(module, PositionTable):
         yield "positions", _count(module)

@@ -3,7 +3,7 @@
 pre        x <- x + f(norm(x))
 post       x <- norm(x + f(x))
 sandwich   x <- x + norm'(f(norm(x)))
-parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own
+parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own or all with the first one's
 """
 
 from collections.abc import Iterator
@@ -29,15 +29,28 @@ class BlockConfig(Config):
         norm: The norm each sub-layer reads (or, post-norm, the sum) through.
         wiring: How sub-layers, norms and the stream are connected.
         dropout: Rate on what each sub-layer writes, in training.
+        norm_after: In sandwich blocks, the norm behind each sub-layer; the same kind as `norm` by default.
+        shared_norm: In parallel blocks, all sub-layers read through the first one's parameters, stored once. Each still
+            has sites of its own, which hold the same values: an edit at `attn.norm` leaves `mlp.norm` as it is.
     """
 
     parts: tuple[SubLayerConfig, ...]
     norm: NormConfig = field(default_factory=LayerNorm)
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre"
     dropout: float = 0.0
+    norm_after: NormConfig | None = None
+    shared_norm: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.parts) > 0, "block: parts must not be empty.")
+        require(
+            self.norm_after is None or self.wiring == "sandwich",
+            f'block: norm_after belongs to sandwich blocks; found wiring "{self.wiring}". Use wiring="sandwich".',
+        )
+        require(
+            not self.shared_norm or self.wiring == "parallel",
+            f'block: shared_norm belongs to parallel blocks; found wiring "{self.wiring}". Use wiring="parallel".',
+        )
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
     def names(self) -> list[str]:
@@ -58,10 +71,12 @@ class Block(nn.Module):
             part_path = f"{path}.{name}"
             self.add_module(name, part.build(d_model, max_len, layer, part_path))  # type: ignore[attr-defined]
             if self.wiring != "post":
-                self.add_module(f"{name}_norm", config.norm.build(d_model, part_path, layer))
+                tied = self.norm(self.names[0]) if config.shared_norm and name != self.names[0] else None
+                self.add_module(f"{name}_norm", config.norm.build(d_model, part_path, layer, tied=tied))
             if self.wiring in ("post", "sandwich"):
                 after = ("sum_norm", "sum_scale") if self.wiring == "post" else ("write", "write_scale")
-                self.add_module(f"{name}_norm_after", config.norm.build(d_model, part_path, layer, after))
+                behind = config.norm_after or config.norm
+                self.add_module(f"{name}_norm_after", behind.build(d_model, part_path, layer, after))
         n_mid = 0 if self.wiring == "parallel" else len(self.names) - 1
         mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]
         self.at_resid = [f"{path}.{name}" for name in ("resid_pre", *mids, "resid_post")]

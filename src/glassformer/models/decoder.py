@@ -26,6 +26,14 @@ class ModelConfig(Config, family=True):
         """Return a model with freshly drawn weights."""
 
 
+def check_unembed_scale(kind: str, scale: float) -> None:
+    """Raise `ConfigError` for a factor that would leave nothing of the logits."""
+    require(
+        math.isfinite(scale) and scale != 0,
+        f"{kind}: unembed_scale must be a finite number other than 0; found {scale}. 1 leaves logits as they are.",
+    )
+
+
 @dataclass(frozen=True)
 class DecoderConfig(ModelConfig, kind="decoder"):
     """A decoder-only transformer.
@@ -42,6 +50,9 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         unembed_bias: A bias per token on the logits.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         init: How weights are drawn, see `parts.initialise`.
+        embed_norm: Norm on what enters the first block, token and position vectors together; None for none.
+        unembed_scale: Factor on the logits, before their bias.
+        d_embed: Width of the token vectors, where it is not that of the stream; maps lead from one to the other.
     """
 
     vocab_size: int
@@ -55,6 +66,9 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     unembed_bias: bool = False
     init: Literal["gpt", "xavier"] = "gpt"
     logit_cap: float | None = None
+    embed_norm: NormConfig | None = None
+    unembed_scale: float = 1.0
+    d_embed: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
@@ -62,6 +76,10 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         require(
             self.logit_cap is None or 0 < self.logit_cap < math.inf,
             f"decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
+        )
+        check_unembed_scale("decoder", self.unembed_scale)
+        require(
+            self.d_embed is None or self.d_embed >= 1, f"decoder: d_embed must be at least 1, found {self.d_embed}."
         )
         crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"decoder: layer {crossed[:1]} has cross-attention, but there is no encoder.")
@@ -85,11 +103,15 @@ class Decoder(nn.Module):
         self.origin: Any = None
         self.name = "decoder"
         self.embed = Embedding(
-            config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed"
-        )
+            config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed",
+            norm=config.embed_norm, d_embed=config.d_embed,
+        )  # fmt: skip
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
         tied = self.embed if config.tied else None
-        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap)
+        self.unembed = Unembedding(
+            config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale,
+            config.d_embed,
+        )  # fmt: skip
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property
@@ -189,7 +211,7 @@ class Decoder(nn.Module):
 
     def begin(self, batch: int) -> State:
         """Return the empty state."""
-        return State(0, self.stack.begin(batch, self.embed.weight))
+        return State(0, self.stack.begin(batch, self.embed.stored))
 
     def _enter(self, tokens, lengths, documents, state, tape, form, seed):
         batch, length = tokens.shape

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
-from glassformer.models.decoder import ModelConfig
+from glassformer.models.decoder import ModelConfig, check_unembed_scale
 from glassformer.models.parts import (
     Embedding,
     NoNorm,
@@ -40,6 +40,9 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         embed_scale: Multiply token vectors by sqrt(d_model).
         init: How weights are drawn, see `parts.initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
+        embed_norm: Norm on what enters the first block of each stack; None for none.
+        unembed_scale: Factor on the logits, before their bias.
+        unembed_bias: A bias per token on the logits.
     """
 
     vocab_size: int
@@ -53,6 +56,9 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     embed_scale: bool = True
     init: Literal["gpt", "xavier"] = "xavier"
     logit_cap: float | None = None
+    embed_norm: NormConfig | None = None
+    unembed_scale: float = 1.0
+    unembed_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
@@ -63,6 +69,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             self.logit_cap is None or 0 < self.logit_cap < math.inf,
             f"encoder_decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
         )
+        check_unembed_scale("encoder_decoder", self.unembed_scale)
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -87,12 +94,14 @@ class EncoderDecoder(nn.Module):
         self.origin: Any = None
         self.name = "encoder-decoder"
         sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
-        self.decoder_embed = Embedding(*sizes, "decoder.embed")
+        self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm)
         tied = self.decoder_embed if config.tied else None
-        self.encoder_embed = Embedding(*sizes, "encoder.embed", tied)
+        self.encoder_embed = Embedding(*sizes, "encoder.embed", tied, config.embed_norm)
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
-        self.unembed = Unembedding(config.vocab_size, config.d_model, tied, bias=False, cap=config.logit_cap)
+        self.unembed = Unembedding(
+            config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale
+        )
         writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
         initialise(self, config.init, writes)
 
@@ -214,7 +223,7 @@ class EncoderDecoder(nn.Module):
 
     def begin(self, source: Int[Tensor, "batch key"], source_lengths: Int[Tensor, " batch"] | None = None) -> State:
         """Run the encoder and return the empty state of the decoder."""
-        layers = self.decoder.begin(source.shape[0], self.decoder_embed.weight)
+        layers = self.decoder.begin(source.shape[0], self.decoder_embed.stored)
         return State(0, layers, None, self.encode(source, source_lengths), source_lengths)
 
     def _encode(self, x: Tensor, lengths: Tensor | None, tape: Tape | None, seed: int, start: int) -> Tensor:

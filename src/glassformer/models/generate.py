@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.attention import AttentionLayer
 from glassformer.errors import TextError, TokenOutOfRange
 from glassformer.models.decoder import Decoder
 from glassformer.models.encoder_decoder import EncoderDecoder
@@ -126,7 +127,9 @@ def _steps(
     generators = row_generators(sampling, batch)
     seen = _seen(model, tokens, lengths) if sampling.repetition_penalty != 1 else None
     alive = [True] * batch
+    reread = _Reread(model, tokens, lengths)
     for _ in range(max_new_tokens):
+        tokens, state, lengths = reread(tokens, state, lengths)
         logits, state = next_logits(model, tokens, state, lengths)
         drawn = sampling_steps(logits, sampling, seen=seen, generators=generators).tokens
         chosen = logits.gather(-1, drawn[:, None]).squeeze(-1) - logits.logsumexp(-1)
@@ -176,7 +179,7 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
         TextError: No rows, or an empty one.
         TokenOutOfRange: An id outside the vocabulary.
     """
-    device = model.unembed.weight.device
+    device = model.unembed.stored.device
     if isinstance(rows, Tensor):
         tokens, lengths = rows.to(device), None
     else:
@@ -213,6 +216,29 @@ def check_room(model: Model, prompt: int, new: int) -> None:
         f"{prompt} tokens and {new} new ones, but the model has learned positions for max_len={table.max_len} only; "
         f"ask for at most {max(table.max_len - prompt + 1, 0)} new ones."
     )
+
+
+class _Reread:
+    """Feeds a text to a model again, from the start, when it outgrows what its state was made for."""
+
+    def __init__(self, model: Model, tokens: Tensor, lengths: Tensor | None) -> None:
+        # keys of cross-attention are not turned by how far the target has grown
+        layers = [part for part in model.modules() if isinstance(part, AttentionLayer) and part.positions.by_length]
+        self.positions = [layer.positions for layer in layers if not layer.config.cross]
+        self.stack, self.like = list(model.stacks.values())[-1], model.unembed.weight
+        self.whole, self.lengths, self.prompt = tokens, lengths, tokens.shape[1]
+
+    def __call__(self, tokens: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State, Tensor | None]:
+        """Return what to feed next: the new tokens, or all of them and the state before them."""
+        if not self.positions or not state.length:
+            return tokens, state, lengths
+        self.whole = torch.cat((self.whole, tokens), -1)
+        before, after = state.length, state.length + tokens.shape[1]
+        if not any(positions.outgrows(before, after) for positions in self.positions):
+            return tokens, state, lengths
+        layers = self.stack.begin(len(tokens), self.like)
+        real = None if self.lengths is None else self.lengths + (after - self.prompt)
+        return self.whole, state._replace(length=0, layers=layers, start=None), real
 
 
 def _seen(model: Model, tokens: Tensor, lengths: Tensor | None) -> Tensor:

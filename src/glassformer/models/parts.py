@@ -19,16 +19,32 @@ from glassformer.trace import Site, Tape, declare, full_names, site, wants
 class NormConfig(Config, family=True):
     """How a vector is brought to a standard size before it is read."""
 
-    def build(self, d_model: int, path: str, layer: int | None, names: tuple[str, str] = ("norm", "scale")) -> "Norm":
-        return Norm(self, d_model, path, layer, names)
+    def build(
+        self,
+        d_model: int,
+        path: str,
+        layer: int | None,
+        names: tuple[str, str] = ("norm", "scale"),
+        tied: "Norm | None" = None,
+    ) -> "Norm":
+        return Norm(self, d_model, path, layer, names, tied)
 
 
 @dataclass(frozen=True)
 class LayerNorm(NormConfig, kind="layer_norm"):
-    """(x - mean) / sqrt(variance + eps) * gain + bias.  Source: Ba et al. 2016."""
+    """(x - mean) / sqrt(variance + eps) * gain + bias.
+
+    Args:
+        eps: Added to the variance.
+        bias: Whether there is a bias.
+        gain: Whether there is a gain; without gain and bias the norm has no parameters.
+
+    Source: Ba et al. 2016; Groeneveld et al. 2024, "OLMo", section 2.1 (without parameters).
+    """
 
     eps: float = 1e-5
     bias: bool = True
+    gain: bool = True
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
@@ -36,12 +52,22 @@ class LayerNorm(NormConfig, kind="layer_norm"):
 
 @dataclass(frozen=True)
 class RmsNorm(NormConfig, kind="rms_norm"):
-    """x / sqrt(mean of squares + eps) * gain.  Source: Zhang and Sennrich 2019."""
+    """x / sqrt(mean of squares + eps) * gain,  gain = offset + weight.
+
+    Args:
+        eps: Added to the mean of squares.
+        offset: What is added to the stored weight; with 1, weights near 0 are near the identity, where half precision
+            has the most digits.
+
+    Source: Zhang and Sennrich 2019; Gemma Team 2024, "Gemma" (stored around 0).
+    """
 
     eps: float = 1e-5
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
+        require(math.isfinite(self.offset), f"rms_norm: offset must be a finite number, found {self.offset}.")
 
 
 @dataclass(frozen=True)
@@ -50,28 +76,59 @@ class NoNorm(NormConfig, kind="none"):
 
 
 class Norm(nn.Module):
-    """A norm with two sites: its output, and the scale it divides by (lazy; reading it changes the route)."""
+    """A norm with two sites: its output, and the scale it divides by (lazy; reading it changes the route).
 
-    def __init__(self, config: NormConfig, d_model: int, path: str, layer: int | None, names: tuple[str, str]) -> None:
+    With `tied` it has the parameters of another norm, stored there, and sites of its own. `weight` is the parameter;
+    what the norm multiplies by and adds are `gain` and `shift`.
+    """
+
+    def __init__(
+        self,
+        config: NormConfig,
+        d_model: int,
+        path: str,
+        layer: int | None,
+        names: tuple[str, str],
+        tied: "Norm | None" = None,
+    ) -> None:
         super().__init__()
         self.config, self.d_model, self.path, self.layer, self.names = config, d_model, path, layer, names
         self.at_out, self.at_scale = (f"{path}.{name}" for name in names)
-        self.centred = isinstance(config, LayerNorm)
+        self.identity, self.centred = isinstance(config, NoNorm), isinstance(config, LayerNorm)
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
-        gain, bias = not isinstance(config, NoNorm), isinstance(config, LayerNorm) and config.bias
-        self.weight = nn.Parameter(torch.ones(d_model)) if gain else None
-        self.bias = nn.Parameter(torch.zeros(d_model)) if bias else None
+        self.offset = config.offset if isinstance(config, RmsNorm) else 0.0
+        gain = isinstance(config, RmsNorm) or (isinstance(config, LayerNorm) and config.gain)
+        bias = isinstance(config, LayerNorm) and config.bias
+        # a plain attribute: registering the other norm here would store its parameters twice
+        self.__dict__["tied"] = tied
+        own = tied is None
+        self.weight = nn.Parameter(torch.full((d_model,), 1.0 - self.offset)) if gain and own else None
+        self.bias = nn.Parameter(torch.zeros(d_model)) if bias and own else None
+
+    @property
+    def gain(self) -> Float[Tensor, " d_model"] | None:
+        """What is multiplied by; None for ones. Half-precision weights with an offset give it in float32."""
+        weight = self.weight if self.tied is None else self.tied.weight
+        return weight if weight is None or not self.offset else self.offset + _widened(weight)
+
+    @property
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What is added; None for zeros."""
+        return self.bias if self.tied is None else self.tied.bias
 
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        if self.weight is not None:
+        if not self.identity:
             if wants(tape, self.at_scale):
                 x = self.affine(x, site(tape, self.at_scale, self.scale(x)))
             elif self.centred:
-                x = F.layer_norm(x, (self.d_model,), self.weight, self.bias, self.eps)
+                x = F.layer_norm(x, (self.d_model,), self.gain, self.shift, self.eps)
+            elif not self.offset:
+                x = F.rms_norm(x, (self.d_model,), self.gain, self.eps)
             else:
-                x = F.rms_norm(x, (self.d_model,), self.weight, self.eps)
+                # 1 + weight has fewer digits in half precision than weight has
+                x = F.rms_norm(_widened(x), (self.d_model,), self.gain, self.eps).to(x.dtype)
         return site(tape, self.at_out, x)
 
     def scale(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "..."]:
@@ -81,27 +138,41 @@ class Norm(nn.Module):
 
     def affine(self, x: Float[Tensor, "... d_model"], scale: Float[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
         """Return the norm with its scale given: affine in x."""
-        out = self.linear(x, scale)
-        return out if self.bias is None else out + self.bias
+        out, shift = self.linear(x, scale), self.shift
+        return out if shift is None else out + shift
 
     def linear(self, x: Float[Tensor, "... d_model"], scale: Float[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
         """Return the linear part of `affine`: what becomes of one addend of the stream."""
-        if self.weight is None:
+        if self.identity:
             return x
         x = x - x.mean(-1, keepdim=True) if self.centred else x
-        return x / scale[..., None] * self.weight
+        out, gain = x / scale[..., None], self.gain
+        return out if gain is None else (out * gain).to(out.dtype)
+
+    def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
+        """Return a direction behind the norm as one before it: `x . transposed(u) = linear(x) . u` at a scale of one."""
+        gain = self.gain
+        u = u if gain is None else (u * gain.detach()).to(u.dtype)
+        return u - u.mean(-1, keepdim=True) if self.centred else u
 
     def sites(self) -> Iterator[Site]:
-        scale = {} if self.weight is None else {self.names[1]: "batch pos"}
+        scale = {} if self.identity else {self.names[1]: "batch pos"}
         axes = scale | {self.names[0]: "batch pos d_model"}
         yield from declare(self.path, axes, {"d_model": self.d_model}, layer=self.layer, lazy=self.names[1:])
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 ACTIVATIONS = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda u: F.gelu(u, approximate="tanh"),
+    "gelu_sigmoid": lambda u: u * torch.sigmoid(1.702 * u),
     "silu": F.silu,
+    "relu_squared": lambda u: F.relu(u).square(),
+    "tanh": torch.tanh,
 }
 
 
@@ -119,7 +190,7 @@ class Mlp(SubLayerConfig, kind="mlp"):
     """
 
     d_mlp: int | None = None
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
     gated: bool = False
     bias: bool = True
 
@@ -175,24 +246,44 @@ class PositionEmbedding(Config, family=True):
 
 @dataclass(frozen=True)
 class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
-    """Fixed sines and cosines.  Source: Vaswani et al. 2017, section 3.5."""
+    """Fixed sines and cosines.
+
+    Args:
+        layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+
+    layout: Literal["interleaved", "halves"] = "interleaved"
 
 
 @dataclass(frozen=True)
 class Learned(PositionEmbedding, kind="learned"):
-    """A learned vector for each position up to max_len."""
+    """A learned vector for each position up to max_len.
+
+    Args:
+        offset: Rows of the table before that of the first position; the table has `offset + max_len` rows.
+    """
+
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
 
 
 class PositionTable(nn.Module):
     def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
         super().__init__()
-        self.d_model, self.max_len = d_model, max_len
-        self.weight = nn.Parameter(torch.empty(max_len, d_model)) if isinstance(config, Learned) else None
+        self.config, self.d_model, self.max_len = config, d_model, max_len
+        self.offset = config.offset if isinstance(config, Learned) else 0
+        rows = self.offset + max_len
+        self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
 
     def forward(self, positions: Int[Tensor, "b pos"], like: Tensor) -> Float[Tensor, "b pos d_model"]:
-        if self.weight is None:
-            return sinusoids(positions, self.d_model).to(like.dtype)
-        return F.embedding(positions, self.weight)
+        if isinstance(self.config, Sinusoidal):
+            return sinusoids(positions, self.d_model, self.config.layout).to(like.dtype)
+        assert self.weight is not None, "learned positions have a table"
+        return F.embedding(positions + self.offset if self.offset else positions, self.weight)
 
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
@@ -204,21 +295,37 @@ class PositionTable(nn.Module):
 
 
 class VocabularyMatrix(nn.Module):
-    """A `vocab d_model` matrix: one's own parameter, or (tied) that of another module, stored once."""
+    """A `vocab d_model` matrix: one's own parameter, or (tied) that of another module, stored once.
 
-    def __init__(self, vocab_size: int, d_model: int, tied: "VocabularyMatrix | None") -> None:
+    Token vectors narrower than the stream are stored as such, `vocab d_embed`, with a map between the two widths.
+    """
+
+    def __init__(
+        self, vocab_size: int, d_model: int, tied: "VocabularyMatrix | None", d_embed: int | None, path: str
+    ) -> None:
         super().__init__()
         # a plain attribute: registering the other module here would store its matrix twice
         self.__dict__["tied"] = tied
-        self.matrix = None if tied is not None else nn.Parameter(torch.empty(vocab_size, d_model))
+        width = d_embed or d_model
+        self.matrix = None if tied is not None else nn.Parameter(torch.empty(vocab_size, width))
+        self.vocab_size, self.d_model, self.path = vocab_size, d_model, path
+
+    @property
+    def stored(self) -> Float[Tensor, "vocab d_embed"]:
+        """The matrix as it is stored, one's own or the tied one."""
+        return self.matrix if self.matrix is not None else self.__dict__["tied"].stored
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
-        return self.matrix if self.matrix is not None else self.__dict__["tied"].weight
+        """The matrix as the stream meets it: a product where widths differ, then built anew at every access."""
+        return self.stored
 
 
 class Embedding(VocabularyMatrix):
-    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any."""
+    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
+
+    x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
+    """
 
     def __init__(
         self,
@@ -229,46 +336,68 @@ class Embedding(VocabularyMatrix):
         scaled: bool,
         path: str,
         tied: VocabularyMatrix | None = None,
+        norm: NormConfig | None = None,
+        d_embed: int | None = None,
     ) -> None:
-        super().__init__(vocab_size, d_model, tied)
-        self.path = path
+        super().__init__(vocab_size, d_model, tied, d_embed, path)
         self.at_token, self.at_position = f"{path}.token", f"{path}.position"
+        self.map = None if d_embed is None else LinearMap(d_embed, d_model, bias=False)
         self.positions = None if positions is None else positions.build(d_model, max_len)
+        self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
         self.factor = math.sqrt(d_model) if scaled else 1.0
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab d_model"]:
+        return self.stored if self.map is None else self.map(self.stored)
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], positions: Int[Tensor, "b pos"], tape: Tape | None
     ) -> Float[Tensor, "batch pos d_model"]:
-        x = F.embedding(tokens, self.weight)
+        x = F.embedding(tokens, self.stored)
+        x = x if self.map is None else self.map(x)
         x = site(tape, self.at_token, x if self.factor == 1.0 else x * self.factor)
-        if self.positions is None:
-            return x
-        placed = self.positions(positions, x).expand_as(x)
-        return x + site(tape, self.at_position, placed)
+        if self.positions is not None:
+            placed = self.positions(positions, x).expand_as(x)
+            x = x + site(tape, self.at_position, placed)
+        return x if self.norm is None else self.norm(x, tape)
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]
-        sizes = {"d_model": self.weight.shape[1]}
-        yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), sizes)
+        yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), {"d_model": self.d_model})
+        if self.norm is not None:
+            yield from self.norm.sites()
 
 
 class Unembedding(VocabularyMatrix):
     """From the stream to logits, with a soft cap on them if asked.
 
-    logits = cap * tanh(raw / cap),  raw = x W_U + b_U
+    logits = cap * tanh(raw / cap),  raw = x W_U * scale + b_U
 
-    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream.
+    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream. `weight`
+    includes the scale.
     Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
     """
 
     at_raw = "logits_raw"
 
     def __init__(
-        self, vocab_size: int, d_model: int, tied: VocabularyMatrix | None, bias: bool, cap: float | None = None
+        self,
+        vocab_size: int,
+        d_model: int,
+        tied: VocabularyMatrix | None,
+        bias: bool,
+        cap: float | None = None,
+        scale: float = 1.0,
+        d_embed: int | None = None,
     ) -> None:
-        super().__init__(vocab_size, d_model, tied)
+        super().__init__(vocab_size, d_model, tied, d_embed, "unembed")
+        self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.cap = cap
+        self.cap, self.scale = cap, scale
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab d_model"]:
+        return self._met(self.stored)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
         logits = self.raw(x)
@@ -282,7 +411,8 @@ class Unembedding(VocabularyMatrix):
 
     def raw(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
         """Return the logits before the cap."""
-        return linear(x, self.weight, self.bias)
+        x = x if self.scale == 1.0 else x * self.scale
+        return linear(x if self.map is None else self.map(x), self.stored, self.bias)
 
     def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
         """Return what the cap leaves of raw logits; the same if there is none."""
@@ -294,11 +424,16 @@ class Unembedding(VocabularyMatrix):
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
         """Return the direction of the stream whose dot product is the token's logit, bias and cap aside."""
-        return self.weight[ids]
+        return self._met(self.stored[ids])
+
+    def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
+        """Return rows of the stored matrix as the stream meets them."""
+        rows = rows if self.map is None else rows @ self.map.weight
+        return rows if self.scale == 1.0 else rows * self.scale
 
     def sites(self) -> Iterator[Site]:
         names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
-        yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.weight.shape[0]})
+        yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.vocab_size})
 
     def loss(
         self,

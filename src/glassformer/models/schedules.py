@@ -59,6 +59,8 @@ def block(
     norm: NormConfig | None = None,
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
     dropout: float = 0.0,
+    norm_after: NormConfig | None = None,
+    shared_norm: bool = False,
 ) -> BlockConfig:
     """Return the usual block: attention, then cross-attention if asked, then an MLP if given."""
     separate = Separate(bias=bias, qk_norm=qk_norm)
@@ -75,7 +77,7 @@ def block(
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
-    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout)
+    return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm)
 
 
 def lightning_merge() -> Merge:

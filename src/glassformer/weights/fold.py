@@ -6,7 +6,8 @@ writes to it need not have one. Where rows of the pattern sum to one, value bias
 left of each norm is the division by its scale.
 
 What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
-behind a sub-layer (its scale depends on what its gain would change); key biases, which matter under rotary positions.
+behind a sub-layer (its scale depends on what its gain would change); a norm on the sum of token and position vectors;
+key biases, which matter under rotary positions.
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -46,9 +47,11 @@ def fold(w: HeadWeights) -> HeadWeights:
     embeddings, tables = dict(w.embeddings), dict(w.tables)
     for name in w.embeddings:
         if all_centre(w.model, name):
-            embeddings[name] = _centred(embeddings[name])
-            table = tables[name]
-            tables[name] = None if table is None else _centred(table)
+            # a norm on what enters has a scale that depends on the mean, and writes one of its own
+            if w.entry_norm(name) is None:
+                embeddings[name] = _centred(embeddings[name])
+                table = tables[name]
+                tables[name] = None if table is None else _centred(table)
             attention = [centre_write(a) if a.stack == name else a for a in attention]
             mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
     final = _reading(stack_of(w.model, w.stack).final, norms)
@@ -58,8 +61,8 @@ def fold(w: HeadWeights) -> HeadWeights:
         unembed = _centred(unembed)
         out_bias = None if out_bias is None else _centred(out_bias)
     # folded into whatever reads through them
-    for path, norm in _read_through(w).items():
-        norms[path] = (None, None) if norm.weight is not None else norms[path]
+    for path in _read_through(w):
+        norms[path] = (None, None)
     return dataclasses.replace(
         w, attention=tuple(attention), mlps=tuple(mlps), embeddings=embeddings, tables=tables, U=unembed, bU=out_bias,
         norms=norms, folded=True,
@@ -142,14 +145,14 @@ def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
     return Reading(*norms.get(norm.at_out, (None, None)), norm.centred)
 
 
-def _read_through(w: HeadWeights) -> dict[str, Norm]:
-    """Return the norms that `fold` absorbs, by path of their output."""
+def _read_through(w: HeadWeights) -> list[str]:
+    """Return the norms that `fold` absorbs, as the paths of their outputs."""
     found: list[Norm] = []
     for stack in w.model.stacks.values():
         found.append(stack.final)
         for block in stack.blocks:
             found += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
-    return {norm.at_out: norm for norm in found if norm.at_out in w.norms}
+    return [norm.at_out for norm in found if norm.at_out in w.norms]
 
 
 def all_centre(model: Any, stack: str) -> bool:

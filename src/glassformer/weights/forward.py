@@ -41,7 +41,7 @@ def logits(
 def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) -> Tensor:
     context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=name != "encoder")
     x, table = w.embeddings[name][tokens], w.tables[name]
-    x = x if table is None else x + table[: tokens.shape[1]]
+    x = w.normed(x if table is None else x + table[: tokens.shape[1]], w.entry_norm(name))
     stack = stack_of(w.model, name)
     for block in stack.blocks:
         assert isinstance(block, Block), "a stack is made of blocks"

@@ -278,12 +278,21 @@ def attention_views(
         own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_value))
         gain = ones * merge.config.factor * (1.0 if own is None else own)
     gate = None if merge.gate is None else (merge.gate.weight.detach().mT, None)
+    after_gain = None
+    if after is not None and not after.identity:
+        found = gain_of(after, q.dtype)
+        after_gain = q.new_ones(dims.d_model) if found is None else found
     out_bias = merge.output.bias
     return AttentionWeights(
         q, k, v, merge.matrix().detach(), b_q, b_k, b_v, None if out_bias is None else out_bias.detach(), gain,
-        None if after is None or after.weight is None else after.weight.detach(), q, k, gate, layer, stack, part,
+        after_gain, q, k, gate, layer, stack, part,
         after_centred=after is not None and after.centred,
     )  # fmt: skip
+
+
+def gain_of(norm: Norm, dtype: torch.dtype) -> Float[Tensor, " d_model"] | None:
+    """Return what a norm multiplies by, in the precision of a model's matrices; None for ones."""
+    return None if norm.gain is None else norm.gain.detach().to(dtype)
 
 
 def mlp_views(layer: MlpLayer, stack: str, part: str) -> MlpWeights:

@@ -23,9 +23,9 @@ from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models import Block, Decoder, EncoderDecoder, Stack
-from glassformer.models.parts import MlpLayer, Norm
+from glassformer.models.parts import Embedding, MlpLayer, Norm
 from glassformer.weights.factored import Factored
-from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, mlp_views
+from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 
@@ -40,7 +40,8 @@ class HeadWeights:
     Args:
         attention: Attention layers of all stacks, in the order of the forward pass.
         mlps: MLPs, likewise.
-        embeddings: Token vectors as they enter each stack, `vocab d_model`.
+        embeddings: Token vectors as they enter each stack, `vocab d_model`; before the norm on what enters, where it
+            norms them together with positions (`entry_norm`).
         tables: Position vectors added to each stack, `pos d_model`, or None.
         U: The unembedding, `d_model vocab`.
         bU: Its bias, or None.
@@ -68,12 +69,14 @@ class HeadWeights:
 
     @property
     def E(self) -> Float[Tensor, "vocab d_model"]:
-        """Token vectors as they enter the stack that ends in the logits."""
+        """Token vectors as they enter the stack that ends in the logits; raises as `require_entry`."""
+        self.require_entry(self.stack, "token vectors")
         return self.embeddings[self.stack]
 
     @property
     def P(self) -> Float[Tensor, "pos d_model"] | None:
-        """Position vectors added to that stack, or None."""
+        """Position vectors added to that stack, or None; raises as `require_entry`."""
+        self.require_entry(self.stack, "position vectors")
         return self.tables[self.stack]
 
     @property
@@ -133,7 +136,7 @@ class HeadWeights:
             scale: What to divide by; each row's own by default.
             bias: Add the norm's bias (for the whole row, not for an addend).
         """
-        if norm is None or norm.weight is None:
+        if norm is None or norm.identity:
             return rows
         body, one = (rows[..., :-1], rows[..., -1:]) if self.augmented else (rows, None)
         gain, shift = self.norms[norm.at_out]
@@ -224,12 +227,14 @@ class HeadWeights:
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
         """Return the unembedding with the final norm's gain and centring, if they are not in there yet."""
-        gain = self.norms.get(self.final_norm().at_out, (None, None))[0]
-        if gain is None:
+        final = self.final_norm()
+        if self.folded or final.identity:
             return self.U
-        body = self.U[: len(gain)] * gain[:, None]
-        body = body - body.mean(0) if self.final_norm().centred else body
-        return torch.cat((body, self.U[len(gain) :])) if self.augmented else body
+        gain = self.norms[final.at_out][0]
+        body = self.U[: final.d_model]
+        body = body if gain is None else body * gain[:, None]
+        body = body - body.mean(0) if final.centred else body
+        return torch.cat((body, self.U[final.d_model :])) if self.augmented else body
 
     def require_logits(self, layer: AttentionWeights, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless the stream that a layer writes to ends in the logits."""
@@ -237,6 +242,22 @@ class HeadWeights:
             raise AnalysisUnavailable(
                 f"{analysis}: {layer.labels[0]} writes to the {layer.stack}'s stream, which no unembedding reads.\n"
                 "    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
+            )
+
+    def entry_norm(self, stack: str) -> Norm | None:
+        """Return the norm that token and position vectors pass together on their way into a stack, or None.
+
+        Where no positions are added, such a norm acts on each token's vector by itself, and `embeddings` are behind it.
+        """
+        return None if self.tables[stack] is None else embedding_of(self.model, stack).norm
+
+    def require_entry(self, stack: str, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` where no token has a vector of its own that enters the stack."""
+        if self.entry_norm(stack) is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: in this model a norm divides the sum of a token's and a position's vector (embed_norm), "
+                "so that neither enters the stream by itself.\n"
+                "    Frozen at one text they do: analysis.writes(run), analysis.attribution(run)."
             )
 
     def final_norm(self) -> Norm:
@@ -294,6 +315,7 @@ class HeadWeights:
                 f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
                 "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
             )
+        self.require_entry(layer.stack, "full circuits")
         norm, tokens = self.norm_before(layer), self.embeddings[layer.stack]
         tokens = self._without_constant(tokens if ids is None else tokens[ids])
         table, in_stream = self._positions(layer), self.in_stream(layer)
@@ -319,10 +341,11 @@ class HeadWeights:
         Where positions are in the stream it is the mean, over tokens at positions taken in turn, of what the layer's
         norm divides by.
         """
+        self.require_entry(layer.stack, "full circuits")
         norm, tokens, table = self.norm_before(layer), self.embeddings[layer.stack], self.tables[layer.stack]
         if table is None or not self.in_stream(layer):
             return None
-        if norm is None or norm.weight is None:
+        if norm is None or norm.identity:
             return tokens.new_ones(())
         # a few tokens at a time: a vocabulary's vectors twice over are most of what an analysis would need room for
         width = tokens.shape[-1] - self.augmented
@@ -352,6 +375,7 @@ def views(model: Any) -> HeadWeights:
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
     norms: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+    dtype = model.unembed.stored.dtype
     for name, stack in model.stacks.items():
         for block in stack.blocks:
             assert isinstance(block, Block), "a stack is made of blocks"
@@ -363,13 +387,13 @@ def views(model: Any) -> HeadWeights:
                 elif isinstance(layer, MlpLayer):
                     mlps.append(mlp_views(layer, name, part))
                 before = None if block.wiring == "post" else block.norm(part)
-                norms |= _norm_views(before) | _norm_views(block.norm_after(part))
-        norms |= _norm_views(stack.final)
-    sides = {"": model.embed} if isinstance(model, Decoder) else _sides(model)
-    embeddings = {
-        name: e.weight.detach() if e.factor == 1.0 else e.weight.detach() * e.factor for name, e in sides.items()
-    }
+                norms |= _norm_views(before, dtype) | _norm_views(block.norm_after(part), dtype)
+        norms |= _norm_views(stack.final, dtype)
+    sides = {name: embedding_of(model, name) for name in model.stacks}
+    embeddings = {name: _vectors(embed) for name, embed in sides.items()}
     tables = {name: _table(e, embeddings[name]) for name, e in sides.items()}
+    for embed in sides.values():
+        norms |= _norm_views(embed.norm, dtype) if embed.positions is not None else {}
     bias = model.unembed.bias
     return HeadWeights(
         tuple(attention), tuple(mlps), embeddings, tables, model.unembed.weight.detach().mT,
@@ -382,14 +406,22 @@ def stack_of(model: Any, name: str) -> Stack:
     return model.stacks[name]
 
 
-def _norm_views(norm: Norm | None) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    if norm is None or norm.weight is None:
+def _norm_views(norm: Norm | None, dtype: torch.dtype) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    if norm is None or norm.identity:
         return {}
-    return {norm.at_out: (norm.weight.detach(), None if norm.bias is None else norm.bias.detach())}
+    return {norm.at_out: (gain_of(norm, dtype), None if norm.shift is None else norm.shift.detach())}
 
 
-def _sides(model: EncoderDecoder) -> dict[str, Any]:
-    return {"encoder": model.encoder_embed, "decoder": model.decoder_embed}
+def embedding_of(model: Any, stack: str) -> Embedding:
+    """Return what a stack's tokens enter through, by its name in `model.stacks`."""
+    return getattr(model, f"{stack}_embed" if stack else "embed")
+
+
+def _vectors(embed: Embedding) -> Tensor:
+    """Return token vectors behind all that acts on each of them by itself."""
+    found = embed.weight.detach()
+    found = found if embed.factor == 1.0 else found * embed.factor
+    return found if embed.norm is None or embed.positions is not None else embed.norm(found[None])[0].detach()
 
 
 def _table(embed: Any, like: Tensor) -> Tensor | None:

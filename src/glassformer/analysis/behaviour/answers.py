@@ -189,8 +189,8 @@ def forward(model: Any, batch: Batch, tape: Tape) -> Float[Tensor, "row pos voca
 
 
 def _frozen(norm: Norm | None, seen: Mapping[str, Tensor]) -> FrozenNorm:
-    return FrozenNorm(norm, None if norm is None or norm.weight is None else seen[norm.at_scale])
+    return FrozenNorm(norm, None if norm is None or norm.identity else seen[norm.at_scale])
 
 
 def _scale_sites(norm: Norm | None) -> list[str]:
-    return [] if norm is None or norm.weight is None else [norm.at_scale]
+    return [] if norm is None or norm.identity else [norm.at_scale]

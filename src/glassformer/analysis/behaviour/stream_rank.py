@@ -84,7 +84,7 @@ def rank_of_stream(
     name = "" if isinstance(model, Decoder) else stack or "decoder"
     models = {"trained": model}
     if initial is not None:
-        models["initial"] = model.config.build(initial).to(model.unembed.weight)
+        models["initial"] = model.config.build(initial).to(model.unembed.stored)
     variants, left_out = _variants(_blocks(model, name))
     given = [prepare(model, text, target) for text in inputs]
     done, total = 0, len(models) * len(variants) * len(given)

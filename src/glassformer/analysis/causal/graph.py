@@ -182,6 +182,11 @@ def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
     """
     steps, embed = sub_layers(model), decoder_side(model)[1]
     split = split_embedding and embed.positions is not None
+    if split and embed.norm is not None:
+        raise AnalysisUnavailable(
+            "circuit_graph: split_embedding makes token and position vectors two senders, but in this model a norm "
+            "divides their sum (embed_norm).\n    split_embedding=False takes what enters the stream as one sender."
+        )
     senders = [Sender("token", "token", -1, 0), Sender("position", "position", -1, 1)]
     senders = senders if split else [Sender("embed", "embed", -1, 0)]
     if isinstance(model, EncoderDecoder):

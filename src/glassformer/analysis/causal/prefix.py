@@ -93,7 +93,9 @@ class Prefix:
         if self.given.kwargs.get("documents") is not None:
             return False
         # a state that holds no earlier positions is made by running up to each of them: that would cut edits in two
-        whole = self._keeps_all or not self.edits
+        # so is one of keys that would have been turned otherwise in a shorter pass
+        by_length = any(part.positions.by_length for part in self._attention)
+        whole = self._keeps_all or not (self.edits or by_length)
         return whole and all(self._told(site) for site in touched if self.entry(site) >= entry)
 
     def run(

@@ -24,7 +24,7 @@ def normed(
     """Apply a norm over any axes in front; with `like`, it divides by the scale of that stream."""
     if norm is None:
         return x
-    if like is not None and norm.weight is not None:
+    if like is not None and not norm.identity:
         return norm.affine(x, norm.scale(like))
     return norm(x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
 

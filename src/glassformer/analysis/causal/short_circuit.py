@@ -106,7 +106,7 @@ def short_circuit(
             f"tokens of a sequence (found {planted.prefix})."
         )
     sets = {WHOLE: ()} | dict(_default_sets(len(model.stack.blocks)) if sets is None else sets)
-    device = model.unembed.weight.device
+    device = model.unembed.stored.device
     planted = planted._replace(ids=planted.ids.to(device), counts=planted.counts.to(device))
     batches = [batch.to(device) for batch in novel]
     # all of them first: a layer that cannot be short-circuited should not show after minutes

@@ -123,7 +123,7 @@ def flow_sites(model: Any, stack: str | None = None) -> list[str]:
             found += block.at_resid
             for part_name in block.names:
                 part, after = block.part(part_name), block.norm_after(part_name)
-                found += [after.at_scale] if after is not None and after.weight is not None else []
+                found += [after.at_scale] if after is not None and not after.identity else []
                 if not isinstance(part, AttentionLayer):
                     found.append(_out(block, part_name))
                 elif part.traits.linear_in_value in ("exact", "scaled"):
@@ -214,7 +214,7 @@ class _Row:
         return self(site)[: self.length]
 
     def frozen(self, norm: Norm | None) -> FrozenNorm:
-        scaled = norm is not None and norm.weight is not None
+        scaled = norm is not None and not norm.identity
         return FrozenNorm(norm, self.at_positions(norm.at_scale) if scaled else None)  # type: ignore[union-attr]
 
 
@@ -252,7 +252,7 @@ def _moves(row: _Row, stack: str, block: Block, name: str, part: AttentionLayer,
     weight, output, gate = pattern, part.merge.matrix().detach(), None
     if not part.merge.linear:
         weight = weight / row(part.at.z_scale)[:, :n, None]
-    if after.norm is not None and after.norm.weight is not None:
+    if after.norm is not None and not after.norm.identity:
         assert after.scale is not None, "a norm with a gain has a scale"
         weight = weight / after.scale[:, None]
         output = after.norm.linear(output, output.new_ones(output.shape[:-1])).detach()
