@@ -67,7 +67,9 @@ def _outcome(verb: str, line: str, folder: Path, scratch: Path, reads_pairs: boo
     assert "Traceback" not in error, error
     # asked again for the class of the error, which ends a traceback
     _, told = _run([*arguments, "--debug"])
-    return next(line for line in told.splitlines() if line.startswith("glassformer.errors.")).split(":")[0].split(".")[-1]
+    return (
+        next(line for line in told.splitlines() if line.startswith("glassformer.errors.")).split(":")[0].split(".")[-1]
+    )
 
 
 def _run(arguments: list[str]) -> tuple[int, str]:

@@ -22,7 +22,9 @@ from glassformer.attention import (
     Merge,
     MixerConfig,
     PositionsConfig,
+    QueryKeyNorm,
     QueryKeyOnly,
+    RelativeBias,
     Rope,
     Separate,
     Smeared,
@@ -34,6 +36,7 @@ from glassformer.models import (
     EncoderDecoderConfig,
     LayerNorm,
     Learned,
+    MixtureOfExperts,
     Mlp,
     ModelConfig,
     NoNorm,
@@ -50,7 +53,7 @@ M = TypeVar("M", bound=nn.Module)
 D_MODEL = 12
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "softmax": [{"window": 1}, {"window": 3}, {"scale": 1.0}],
+    "softmax": [{"window": 1}, {"window": 3}, {"scale": 1.0}, {"cap": 0.5, "window": 3}, {"sinks": True}],
     "linear": [{"feature_map": "softplus"}, {"eps": 0.0}],
     "lightning": [{"chunk": 1}, {"chunk": 3}, {"activation": "none"}],
     "differential": [{"lambda_init": 0.2}],
@@ -62,6 +65,13 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(fraction=0.5),
     Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
     QueryKeyOnly(amplitude=2.0),
+    RelativeBias(4, 6, bidirectional=True),
+]
+QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
+    False,
+    True,
+    QueryKeyNorm(gains="own", centred=True, bias=True, eps=1e-5),
+    QueryKeyNorm(over="all", offset=1.0, eps=1e-6),
 ]
 MERGES = [
     Merge(),
@@ -148,11 +158,15 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, Alibi))
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
     assume(mixer.crosses or not cross)
     # one in four: what it adds is the same for all mechanisms
     kind_of = Smeared if not cross and draw(st.integers(0, 3)) == 3 else Separate
-    projection = kind_of(bias=draw(st.booleans()), qk_norm=draw(st.booleans()))
+    projection = kind_of(
+        bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),
+        clip=draw(st.sampled_from([None, None, 0.7])),
+    )
     config = Attention(
         layout.n_heads,
         layout.n_kv_heads,
@@ -248,10 +262,23 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "differential": _decoder(
         *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
     ),
+    "experts": _decoder(
+        block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
+        block(
+            n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}
+        ),
+    ),
+    # what bounds scores or values: none of it is bilinear, or sums to one
+    "bounded": _decoder(
+        block(
+            Softmax(cap=0.5, sinks=True), n_heads=4, bias=True, qk_norm=QueryKeyNorm(over="all", bias=True), **_LLAMA
+        ),
+        block(Softmax(window=4), n_heads=4, qk_norm=QueryKeyNorm(gains="own", centred=True, eps=1e-5), **_LLAMA),
+    ),
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
-    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, embed_scale=False),
+    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     "translator_linear": _translator(
         "pre",
         Linear(),
@@ -300,8 +327,8 @@ def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: to
 PATTERNED: dict[str, dict[str, Any]] = {
     "softmax": {},
     "grouped": {"n_kv_heads": 1},
-    "window": {"mixer": Softmax(window=3)},
-    "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": True},
+    "window": {"mixer": Softmax(window=3, cap=0.5, sinks=True), "qk_norm": QueryKeyNorm(over="all")},
+    "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": QueryKeyNorm(centred=True, bias=True)},
     "alibi": {"positions": Alibi(), "n_kv_heads": 1},
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
     "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from glassformer.analysis import Explanation, Run, explain, run
     from glassformer.checkpoints import load, save
     from glassformer.labelled import Labelled
-    from glassformer.models import Decoder, DecoderConfig, EncoderDecoder, EncoderDecoderConfig
+    from glassformer.models import Decoder, DecoderConfig, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
     from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Take, Tape
 
 _HOMES = {
     "analysis": ("Explanation", "Run", "explain", "run"),
     "checkpoints": ("load", "save"),
     "labelled": ("Labelled",),
-    "models": ("Decoder", "DecoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
+    "models": ("Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
     "trace": ("Add", "Apply", "At", "Project", "Read", "Scale", "Set", "Take", "Tape"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,6 +47,8 @@ __all__ = [
     "At",
     "Decoder",
     "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "Explanation",

@@ -203,7 +203,7 @@ def test_what_cannot_be_explained_is_refused() -> None:
         explain(gpt(), "a", position=9)
     with pytest.raises(ShapeMismatch, match="one text at a time"):
         explain(gpt(), [[1, 2], [3, 4]])
-    with pytest.raises(AnalysisUnavailable, match="Linear is neither"):
+    with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
         explain(torch.nn.Linear(2, 2), "a")
 
 

@@ -16,9 +16,7 @@ FIRST = {case.family: name for name, case in reversed(CASES.items())}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.full) for n in CASES]
-)
+@pytest.mark.parametrize("name", [n if n in FIRST.values() else pytest.param(n, marks=pytest.mark.full) for n in CASES])
 def test_commands_work_or_say_in_a_typed_error_why_not(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     theirs = reference_folder(*case.make(), tmp_path, torch.float32)

@@ -12,15 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from families import reference_folder
 from families.llama import llama_grouped_keys
-from glassformer.checkpoints import parity, save
-from glassformer.checkpoints.reference import reference
+from glassformer.checkpoints import comparison, parity, save
+from glassformer.checkpoints.parity import reference
 from glassformer.cli import main
 from glassformer.data import word_tokenizer
 from glassformer.errors import MissingExtra
 from glassformer.models import DecoderConfig, block
-
-# the module: the package exports the function of that name
-MODULE = sys.modules["glassformer.checkpoints.parity"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def faulty(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """Return a copy for ours to read; the reference goes on reading the sound one."""
     folder = Path(shutil.copytree(sound, tmp_path / "faulty"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(MODULE, "reference", lambda _, dtype: reference(sound, dtype))
+    monkeypatch.setattr(comparison, "reference", lambda _, dtype: reference(sound, dtype))
     return folder
 
 

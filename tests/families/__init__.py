@@ -21,8 +21,8 @@ import torch
 
 import glassformer as gf
 from glassformer.checkpoints.folder import open_folder
-from glassformer.checkpoints.parity import TOLERANCE, compared, generated, left_padded
-from glassformer.checkpoints.reference import counterparts, recorded_left_padded, recorded_steps, wide
+from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
+from glassformer.checkpoints.parity import wide
 from strategies import randomise
 
 STEPS = 50
@@ -86,17 +86,13 @@ def check_decoder(
         length: Tokens per row.
     """
     theirs = reference_folder(kind, config, folder, dtype)
-    ours: Any = gf.load(folder, dtype=dtype)
-    modules = counterparts(open_folder(folder))
-    vocab = ours.config.vocab_size
+    checkpoint = open_folder(folder)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocab, (3, length), generator=generator)
-    lengths = torch.tensor([length, length - 3, 1])
-    errors = {d.site: d.error for d in compared(ours, theirs, tokens, None, modules)}
-    errors |= {f"{d.site}, padded right": d.error for d in compared(ours, theirs, tokens, lengths, modules)}
-    errors["padded left"] = left_padded(ours, recorded_left_padded(theirs, tokens, lengths), tokens, lengths)
-    steps = min(STEPS, ours.config.max_len - length)
-    errors["cached generation"] = generated(ours, *recorded_steps(theirs, tokens[:2], steps), tokens[:2])
+    tokens = torch.randint(0, checkpoint.config.vocab_size, (3, length), generator=generator)
+    comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
+    ours: Any = gf.load(folder, dtype=dtype)
+    with torch.no_grad():
+        errors = {f"{d.site}, {d.rows}": d.error for comparison in comparisons for d in comparison(ours)}
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors

@@ -11,7 +11,7 @@ from strategies import ARCHITECTURES, subject
 
 networkx = pytest.importorskip("networkx")
 
-SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name != "differential"]
+SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name not in ("differential", "bounded")]
 
 
 def passed(name: str) -> Run:

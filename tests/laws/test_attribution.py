@@ -165,7 +165,7 @@ def test_a_run_that_lacks_sites_is_refused_with_what_to_read() -> None:
 
 
 def test_models_that_are_not_ours_are_refused() -> None:
-    with pytest.raises(AnalysisUnavailable, match="Linear is neither"):
+    with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
         needs(torch.nn.Linear(2, 2))
 
 

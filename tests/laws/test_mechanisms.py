@@ -214,6 +214,7 @@ def test_fused_and_dense_routes_have_the_same_gradients(kind: str, data: st.Data
 @given(st.data())
 def test_rows_sum_to_one_where_claimed(kind: str, data: st.DataObject) -> None:
     layer, n = data.draw(layers(kind)), data.draw(sizes)
+    assume(layer.mixer.traits.rows_sum_to_one)
     pattern = layer.read(stream(2, n), "pattern")["pattern"]
     assert (pattern >= 0).all()
     # linear attention adds eps = 1e-6 to a normaliser of order one
@@ -231,7 +232,7 @@ def test_scores_exist_exactly_where_claimed(kind: str, data: st.DataObject) -> N
 @given(st.data())
 def test_scores_are_bilinear_where_claimed(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind))
-    assume(not layer.module.positions.has_bias)
+    assume(layer.mixer.traits.bilinear_scores and not layer.module.positions.has_bias)
     x = stream(1, 4)
     plain = layer.read(x, "scores")["scores"]
     seen = plain.isfinite()
@@ -323,6 +324,7 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
     layer = data.draw(layers(kind, placed=st.just(NoPositions())))
     projection, dims, streams = layer.module.projection, layer.module.dims, layer.mixer.traits.streams
     assume(projection.qkv.bias is None and projection.norms is None and projection.smear is None)
+    assume(projection.clip is None)
     x = stream(2, 3)
     values = layer.read(x, "query", "key", "value")
     for name, heads, width in (

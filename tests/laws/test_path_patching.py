@@ -25,7 +25,8 @@ from strategies import ARCHITECTURES, Subject, attention_decoders
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # writes are added as they are, and there is no cap on logits: what attribution splits is what the metric measures
-ADDED = [n for n in ARCHITECTURES if n not in ("sandwich", "post", "translator_post", "capped", "translator_linear")]
+OTHERS = ("sandwich", "behind", "post", "translator_post", "capped", "translator_linear")
+ADDED = [n for n in ARCHITECTURES if n not in OTHERS]
 
 
 @pytest.mark.parametrize("name", ADDED)
@@ -38,7 +39,7 @@ def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attri
     for row in range(2):
         clean, corrupt = (attribution(each, 1, 2, row=row) for each in both)
         # attribution divides by the scale of its own run
-        scales = [1.0, 1.0] if final.weight is None else [float(each[final.at_scale].values[row, -1]) for each in both]
+        scales = [1.0, 1.0] if final.identity else [float(each[final.at_scale].values[row, -1]) for each in both]
         expected = [corrupt[label] * scales[1] / scales[0] - clean[label] for label in senders]
         close(effect.values[:, row], torch.tensor(expected, dtype=torch.float64))
 

@@ -6,7 +6,7 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
-from glassformer.attention import Alibi, QueryKeyOnly, Rope
+from glassformer.attention import Alibi, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import DecoderConfig, Learned, NoNorm, RmsNorm, block
 from strategies import randomise, subject
@@ -160,3 +160,13 @@ def test_heads_that_know_no_positions_say_so():
         analysis.offset_profile(subject("gpt2").model)
     with pytest.raises(NoPattern):
         analysis.offset_scores(gf.run(handmade.bigram_model(torch.eye(3)), torch.tensor([[0, 1]])))
+
+
+def test_where_all_tokens_are_one_position_alone_gives_the_pattern_and_sinks_their_share():
+    layer = block(Softmax(sinks=True), n_heads=4, positions=Rope(), bias=True, norm=RmsNorm())
+    model = randomise(DecoderConfig(5, 16, (layer,), max_len=6).build().double().eval(), 4, std=0.4)
+    with torch.no_grad():
+        model.embed.weight[:] = model.embed.weight[0]
+    seen = gf.run(model, torch.arange(5)[None], read=["blocks.0.attn.pattern"])["blocks.0.attn.pattern"].values[0]
+    close(analysis.positional_heads(model, length=5).patterns.values, seen)
+    assert (seen.sum(-1) < 1).all()

@@ -44,7 +44,7 @@ def compare(found: Subject) -> int:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_terms_sum_to_the_scores(name: str) -> None:
     parts = compare(subject(name))
-    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1}.get(name, 2)
+    assert parts == {"linear": 0, "lightning_hybrid": 1, "smeared": 1, "bounded": 1}.get(name, 2)
 
 
 @given(attention_decoders(mlps=True))

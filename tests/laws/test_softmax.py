@@ -11,6 +11,7 @@ from torch import Tensor
 
 from closeness import close
 from glassformer.attention import (
+    Alibi,
     Attention,
     AttentionLayer,
     Context,
@@ -234,3 +235,49 @@ def test_a_mask_term_may_be_repeated() -> None:
     x, attention, positions = stream(1, 4), layer(), torch.arange(4)[None]
     twice = Context(causal() & causal() & Mask(), positions, positions)
     close(attention(x, twice), attention(x))
+
+
+@given(seeds)
+def test_capped_scores_are_the_cap_times_the_tanh_of_their_share_of_it(seed: int) -> None:
+    x, attention = stream(2, 5, seed), layer(Softmax(cap=0.5))
+    values = attention.read(x, "query", "key", "scores_raw", "scores", "pattern")
+    close(values["scores_raw"], values["query"] @ values["key"].mT / 2)
+    seen = torch.ones(5, 5, dtype=torch.bool).tril().expand_as(values["scores"])
+    close(values["scores"][seen], 0.5 * (values["scores_raw"] / 0.5).tanh()[seen])
+    close(values["pattern"], values["scores"].softmax(-1))
+    assert "scores_raw" not in layer().sites()
+
+
+def test_positions_add_to_scores_behind_the_cap() -> None:
+    x, attention = stream(1, 5), layer(Softmax(cap=0.1), positions=Alibi())
+    assert attention.read(x, "scores")["scores"].nan_to_num(neginf=0.0).min() < -0.1
+
+
+def test_a_wide_cap_is_none() -> None:
+    x = stream(2, 5)
+    close(layer(Softmax(cap=1e6))(x), layer()(x))
+
+
+@given(seeds)
+def test_a_sink_takes_its_share_of_each_row_and_gives_nothing(seed: int) -> None:
+    x, attention = stream(2, 5, seed), layer(Softmax(sinks=True))
+    values = attention.read(x, "scores", "pattern")
+    weights = values["scores"].exp()
+    close(values["pattern"], weights / (attention.mixer.sinks.exp()[:, None, None] + weights.sum(-1, keepdim=True)))
+    assert (values["pattern"].sum(-1) < 1).all()
+    assert not attention.mixer.traits.rows_sum_to_one
+
+
+def test_a_sink_of_zero_adds_one_to_the_denominator_and_a_very_low_one_nothing() -> None:
+    x, attention, plain = stream(2, 5), layer(Softmax(sinks=True)), layer()
+    plain.module.load_state_dict(attention.module.state_dict(), strict=False)
+    with torch.no_grad():
+        attention.mixer.sinks.zero_()
+        weights = attention.read(x, "scores")["scores"].exp()
+        close(attention.read(x, "pattern")["pattern"], weights / (1 + weights.sum(-1, keepdim=True)))
+        attention.mixer.sinks.fill_(-1e3)
+        close(attention(x), plain(x))
+
+
+def test_what_was_set_is_named() -> None:
+    assert (Softmax().described, Softmax(cap=50.0).described) == ("softmax", "softmax(cap=50.0)")

@@ -19,7 +19,7 @@ from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]
-SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name != "differential"]
+SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name not in ("differential", "bounded")]
 
 
 def passed(found: Subject, *more: str, stack: str | None = None) -> Run:
@@ -77,7 +77,7 @@ def test_rollout_rows_are_shares_and_the_future_has_none(name: str) -> None:
         assert (shares[..., -7:].triu(1) == 0).all()
 
 
-@pytest.mark.parametrize("name", ["lightning_hybrid", "differential"])
+@pytest.mark.parametrize("name", ["lightning_hybrid", "differential", "bounded"])
 def test_rollout_refuses_weights_that_are_no_shares_and_says_what_it_takes_instead_when_asked(name: str) -> None:
     done = passed(subject(name))
     with pytest.raises(AnalysisUnavailable, match=r"rollout: layer 0 .*rows_sum_to_one=False.*\n.*alti\(run\)"):

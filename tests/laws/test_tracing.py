@@ -166,5 +166,5 @@ def test_what_cannot_be_traced_is_said() -> None:
     with pytest.raises(AnalysisUnavailable, match=r"(?s)no layer has mlp outputs.*'state', 'attn'"):
         causal_trace(model, ids, [1], kinds=["state_without_mlp"])
     assert causal_trace(model, ids, [1], samples=2).values.labels("kind") == ["state", "attn"]
-    with pytest.raises(AnalysisUnavailable, match="Linear is neither"):
+    with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
         causal_trace(torch.nn.Linear(1, 1), ids, [1])

@@ -83,9 +83,11 @@ def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
 
     Raises:
         ShapeMismatch: The weights are augmented.
+        AnalysisUnavailable: A sub-layer is neither attention nor an MLP.
     """
     if w.augmented:
         raise ShapeMismatch("rotate turns the stream, and augmented weights have a constant beside it: augment later.")
+    w.require_matrices("rotate", "A model turned whole: handmade.rotated(model).")
     turn = rotation(len(w.U), seed, keep_mean=_centres(w)).to(w.U)
     attention = tuple(
         dataclasses.replace(

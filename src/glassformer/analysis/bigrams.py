@@ -134,4 +134,4 @@ def direct_log_probs(w: HeadWeights, ids: Int[Tensor, " n"], position: int | Non
 
 
 def _layers(w: HeadWeights) -> int:
-    return sum(a.stack == w.stack for a in w.attention) + sum(m.stack == w.stack for m in w.mlps)
+    return sum(len(block.names) for block in w.model.stacks[w.stack].blocks)

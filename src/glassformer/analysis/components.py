@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Block, Decoder, EncoderDecoder, Stack
+from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
 
 Kind = Literal[
@@ -35,14 +35,15 @@ class Component:
 
 def decoder_side(model: Any) -> tuple[Stack, Embedding]:
     """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for other modules."""
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder | Encoder):
         return model.stack, model.embed
     if isinstance(model, EncoderDecoder):
         return model.decoder, model.decoder_embed
     if model is None:
         raise AnalysisUnavailable("this analysis looks at weights: give the model, Run.load(path, model=…).")
     raise AnalysisUnavailable(
-        f"this analysis needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
+        "this analysis needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
+        f"{type(model).__name__} is none of them.\n"
         "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries."
     )
 

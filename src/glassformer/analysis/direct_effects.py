@@ -43,7 +43,6 @@ from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models.parts import MlpLayer
 from glassformer.weights import head_label
 
 NormMode = Literal["frozen", "live"]
@@ -269,7 +268,7 @@ def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> _S
     block, name, u, layer = write.block, write.name, write.directions, write.block.layer
     part = attention_of(block, name)
     if part is None:
-        kind: Kind = "mlp" if isinstance(block.part(name), MlpLayer) else "part"
+        kind: Kind = "mlp" if name.startswith("mlp") else "part"
         x = at.of_stream(run[f"{block.path}.{name}.out"].values)
         yield [Component(f"L{layer} {name}", kind, layer, name)], _of_vector(u, x, scale)
     else:

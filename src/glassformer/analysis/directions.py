@@ -156,8 +156,8 @@ class Write:
 class Path:
     """Directions at every sub-layer, in the order of the forward pass, and of token and position vectors at the bottom.
 
-    `entry_bias` is what a norm on those adds by its bias, `final` are the directions before the final norm, `final_bias`
-    what that norm adds by its bias, if it took part.
+    `entry_bias` is what a norm on those adds by its bias; `final` are the directions before the final norm, and
+    `final_bias` what that norm adds by its bias, if it took part.
     """
 
     writes: list[Write]

@@ -65,9 +65,9 @@ def frozen_sites(model: Any) -> list[str]:
 def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -> list[Set]:
     """Return edits that hold a model's patterns, norm scales, or both at what they were in a run.
 
-    With both, the run's own text gives the same logits again, and all but MLPs, gates on mixed values and a soft cap on
-    logits is affine in what enters the stream. Ablating a head then takes away what it wrote and what later heads made
-    of it, and leaves every pattern as it was (a pattern-preserving ablation).
+    With both, the run's own text gives the same logits again, and all but MLPs, clipped values, gates on mixed values
+    and a soft cap on logits is affine in what enters the stream. Ablating a head then takes away what it wrote and what
+    later heads made of it, and leaves every pattern as it was (a pattern-preserving ablation).
 
     Args:
         recorded: A run that read `frozen_sites(model)`; with one row it serves runs of any number of rows.

@@ -28,7 +28,7 @@ from glassformer.analysis.run import Run, run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.weights import head_label
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
@@ -82,9 +82,10 @@ class HeadScores(Result):
 
 def heads(model: Any) -> list[Head]:
     """Return every attention head: by stack, layer, sub-layer, head."""
-    if not isinstance(model, Decoder | EncoderDecoder):
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"heads are known by name in a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            "heads are known by name in a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them."
         )
     return [head for name, stack in model.stacks.items() for block in stack.blocks for head in _in_block(name, block)]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import GREEDY, Decoder, EncoderDecoder, generate
+from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, generate
 from glassformer.models.generate import padded
 
 
@@ -37,7 +37,7 @@ def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
         return _pair(model, inputs, target, text)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder | Encoder):
         ids = token_ids(model, inputs)
         return Inputs((ids,), {}, ids, readable(model, ids), text=text)
     return _foreign(model, inputs, text)
@@ -45,7 +45,7 @@ def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
 
 def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
-    device = model.unembed.stored.device
+    device = next(model.parameters()).device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, begin=begin)], device=device)
     else:
@@ -120,25 +120,39 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
 
 def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths."""
-    tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.bos is None:
+    start, tokenizer = start_of(model), model.tokenizer
+    if start is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
-    stops = [] if tokenizer.eos is None else [tokenizer.eos]
+    stops = [] if tokenizer is None or tokenizer.eos is None else [tokenizer.eos]
     room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
-    starts = [[tokenizer.bos]] * len(source)
-    made = generate(model, starts, GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
-    return padded(model, [[tokenizer.bos, *row] for row in made.trimmed], left=False)
+    made = generate(model, [[start]] * len(source), GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
+    return padded(model, [[start, *row] for row in made.trimmed], left=False)
+
+
+def start_of(model: EncoderDecoder) -> int | None:
+    """Return the token that the decoder's text starts with; None if neither config nor tokenizer say."""
+    if model.config.start_id is not None:
+        return model.config.start_id
+    return None if model.tokenizer is None else model.tokenizer.bos
 
 
 def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None) -> Inputs:
     source_ids = token_ids(model, source, begin=False)
     generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (token_ids(model, target), None)
+    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target), None)
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
     kwargs = {"lengths": lengths}
     return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated)
+
+
+def _target_ids(model: EncoderDecoder, target: Any) -> Tensor:
+    """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
+    if not isinstance(target, str):
+        return token_ids(model, target)
+    start, ids = start_of(model), encode(model, target, begin=False)
+    return token_ids(model, ids if start is None else [start, *ids])
 
 
 def _batch(model: Any, batch: Batch) -> Inputs:

@@ -11,6 +11,7 @@ from glassformer.analysis.explanation import Stage
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.models import EncoderDecoder
+from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
@@ -115,6 +116,9 @@ def _described(part: Any) -> str:
         placed = "" if config.positions.kind == "none" else f", {config.positions.kind} positions"
         kind = f"cross-attention ({config.mixer.kind})" if config.cross else f"{config.mixer.kind} attention"
         return f"{kind}, {dims.n_heads} heads of {dims.d_head}{shared}{placed}"
+    if isinstance(part, ExpertsLayer):
+        experts = f"{part.config.n_experts} experts, {part.config.n_chosen} at each position"
+        return f"{experts}, of {part.d_mlp} neurons, {'gated ' if part.config.gated else ''}{part.config.activation}"
     if isinstance(part, MlpLayer):
         return f"mlp of {part.d_mlp} neurons, {'gated ' if part.config.gated else ''}{part.config.activation}"
     return type(part).__name__

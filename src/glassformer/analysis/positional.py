@@ -24,9 +24,9 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.run import Run
 from glassformer.analysis.selection import LeftOut, layers_for
-from glassformer.attention.positions import AlibiPositions
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
+from glassformer.models.stack import make_context
 from glassformer.weights import AttentionWeights, HeadWeights
 from glassformer.weights.stream import Side
 
@@ -40,7 +40,8 @@ class PositionalHeads(Result):
         patterns: The position-only patterns, `head query key`; rows sum to one.
         position_share: Of the variance of scores within rows, tokens being drawn at random, the share of the
             position-only scores, by `head`, in [0, 1].
-        kinds: For each head, what tells it positions: `vectors`, `rotary`, `alibi`, or several joined by `+`.
+        kinds: For each head, what tells it positions: `vectors`, `rotary`, `alibi`, `relative_bias`, or several
+            joined by `+`.
         first_query: First query that counts in `scores`.
         folded: Whether norms were folded into the matrices.
         left_out: Heads the analysis is not defined for, and why.
@@ -113,7 +114,7 @@ def positional_heads(
         # several maps of one head are read one by one
         names = layer.labels if scores.ndim == 3 else [f"{x}/{i}" for x in layer.labels for i in range(scores.shape[1])]
         labels += names
-        patterns.append(_pattern(scores, parts.allowed).flatten(0, -3))
+        patterns.append(_pattern(layer, scores, parts.allowed).flatten(0, -3))
         shares.append(parts.share(scores).flatten())
         kinds += ["+".join(kinds_of(w, layer))] * len(names)
     pattern = torch.cat(patterns)
@@ -131,12 +132,11 @@ def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Flo
 
 
 def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
-    """Return what is added to the scores by distance alone (ALiBi), or zeros: `head query key`."""
-    at = torch.arange(length, device=layer.Q.device)[None]
+    """Return what is added to the scores by distance alone (ALiBi, relative bias), or zeros: `head query key`."""
     bias = layer.Q.new_zeros(len(layer.Q), length, length)
-    positions = layer.module.positions
-    if isinstance(positions, AlibiPositions):
-        every = positions.config.bias(positions.n_heads, at, at)[0].to(bias)
+    if layer.module.positions.has_bias:
+        context = make_context(1, length, bias.device, is_causal=True)
+        every = layer.module.positions.bias(context)[0].detach().to(bias)
         bias = every if layer.head is None else every[layer.head : layer.head + 1]
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
@@ -242,7 +242,7 @@ def kinds_of(w: HeadWeights, layer: AttentionWeights) -> list[str]:
     """Return what tells a layer's scores about positions."""
     found = ["vectors"] if "position" in w.sources(layer) else []
     found += ["rotary"] if layer.module.positions.rotates else []
-    return found + (["alibi"] if isinstance(layer.module.positions, AlibiPositions) else [])
+    return found + ([layer.module.positions.config.kind] if layer.module.positions.has_bias else [])
 
 
 def _require_positions(w: HeadWeights, layer: AttentionWeights) -> None:
@@ -275,8 +275,14 @@ def _allowed(layer: AttentionWeights, length: int) -> Tensor:
     return allowed if window is None else allowed & (back.abs() < window)
 
 
-def _pattern(scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    sinks = getattr(layer.module.mixer, "sinks", None)
+    if sinks is None:
+        return scores.softmax(-1)
+    # the sink has its share of each row, and is no key
+    sinks = sinks.detach().to(scores) if layer.head is None else sinks.detach().to(scores)[layer.head : layer.head + 1]
+    return torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
 
 
 def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query: int) -> Labelled:

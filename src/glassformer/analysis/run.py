@@ -20,7 +20,7 @@ from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.errors import CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Edit, Foreign, Read, Site, Tape
 from glassformer.weights import head_label
 
@@ -193,11 +193,13 @@ def run(
         given = prepare(model, inputs, target)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
-    logits = _logits(output)
+    ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
+    silent = isinstance(model, Encoder) and not model.config.predicts
+    logits = None if silent else _logits(output)
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, None if isinstance(model, Decoder | EncoderDecoder) else output, model,
+        given.generated, None if ours and not silent else output, model,
     )  # fmt: skip
 
 

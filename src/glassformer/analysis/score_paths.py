@@ -139,8 +139,7 @@ def _projected(
     flat_q, flat_k = torch.cat(raw).split(widths[:2], -1)
     q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
     if projection.norms is not None:
-        # linear once each divides by what it divides their sum by
-        q, k = (_normed(m, u) for m, u in zip(projection.norms, (q, k)))
+        q, k = _normed(projection.norms, components, q, k, block.layer, name)
     if projection.smear is not None:
         k = projection.smear(k, context.positions)[0]
     turned_q, turned_k = part.positions.rotate(q, k, context)
@@ -155,9 +154,23 @@ def _heads(part: AttentionLayer, x: Tensor, heads: int) -> Float[Tensor, "compon
     return x.unflatten(-1, (heads, streams, width)).permute(0, 3, 2, 1, 4)
 
 
-def _normed(norm: Any, u: Tensor) -> Tensor:
-    eps = torch.finfo(u.dtype).eps if norm.eps is None else norm.eps
-    return u / (u.sum(0).square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight
+def _normed(
+    norms: Any, components: list[Component], q: Tensor, k: Tensor, layer: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return components through the norms on queries and keys, whose biases go with the others."""
+    # linear once each divides by what it divides their sum by
+    linear = [norm.linear(u) for norm, u in zip(norms, (q, k))]
+    if norms[0].bias is None:
+        return linear[0], linear[1]
+    shifts = [norm.shift(u) for norm, u in zip(norms, linear)]
+    biases = [c.kind == "attn_bias" and c.layer == layer and c.label == "bias" for c in components]
+    if not any(biases):
+        components.append(Component("bias", "attn_bias", layer, name))
+        return torch.cat((linear[0], shifts[0])), torch.cat((linear[1], shifts[1]))
+    at = biases.index(True)
+    for u, shift in zip(linear, shifts):
+        u[at] += shift[0]
+    return linear[0], linear[1]
 
 
 def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
@@ -178,10 +191,15 @@ def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
             f'score_paths: the keys of "{label}" come from another stack, which this stream says nothing of.\n'
             f'    Read its scores: gf.run(…, read=["{part.at.scores}"]).'
         )
+    if part.projection.clip is not None:
+        raise AnalysisUnavailable(
+            f"score_paths: layer {part.dims.layer} cuts its queries and keys off at {part.projection.clip:g} (clip), "
+            f'so its scores are no sum over paths.\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
+        )
     if not part.mixer.traits.bilinear_scores:
         raise AnalysisUnavailable(
-            f'score_paths: layer {part.dims.layer} uses "{part.config.mixer.kind}", whose scores are not bilinear in '
-            "query and key (bilinear_scores=False).\n    Its patterns are in gf.run(…, "
+            f'score_paths: layer {part.dims.layer} uses "{part.config.mixer.described}", whose scores are not bilinear '
+            "in query and key (bilinear_scores=False).\n    Its patterns are in gf.run(…, "
             f'read=["{part.at.pattern}"]), its values in analysis.expand_paths(run).'
         )
     return known[label]

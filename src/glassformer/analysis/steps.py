@@ -333,12 +333,18 @@ def steps_of(run: Run, analysis: str) -> Steps:
 
 
 def require_steps(model: Any, analysis: str) -> None:
-    """Raise `NoPattern` unless every self-attention layer below the logits has a pattern that multiplies values."""
+    """Raise unless every self-attention layer below the logits has a pattern that multiplies linear values.
+
+    Raises:
+        NoPattern: One has no such pattern.
+        AnalysisUnavailable: One clips its values.
+    """
     for block in decoder_side(model)[0].blocks:
         for name in block.names:  # type: ignore[union-attr]
             part = _self_attention(block, name)  # type: ignore[arg-type]
             if part is not None:
                 require_pattern(part, analysis)
+                _require_linear_values(part, analysis)
 
 
 def require_pattern(part: AttentionLayer, analysis: str) -> None:
@@ -349,6 +355,14 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
             f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), which '
             "has no pattern that multiplies values.\n"
             "    Direct logit attribution needs none: analysis.attribution(run)."
+        )
+
+
+def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
+    if (clip := part.projection.clip) is not None:
+        raise AnalysisUnavailable(
+            f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "
+            "was written to the stream.\n    Direct logit attribution needs none: analysis.attribution(run)."
         )
 
 

@@ -118,8 +118,10 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
     """Return everything that writes to a stream, or reads from one, in the order of the forward pass.
 
     Raises:
-        AnalysisUnavailable: Post-norm blocks, whose norms stand between a write and what reads it.
+        AnalysisUnavailable: Post-norm blocks, whose norms stand between a write and what reads it, or a sub-layer that
+            is neither attention nor an MLP.
     """
+    w.require_matrices("virtual weights", "Composition of two heads: analysis.composition(model).")
     for name, stack in w.model.stacks.items():
         if any(isinstance(block, Block) and block.wiring == "post" for block in stack.blocks):
             raise AnalysisUnavailable(

@@ -2,7 +2,7 @@
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
 from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
-from glassformer.attention.linear_map import LinearMap, linear
+from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
@@ -15,6 +15,8 @@ from glassformer.attention.positions import (
     sinusoids,
 )
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
+from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
 from glassformer.attention.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -36,9 +38,11 @@ __all__ = [
     "Differential",
     "Dims",
     "DynamicScaling",
+    "HeadNorm",
     "Lightning",
     "Linear",
     "LinearMap",
+    "LinearMaps",
     "LinearScaling",
     "Llama3Scaling",
     "LongScaling",
@@ -50,7 +54,10 @@ __all__ = [
     "Positions",
     "PositionsConfig",
     "ProjectionConfig",
+    "QueryKeyNorm",
     "QueryKeyOnly",
+    "RelativeBias",
+    "RelativeBiasPositions",
     "Rope",
     "RopeScaling",
     "Separate",

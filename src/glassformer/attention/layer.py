@@ -131,10 +131,10 @@ class AttentionLayer(nn.Module):
 
     @property
     def traits(self) -> Traits:
-        """The mechanism's traits as seen from outside: what norms on z and smeared keys make of them."""
+        """The mechanism's traits as seen from outside: what norms on z, smeared and clipped keys make of them."""
         traits = self.mixer.traits
-        if self.projection.smear is not None:
-            # a score depends on two keys' inputs
+        if self.projection.smear is not None or self.projection.clip is not None:
+            # a score depends on two keys' inputs, or not linearly on any
             traits = replace(traits, bilinear_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
@@ -221,8 +221,8 @@ class AttentionLayer(nn.Module):
             del axes["pattern"]
         if self.merge.linear:
             del axes["z_scale"]
-        # what a mixer says of itself lies between the scores and the pattern made of them
-        before = [name for name in ("query", "key", "value", "scores") if name in axes]
+        # what a mixer says of itself lies between the scores (unless it places them too) and the pattern made of them
+        before = [name for name in ("query", "key", "value", "scores") if name in axes and name not in self.mixer.SITES]
         own = {name: words for name, words in axes.items() if name not in before}
         ordered = {name: axes[name] for name in before} | dict(self.mixer.SITES) | own
         lazy = (*self.LAZY, *self.mixer.LAZY)

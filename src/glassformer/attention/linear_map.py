@@ -20,6 +20,24 @@ class LinearMap(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+class LinearMaps(nn.Module):
+    """Several linear maps of one shape, their matrices stacked: one for each expert."""
+
+    def __init__(self, n: int, d_in: int, d_out: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n, d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(n, d_out)) if bias else None
+
+    def one(self, which: int, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Return what one of the maps makes of rows."""
+        return linear(x, self.weight[which], None if self.bias is None else self.bias[which])
+
+    def all(self, x: Float[Tensor, "*batch rows d_in"]) -> Float[Tensor, "*batch map d_out"]:
+        """Return what each map makes of its own row, or of the one row that there is."""
+        out = torch.einsum("...ni,noi->...no", x.expand(*x.shape[:-2], len(self.weight), -1), self.weight)
+        return out if self.bias is None else out + self.bias
+
+
 def linear(
     x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None = None
 ) -> Float[Tensor, "*batch d_out"]:

@@ -9,8 +9,9 @@ Write `pattern` or `fast`; the other follows. Axes are counted from the right: `
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -66,6 +67,13 @@ class MixerConfig(Config, family=True):
         """Whether keys may come from another sequence, where distance means nothing."""
         return True
 
+    @property
+    def described(self) -> str:
+        """The kind, and what was set: `softmax(cap=50.0)`."""
+        members = fields(cast(Any, self))
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in members if getattr(self, f.name) != f.default]
+        return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
+
     def build(self, dims: Dims, path: str) -> "Mixer":
         raise NotImplementedError(f"{type(self).__name__} does not say which mixer it builds")
 
@@ -93,8 +101,9 @@ class MixerConfig(Config, family=True):
 class Mixer(nn.Module, ABC):
     """Turns queries, keys and values into mixed values. `forward` is final."""
 
-    SITES: ClassVar[Mapping[str, str]] = {}
-    LAZY: ClassVar[tuple[str, ...]] = ()
+    # axes of the sites it has of its own, and which of them are lazy; some depend on the config
+    SITES: Mapping[str, str] = MappingProxyType({})
+    LAZY: tuple[str, ...] = ()
 
     def __init__(self, config: MixerConfig, dims: Dims, path: str) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims
+from glassformer.attention.query_key_norm import QueryKeyNorm
 from glassformer.attention.smear import Smear
 from glassformer.config import Config, require
 
@@ -28,11 +29,19 @@ class Separate(ProjectionConfig, kind="separate"):
 
     Args:
         bias: Biases on all three.
-        qk_norm: RMS-normalise each query and key over d_head, with a gain per dimension.
+        qk_norm: Norm of queries and keys; True for the root mean square of each head, with shared gains.
+        clip: Every coordinate of queries, keys and values is cut off at this size, before any norm.
     """
 
     bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QueryKeyNorm | bool = False
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.clip is None or self.clip > 0, f"projection: clip must be positive, found {self.clip}.")
+        if self.qk_norm is True:
+            # one config for one projection, however it was asked for
+            object.__setattr__(self, "qk_norm", QueryKeyNorm())
 
     def build(self, dims: Dims, streams: int) -> "SeparateProjection":
         return SeparateProjection(self, dims, streams)
@@ -53,12 +62,18 @@ class SeparateProjection(nn.Module):
             dims.n_kv_heads * dims.d_value,
         )
         self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
-        self.norms = nn.ModuleList([nn.RMSNorm(dims.d_head) for _ in range(2)]) if config.qk_norm else None
+        self.clip, norm = config.clip, config.qk_norm
+        heads = (dims.n_heads, dims.n_kv_heads)
+        self.norms = (
+            nn.ModuleList([norm.build(n, dims.d_head, streams) for n in heads])
+            if isinstance(norm, QueryKeyNorm)
+            else None
+        )
         self.smear = Smear(dims.n_kv_heads) if isinstance(config, Smeared) else None
 
     def forward(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x_q is x_k is x_v:
-            q, k, v = self.qkv(x_q).split(self.widths, -1)
+            q, k, v = self.clipped(self.qkv(x_q)).split(self.widths, -1)
         elif x_q is x_k:
             q, k = self._part(x_q, 0, 2).split(self.widths[:2], -1)
             v = self._part(x_v, 2, 3)
@@ -77,6 +92,10 @@ class SeparateProjection(nn.Module):
         q = self._heads(self._part(x_q, 0, 1), self.dims.n_heads)
         return q if self.norms is None else self.norms[0](q)
 
+    def clipped(self, x: Tensor) -> Tensor:
+        """Return projected vectors, cut off where the config says so."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+
     def matrix(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_model d_head"]:
         """Return per-head matrices as views on the parameter (row-vector convention); streams follow their head."""
         i = ("query", "key", "value").index(which)
@@ -86,7 +105,7 @@ class SeparateProjection(nn.Module):
 
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
         rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
-        return linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows])
+        return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
 
     def _heads(self, x: Tensor, heads: int) -> Float[Tensor, "batch *stream head pos d_head"]:
         if self.streams == 1:

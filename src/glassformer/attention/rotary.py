@@ -277,9 +277,14 @@ class Rope(PositionsConfig, kind="rope"):
     def build(self, dims: Any) -> "RopePositions":
         return RopePositions(self, dims.d_head)
 
+    def width(self, d_head: int) -> int:
+        """Return how many numbers of each head turn, in pairs."""
+        # a fraction that was a quotient, 30 / 44, must not lose a pair to rounding
+        return 2 * int(d_head * self.fraction / 2 + 1e-6)
+
     def frequencies(self, d_head: int, length: Length = None) -> Float[Tensor, " pair"]:
         """Return the angle per position of each pair, in radians, float64; `length` as in `RopeScaling`."""
-        width = 2 * int(d_head * self.fraction / 2)
+        width = self.width(d_head)
         if self.scaling is None:
             return plain_frequencies(self.base, width)
         return self.scaling.frequencies(self.base, width, length)
@@ -311,7 +316,7 @@ class RopePositions(Positions):
         super().__init__(config)
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
         self.d_head = d_head
-        self.width = 2 * int(d_head * config.fraction / 2)
+        self.width = config.width(d_head)
         self.by_length = config.scaling is not None and config.scaling.by_length
         # a scaling that does not fit these sizes says so here
         config.frequencies(d_head)

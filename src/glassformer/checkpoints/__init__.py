@@ -1,8 +1,8 @@
 """Saving and loading models, ours and published ones: safetensors and JSON, never a pickle."""
 
+from glassformer.checkpoints.comparison import Parity, parity
 from glassformer.checkpoints.folder import config_of, folder_of, load, open_folder, save, sha256, shipped
 from glassformer.checkpoints.hub import is_id
-from glassformer.checkpoints.parity import Parity, parity
 from glassformer.checkpoints.shards import AttentionReader, save_shards
 
 __all__ = [

@@ -1,39 +1,42 @@
-"""Ours against the reference implementation of the `transformers` library, site by site.
+"""What the reference implementation in the `transformers` library computes at our sites, and how far ours is from it.
 
-    found = parity("path/to/checkpoint")      runs both and compares
-    found.first                               the first site of the forward pass that differs, if any does
-
-Compared are streams, patterns, what norms and parts give, and logits: of rows of one length, of rows padded on either
-side, and of greedy tokens from a cache. The two models are in memory one after the other, not together.
+The reference runs with eager attention, and where float64 is asked for, in float64 throughout: its own casts to float32
+(norms, softmax, angles) are widened on the way, so that what is left of a difference is rounding.
 """
 
-import dataclasses
+import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from glassformer.checkpoints.checkpoint import Checkpoint
-from glassformer.checkpoints.folder import folder_of, load, open_folder
-from glassformer.checkpoints.reference import (
-    counterparts,
-    library,
-    real_positions,
-    recorded,
-    recorded_left_padded,
-    recorded_steps,
-    reference,
-)
-from glassformer.config import require
-from glassformer.errors import CheckpointError, TextError
-from glassformer.models import Decoder
+from glassformer.errors import CheckpointError, MissingExtra
+from glassformer.models.parts import Norm
 from glassformer.trace import Tape
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 DIVERGES = float("inf")
+
+
+class Wide(TorchFunctionMode):
+    """Inside this, whatever asks for float32 gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*args, **kwargs)
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """Return the context in which a reference computes in this type throughout."""
+    return Wide() if dtype == torch.float64 else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -54,150 +57,162 @@ class Difference:
     theirs: str = ""
 
 
-@dataclass(frozen=True)
-class Parity:
-    """A comparison with the reference.
+def library() -> Any:
+    """Return the `transformers` module.
 
-    Args:
-        reference: Its class.
-        family: What ours was read as.
-        dtype: Both ran in.
-        tolerance: Largest error that counts as equal.
-        differences: In the order of the forward passes.
+    Raises:
+        MissingExtra: It is not installed.
     """
-
-    reference: str
-    family: str
-    dtype: str
-    tolerance: float
-    differences: tuple[Difference, ...]
-
-    @property
-    def first(self) -> Difference | None:
-        """The first site beyond the tolerance."""
-        # written so that nan counts as beyond
-        return next((d for d in self.differences if not d.error <= self.tolerance), None)
-
-    @property
-    def worst(self) -> Difference:
-        """The site with the largest error."""
-        return max(self.differences, key=lambda d: DIVERGES if d.error != d.error else d.error)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON data; errors that are no finite numbers become text."""
-        data = dataclasses.asdict(self)
-        for row in data["differences"]:
-            if not row["error"] < DIVERGES:
-                row["error"] = str(row["error"])
-        first = self.first
-        return data | {"agrees": first is None, "first": None if first is None else first.site}
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("parity needs transformers to compare with: pip install 'glassformer[parity]'.") from error
+    return transformers
 
 
-def parity(
-    name: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    text: str | None = None,
-    length: int = 12,
-    steps: int = 8,
-    tolerance: float | None = None,
-    seed: int = 0,
-    revision: str | None = None,
-    report: Callable[[int, int, str], None] | None = None,
-) -> Parity:
-    """Compare a published checkpoint as we load it with the reference implementation.
+def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the reference model of a folder, in evaluation mode, with eager attention.
 
-    Args:
-        name: A folder, or a hub id.
-        dtype: Both run in; `torch.float64` tells a wrong formula from rounding.
-        text: What is run, cut to rows of unequal length; random tokens by default.
-        length: Random tokens per row.
-        steps: Greedy tokens generated from a cache.
-        tolerance: Largest error, relative to the reference's root mean square; 1e-9 in float64, 1e-4 in float32.
-        seed: Of the random tokens.
-        revision: Of a hub model.
-        report: Told (steps done, of how many, what is done now).
-
-    Returns:
-        All differences; `first` is the first beyond the tolerance.
+    Code that a checkpoint brings along is not run.
 
     Raises:
         MissingExtra: `transformers` is not installed.
-        CheckpointError: The folder is damaged, is in our own layout, or is of an architecture that is not compared.
-        TextError: There is a text, and the checkpoint has no tokenizer.
+        CheckpointError: The library cannot open the folder.
     """
-    require(length >= 4, f"parity: length must be at least 4, found {length}.")
-    require(steps >= 1, f"parity: steps must be at least 1, found {steps}.")
-    require(dtype in TOLERANCE, f"parity runs in float32 or float64, found {str(dtype).removeprefix('torch.')}.")
-    tell = report or (lambda done, total, now: None)
-    library()
-    folder = folder_of(name, revision)
-    checkpoint = open_folder(folder)
-    if checkpoint.origin is None:
+    transformers = library()
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        own = getattr(transformers, (config.architectures or [""])[0], None)
+        kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+        with wide(dtype):
+            model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
-            f'"{folder}" is in our own layout, of which there is no other implementation; parity is for checkpoints '
-            "that another library wrote."
-        )
-    tokens, lengths = _rows(checkpoint, folder, text, length, seed)
-    steps = min(steps, checkpoint.config.max_len - tokens.shape[1])
-    tell(0, 4, "loading the reference")
-    theirs = reference(folder, dtype)
-    modules = counterparts(checkpoint)
-    tell(1, 4, "running the reference")
-    recordings = _recordings(checkpoint, theirs, tokens, lengths, steps, modules)
-    kind = type(theirs).__name__
-    del theirs
-    tell(2, 4, "loading ours")
-    ours: Any = load(folder, dtype=dtype)
-    tell(3, 4, "running ours")
-    found = [dataclasses.replace(d, theirs=modules.get(d.site, "")) for part in recordings for d in part(ours)]
-    tell(4, 4, "done")
-    allowed = TOLERANCE[dtype] if tolerance is None else tolerance
-    return Parity(kind, checkpoint.origin.family, str(dtype).removeprefix("torch."), allowed, tuple(found))
+            f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
+            "a newer version may know this architecture."
+        ) from error
+    return model.eval()
 
 
-Comparison = Callable[[Any], Iterator[Difference]]
+def counterparts(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return, by our site, the name of the reference's module that gives the same: norms and what parts write.
+
+    The family's table says which weights are whose, and thereby which modules.
+    """
+    modules = dict(checkpoint.model.named_modules())
+    found: dict[str, str] = {}
+    for name, source in checkpoint.parts.items():
+        path, _, tensor = name.rpartition(".")
+        place = _given_by(path, modules)
+        if tensor == "weight" and place is not None and len(source.pieces) == 1:
+            found[place] = source.pieces[0].name.removesuffix(".weight")
+    return found
 
 
-def _recordings(
-    checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: Mapping[str, str]
-) -> list[Comparison]:
-    """Run the reference, and return what compares ours with what it gave."""
-    if not isinstance(checkpoint.model, Decoder):
-        raise CheckpointError(
-            f'"{checkpoint.folder}" holds a {type(checkpoint.model).__name__}, and parity compares decoders.'
-        )
-    equal = recorded(theirs, tokens, None, modules)
-    padded = recorded(theirs, tokens, lengths, modules)
-    left = recorded_left_padded(theirs, tokens, lengths)
-    made, logits = recorded_steps(theirs, tokens, steps)
-    return [
-        lambda ours: compared_with(ours, equal, tokens),
-        lambda ours: compared_with(ours, padded, tokens, lengths),
-        lambda ours: iter([Difference("logits", left_padded(ours, left, tokens, lengths), "padded left")]),
-        lambda ours: iter([Difference("logits", generated(ours, made, logits, tokens), "cached")]),
-    ]
+def _given_by(path: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the site that holds what a module gives; None for one that has no site to itself."""
+    module: Any = modules.get(path)
+    if isinstance(module, Norm):
+        return module.at_out
+    for end in (".merge.output", ".output"):
+        owner: Any = modules.get(path.removesuffix(end)) if path.endswith(end) else None
+        if owner is not None and hasattr(owner, "at"):
+            return getattr(owner.at, "out", None)
+    return None
 
 
-def _rows(checkpoint: Checkpoint, folder: Path, text: str | None, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return three rows of tokens, and lengths to pad them to."""
-    config = checkpoint.config
-    if text is None:
-        generator = torch.Generator().manual_seed(seed)
-        length = min(length, max(4, config.max_len // 2))
-        tokens = torch.randint(0, config.vocab_size, (3, length), generator=generator)
-    else:
-        from glassformer.data import Tokenizer
+def real_positions(tokens: Tensor, lengths: Tensor | None, *, left: bool = False) -> Tensor:
+    """Return which positions hold tokens and no padding, `batch pos`.
 
-        if not (folder / "tokenizer.json").is_file():
-            raise TextError(f'"{folder}" has no tokenizer.json, so it reads no text; leave --text out for random ids.')
-        ids = Tokenizer.load(folder).encode(text)[: config.max_len - 1]
-        if len(ids) < 4:
-            raise TextError(f"the text is {len(ids)} tokens long; four or more are needed for rows of unequal length.")
-        # the same tokens from other starting points
-        tokens = torch.tensor([ids[i:] + ids[:i] for i in range(3)])
+    Args:
+        tokens: Ids, `batch pos`.
+        lengths: Real tokens per row; all by default.
+        left: Whether padding is on the left.
+    """
+    if lengths is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
     total = tokens.shape[1]
-    return tokens, torch.tensor([total, max(1, total - 3), 1])
+    positions = torch.arange(total, device=tokens.device)[None]
+    return positions >= total - lengths[:, None] if left else positions < lengths[:, None]
+
+
+def recorded(
+    theirs: Any,
+    tokens: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+    modules: Mapping[str, str] | None = None,
+) -> dict[str, Tensor]:
+    """Return what a reference computes, by our sites: streams, patterns, what modules give, and logits.
+
+    Args:
+        theirs: The reference.
+        tokens: Ids, `batch pos`, padded on the right.
+        lengths: Real tokens per row.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
+        modules: Its modules by our site, see `counterparts`; those it does not have are left out.
+    """
+    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": True}
+    # an encoder has no cache to be told of
+    given |= {"use_cache": False} if "use_cache" in inspect.signature(theirs.forward).parameters else {}
+    own = {} if lengths is None else {"attention_mask": real_positions(tokens, lengths).long()}
+    if source is None:
+        given |= {"input_ids": tokens} | own
+    else:
+        given |= {"input_ids": source, "decoder_input_ids": tokens}
+        given |= {f"decoder_{name}": mask for name, mask in own.items()}
+        if source_lengths is not None:
+            given["attention_mask"] = real_positions(source, source_lengths).long()
+    values: dict[str, Tensor] = {}
+    with torch.no_grad(), wide(next(theirs.parameters()).dtype), _watched(theirs, modules or {}, values):
+        out = theirs(**given)
+    # some modules see batch and position as one axis
+    for site, value in values.items():
+        side = source if source is not None and site.startswith("encoder.") else tokens
+        values[site] = value.unflatten(0, side.shape) if value.ndim == 2 else value
+    if source is None:
+        values |= _stack("", out.hidden_states, out.attentions)
+    else:
+        values |= _stack("encoder.", out.encoder_hidden_states, out.encoder_attentions)
+        values |= _stack("decoder.", out.decoder_hidden_states, out.decoder_attentions, out.cross_attentions)
+    logits = getattr(out, "logits", None)
+    return values if logits is None else values | {"logits": logits}
+
+
+def _stack(prefix: str, hidden: Any, attentions: Any, crossed: Any = None) -> dict[str, Tensor]:
+    *entering, last = hidden
+    values = {f"{prefix}blocks.{layer}.resid_pre": stream for layer, stream in enumerate(entering)}
+    for part, patterns in (("attn", attentions), ("cross", crossed)):
+        values |= {f"{prefix}blocks.{layer}.{part}.pattern": pattern for layer, pattern in enumerate(patterns or ())}
+    return values | {f"{prefix}final.norm": last}
+
+
+@contextlib.contextmanager
+def _watched(theirs: Any, modules: Mapping[str, str], values: dict[str, Tensor]) -> Iterator[None]:
+    """Keep, by our site, what modules of the reference give while this lasts."""
+    there = dict(theirs.named_modules())
+
+    def keeper(place: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, out: Any) -> None:
+            if isinstance(out, Tensor):
+                values[place] = out
+
+        return keep
+
+    hooks = []
+    for place, name in modules.items():
+        # files and live models may differ by a prefix
+        same = [n for n in there if n and (n == name or n.endswith(f".{name}") or name.endswith(f".{n}"))]
+        if len(same) == 1:
+            hooks.append(there[same[0]].register_forward_hook(keeper(place)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
@@ -223,68 +238,63 @@ def compared(
     theirs: Any,
     tokens: Tensor,
     lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
     modules: Mapping[str, str] | None = None,
 ) -> Iterator[Difference]:
-    """Yield the differences of one forward pass of a decoder: streams, patterns, what modules give, and logits.
+    """Yield the differences of one forward pass, in its order: streams, patterns, what modules give, and logits.
 
     Args:
         ours: Our model.
         theirs: The reference.
         tokens: Ids, `batch pos`, padded on the right.
         lengths: Real tokens per row.
-        modules: Its modules by our site, see `reference.counterparts`.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
+        modules: Its modules by our site, see `counterparts`.
     """
-    yield from compared_with(ours, recorded(theirs, tokens, lengths, modules), tokens, lengths)
+    pair: dict[str, Any] = {"source": source, "source_lengths": source_lengths}
+    recording = recorded(theirs, tokens, lengths, modules=modules, **pair)
+    yield from compared_with(ours, recording, tokens, lengths, **pair)
 
 
 def compared_with(
-    ours: Any, recording: Mapping[str, Tensor], tokens: Tensor, lengths: Tensor | None = None
+    ours: Any,
+    recording: Mapping[str, Tensor],
+    tokens: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
 ) -> Iterator[Difference]:
-    """Yield the differences between one forward pass of a decoder and what was recorded of the reference's.
+    """Yield the differences between one forward pass and what was recorded of the reference's.
 
     Args:
         ours: Our model.
-        recording: By our sites, see `reference.recorded`.
+        recording: By our sites, see `recorded`.
         tokens: Ids, `batch pos`, padded on the right.
         lengths: Real tokens per row.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
     """
-    real = torch.ones_like(tokens, dtype=torch.bool) if lengths is None else real_positions(tokens, lengths)
-    names = [name for name in ours.sites() if name in recording and name != "logits"]
-    tape = Tape(ours, names)
+    rows = "one length" if lengths is None and source_lengths is None else "padded right"
+    real = real_positions(tokens, lengths)
+    read = None if source is None else real_positions(source, source_lengths)
+    sites = list(ours.sites())
+    names = [name for name in sites if name in recording and name != "logits"]
+    tape = Tape(ours, [*names, "logits"] if "logits" in sites else names)
     with torch.no_grad():
-        logits = ours(tokens, lengths=lengths, tape=tape)
-    rows = "one length" if lengths is None else "padded right"
-    for name in names:
-        mine, other = tape.values[name], recording[name]
-        if mine.shape != other.shape:
+        if source is None:
+            ours(tokens, lengths=lengths, tape=tape)
+        else:
+            ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    for name in recording:
+        if name not in sites:
             yield Difference(name, DIVERGES, rows)
-            continue
-        here = real if mine.ndim == 3 else real[:, None].expand(-1, mine.shape[1], -1)
+    for name in [*names, *(["logits"] if "logits" in recording and "logits" in sites else [])]:
+        mine, other = tape.values[name], recording[name]
+        here = read if read is not None and name.startswith("encoder.") else real
+        if mine.ndim == 4:
+            here = here[:, None].expand(-1, mine.shape[1], -1)
         yield Difference(name, relative(mine, other, here), rows)
-    yield Difference("logits", relative(logits, recording["logits"], real), rows)
-
-
-def left_padded(ours: Any, logits: Tensor, tokens: Tensor, lengths: Tensor) -> float:
-    """Return the error of logits where rows of unequal length are padded on the left."""
-    with torch.no_grad():
-        mine, _ = ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))
-    return relative(mine, logits, real_positions(tokens, lengths, left=True))
-
-
-def generated(ours: Any, made: Tensor, logits: Tensor, tokens: Tensor) -> float:
-    """Return the error of logits over greedy steps from a cache; infinite if a token differs.
-
-    Args:
-        ours: Our model.
-        made: The reference's tokens, `batch step`.
-        logits: Those it chose them by, `batch step vocab`.
-        tokens: Where both begin.
-    """
-    state, new, found = ours.begin(len(tokens)), tokens, []
-    for step in range(made.shape[1]):
-        with torch.no_grad():
-            mine, state = ours(new, state=state)
-        found.append(mine[:, -1])
-        new = made[:, step : step + 1]
-    chosen = torch.stack(found, 1)
-    return relative(chosen, logits) if torch.equal(chosen.argmax(-1), made) else DIVERGES

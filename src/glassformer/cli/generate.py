@@ -67,15 +67,15 @@ def generate(
 
 def _prompt(model: Any, text: str) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.inputs import encode
-    from glassformer.models import Decoder
+    from glassformer.analysis.inputs import encode, start_of
+    from glassformer.models import EncoderDecoder
 
-    if isinstance(model, Decoder):
+    if not isinstance(model, EncoderDecoder):
         return encode(model, text), None
-    source = encode(model, text, begin=False)
-    if model.tokenizer.bos is None:
+    source, start = encode(model, text, begin=False), start_of(model)
+    if start is None:
         raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return [model.tokenizer.bos], [source]
+    return [start], [source]
 
 
 def _print(tokenizer: Any, ids: Iterable[int]) -> None:

@@ -54,7 +54,7 @@ def parity(
     import torch
 
     from glassformer import checkpoints
-    from glassformer.checkpoints.reference import library
+    from glassformer.checkpoints.parity import library
 
     if json is not None:
         check_writable(json)

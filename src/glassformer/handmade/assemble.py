@@ -21,6 +21,7 @@ from glassformer.attention import (
 from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
+from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
@@ -116,7 +117,7 @@ def plant(model: Decoder, layer: int, head: Head) -> Decoder:
 
     Raises:
         ConfigError: The head's matrices do not have the layer's shapes, or the layer is not one of plain heads: biases,
-            norms, gates, shared keys, ALiBi, or other parts beside attention.
+            norms, gates, sinks, shared keys, ALiBi, or other parts beside attention.
     """
     old = _attention(model, layer)
     config, dims = old.config, old.dims
@@ -128,9 +129,10 @@ def plant(model: Decoder, layer: int, head: Head) -> Decoder:
     require(
         (config.projection, config.merge) == (Separate(), Merge())
         and (dims.n_kv_heads, old.mixer.traits.streams) == (dims.n_heads, 1)
-        and config.positions.kind != "alibi",
-        f"plant: layer {layer} has biases, norms or gates of its own, heads that share keys, or slopes that go by the "
-        "number of heads; it takes plain heads only.",
+        and not old.positions.has_bias
+        and not list(old.mixer.parameters()),
+        f"plant: layer {layer} has biases, norms, gates or sinks of its own, heads that share keys, or a position bias "
+        "that goes by the number of heads; it takes plain heads only.",
     )
     wider = config.replace(n_heads=dims.n_heads + 1, n_kv_heads=None, d_head=dims.d_head, d_value=dims.d_value)
     blocks = list(model.config.layers)
@@ -195,10 +197,12 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
                 matrices += [module.projection.qkv.weight, module.merge.output.weight.mT]
                 matrices += [b for b in [module.merge.output.bias] if b is not None]
                 matrices += [] if module.merge.gate is None else [module.merge.gate.weight]
-            if isinstance(module, MlpLayer):
+            if isinstance(module, MlpLayer | ExpertsLayer):
                 matrices += [module.input.weight, module.output.weight.mT]
                 matrices += [b for b in [module.output.bias] if b is not None]
                 matrices += [] if module.gate is None else [module.gate.weight]
+            if isinstance(module, ExpertsLayer):
+                matrices.append(module.router.weight)
         for matrix in matrices:
             matrix.copy_(matrix @ rotation)
     turned.tokenizer, turned.name = model.tokenizer, model.name

@@ -1,7 +1,7 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
 Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
-of attention over the full square, as kernels without block skipping compute them. The backward has two products for
+of attention over the full square, as kernels without block skipping compute them; of experts those that are chosen. The backward has two products for
 each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
 """
 
@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, Mixer, Smear, Smeared
+from glassformer.attention import Attention, HeadNorm, LinearMaps, Mixer, RelativeBiasPositions, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.experts import ExpertsLayer, MixtureOfExperts
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
+from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape
 
 PARTS = (
     "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "biases", "norms", "unembedding",
+    "mlp out", "router", "biases", "norms", "readout", "unembedding",
 )  # fmt: skip
 
 
@@ -114,6 +117,10 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         for part in block.parts:
             if isinstance(part, Attention):
                 found.update(_attention_flops(config, part, layer, n, m if part.cross else n, causal))
+            elif isinstance(part, MixtureOfExperts):
+                chosen = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model) * part.n_chosen
+                found.update({"mlp in": chosen, "mlp gate": chosen * part.gated, "mlp out": chosen})
+                found["router"] += 2 * n * config.d_model * part.n_experts
             elif isinstance(part, Mlp):
                 product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
                 found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
@@ -121,7 +128,10 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
     if isinstance(config, DecoderConfig) and config.d_embed is not None:
         width = config.d_embed
         found.update(dict.fromkeys(("embedding", "unembedding"), 2 * length * width * config.d_model))
-    found["unembedding"] += 2 * length * width * config.vocab_size
+    if isinstance(config, EncoderConfig) and config.readout is not None:
+        found["readout"] = 2 * length * config.d_model**2
+    if not isinstance(config, EncoderConfig) or config.predicts:
+        found["unembedding"] += 2 * length * width * config.vocab_size
     order = (*PARTS[:4], "mixing", *PARTS[4:])
     return {part: found[part] for part in order if found[part]}
 
@@ -132,7 +142,8 @@ def state_bytes(
     """Return the bytes of one sequence's state after `length` positions.
 
     For keys and values this is `2 L h_kv d_head length` numbers. An encoder-decoder also holds the encoder's output
-    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least.
+    and, from the first position on, each layer's projection of it. Recurrent states are float32 at least. An encoder
+    carries nothing.
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
@@ -169,7 +180,7 @@ def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:
         model = config.build().eval()
         tape = Tape(model, read="*")
         tokens = torch.zeros(1, length, dtype=torch.int64)
-        model(*[tokens] * (1 if isinstance(config, DecoderConfig) else 2), tape=tape)
+        model(*[tokens] * (2 if isinstance(config, EncoderDecoderConfig) else 1), tape=tape)
     tape.check_visited()
     return {name: tuple(tape.values[name].shape) for name in tape.table if name in tape.values}
 
@@ -178,6 +189,8 @@ def _blocks(config: ModelConfig, length: int, source_length: int) -> Iterator[tu
     """Yield each block with its layer, the positions it reads, and whether it is causal."""
     if isinstance(config, DecoderConfig):
         stacks = [(config.layers, length, True)]
+    elif isinstance(config, EncoderConfig):
+        stacks = [(config.layers, length, False)]
     else:
         assert isinstance(config, EncoderDecoderConfig)
         stacks = [(config.encoder_layers, source_length, False), (config.decoder_layers, length, True)]
@@ -204,12 +217,13 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield (part, count) for a module that owns parameters; others yield nothing."""
     if isinstance(module, Embedding):
         yield "embedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
+        yield "embedding", 0 if module.types is None else module.types.numel()
     elif isinstance(module, Unembedding):
         yield "unembedding", (0 if module.matrix is None else module.matrix.numel()) + _count(module.map)
         yield "biases", 0 if module.bias is None else module.bias.numel()
-    elif isinstance(module, PositionTable):
+    elif isinstance(module, (PositionTable, RelativeBiasPositions)):
         yield "positions", _count(module)
-    elif isinstance(module, (Norm, nn.RMSNorm)):
+    elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)
     elif isinstance(module, SeparateProjection):
         yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
@@ -220,13 +234,17 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "norms", 0 if module.gain is None else module.gain.numel()
     elif isinstance(module, (Mixer, Smear)):
         yield "mechanism", _count(module)
-    elif isinstance(module, MlpLayer):
+    elif isinstance(module, ReadoutLayer):
+        yield from _matrix("readout", module.input)
+    elif isinstance(module, MlpLayer | ExpertsLayer):
         yield from _matrix("mlp in", module.input)
         yield from _matrix("mlp gate", module.gate)
         yield from _matrix("mlp out", module.output)
+        if isinstance(module, ExpertsLayer):
+            yield from _matrix("router", module.router)
 
 
-def _matrix(part: str, module: nn.Linear | None) -> Iterator[tuple[str, int]]:
+def _matrix(part: str, module: nn.Linear | LinearMaps | None) -> Iterator[tuple[str, int]]:
     if module is not None:
         yield part, module.weight.numel()
         yield "biases", 0 if module.bias is None else module.bias.numel()

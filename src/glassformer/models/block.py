@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import AttentionLayer, Context, SubLayerConfig
 from glassformer.config import Config, require
-from glassformer.models.parts import LayerNorm, MlpLayer, Norm, NormConfig
+from glassformer.models.parts import LayerNorm, Norm, NormConfig
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -138,7 +138,7 @@ class Block(nn.Module):
 
     def ends_by_position(self) -> bool:
         """Whether the last sub-layer runs at each position by itself."""
-        return isinstance(self.part(self.names[-1]), MlpLayer)
+        return not isinstance(self.part(self.names[-1]), AttentionLayer)
 
     def last_sites(self) -> Iterator[str]:
         """Yield the sites from the last sub-layer on."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.attention import Context
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.decoder import ModelConfig, check_unembed_scale
@@ -36,13 +37,15 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         max_len: Longest source or target it is meant for.
         positions: Positions added to both streams.
         final_norm: Norm at the end of each stack (none in the original post-norm wiring).
-        tied: One matrix for both embeddings and the unembedding (Vaswani et al. 2017, section 3.4).
+        tied: Use the decoder's embedding matrix as unembedding.
+        shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
         embed_scale: Multiply token vectors by sqrt(d_model).
         init: How weights are drawn, see `parts.initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
         unembed_scale: Factor on the logits, before their bias.
         unembed_bias: A bias per token on the logits.
+        start_id: Token that the decoder's text starts with; the tokenizer's beginning token by default.
     """
 
     vocab_size: int
@@ -59,6 +62,8 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     embed_norm: NormConfig | None = None
     unembed_scale: float = 1.0
     unembed_bias: bool = False
+    shared: bool = True
+    start_id: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
@@ -70,6 +75,10 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             f"encoder_decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
         )
         check_unembed_scale("encoder_decoder", self.unembed_scale)
+        require(
+            self.start_id is None or 0 <= self.start_id < self.vocab_size,
+            f"encoder_decoder: start_id must be a token id, 0 to {self.vocab_size - 1}; found {self.start_id}.",
+        )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -96,7 +105,8 @@ class EncoderDecoder(nn.Module):
         sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
         self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm)
         tied = self.decoder_embed if config.tied else None
-        self.encoder_embed = Embedding(*sizes, "encoder.embed", tied, config.embed_norm)
+        shared = self.decoder_embed if config.shared else None
+        self.encoder_embed = Embedding(*sizes, "encoder.embed", shared, config.embed_norm)
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
         self.unembed = Unembedding(
@@ -125,6 +135,7 @@ class EncoderDecoder(nn.Module):
         tokens: Int[Tensor, "batch pos"],
         *,
         source_lengths: Int[Tensor, " batch"] | None = None,
+        source_start: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         state: State | None = None,
         tape: Tape | None = None,
@@ -137,6 +148,7 @@ class EncoderDecoder(nn.Module):
             source: Source token ids; not needed with a state, which holds the encoder's output.
             tokens: Target token ids, shifted right.
             source_lengths: Real tokens per source row, padded on the right.
+            source_start: Where each source row's real tokens begin, if they are padded on the left.
             lengths: Real tokens per target row. Padding is on the right; with an empty state it is on the left.
             state: Continue after these positions; `begin` runs the encoder and makes it.
             tape: Reads and edits.
@@ -144,35 +156,39 @@ class EncoderDecoder(nn.Module):
             seed: Source of a mechanism's random draws.
         """
         if state is None:
-            encoded = self.encode(source, source_lengths, tape=tape, seed=seed)
+            encoded = self.encode(source, source_lengths, source_start, tape=tape, seed=seed)
             if self._stops_early(tape):
                 return encoded
-            x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, form, seed)
+            padded = (source_lengths, source_start)
+            x, _ = self._decode(tokens, encoded, padded, lengths, None, tape, form, seed)
             return self._leave(x, tape)
         if state.length == 0 and lengths is not None:
             state, lengths = state._replace(start=tokens.shape[1] - lengths), None
-        x, layers = self._decode(tokens, state.source, state.source_lengths, lengths, state, tape, form, seed)
+        padded = (state.source_lengths, state.source_start)
+        x, layers = self._decode(tokens, state.source, padded, lengths, state, tape, form, seed)
         return self._leave(x, tape), state._replace(length=state.length + tokens.shape[1], layers=layers)
 
     def encode(
         self,
         source: Int[Tensor, "batch key"] | None,
         lengths: Int[Tensor, " batch"] | None = None,
+        start: Int[Tensor, " batch"] | None = None,
         *,
         tape: Tape | None = None,
         seed: int = 0,
     ) -> Float[Tensor, "batch key d_model"]:
-        """Return the encoder's output."""
+        """Return the encoder's output; `lengths` and `start` are those of the source."""
         assert source is not None, "the encoder needs source tokens"
-        positions = torch.arange(source.shape[1], device=source.device)[None]
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])
-        return self._encode(self.encoder_embed(source, positions, tape), lengths, tape, seed, 0)
+        context = _source_context(source, lengths, start, seed)
+        return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
 
     def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""
         encoded = self.encode(batch.source, batch.source_lengths)
-        x, _ = self._decode(batch.tokens, encoded, batch.source_lengths, batch.lengths, None, None, "auto", 0)
+        padded = (batch.source_lengths, None)
+        x, _ = self._decode(batch.tokens, encoded, padded, batch.lengths, None, None, "auto", 0)
         return self.unembed.loss(x, batch.targets, batch.weight, smoothing)
 
     def resume(
@@ -182,6 +198,7 @@ class EncoderDecoder(nn.Module):
         *,
         encoded: Float[Tensor, "batch key d_model"],
         source_lengths: Int[Tensor, " batch"] | None = None,
+        source_start: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         state: State | None = None,
         at: Int[Tensor, "batch n"] | None = None,
@@ -195,7 +212,7 @@ class EncoderDecoder(nn.Module):
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
-        context = _with_source(context, encoded.shape[1], source_lengths)
+        context = _with_source(context, encoded.shape[1], (source_lengths, source_start))
         layers = None if state is None else state.layers
         x, layers = self.decoder(
             resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
@@ -210,29 +227,31 @@ class EncoderDecoder(nn.Module):
         tokens: Int[Tensor, "batch pos"],
         *,
         source_lengths: Int[Tensor, " batch"] | None = None,
+        source_start: Int[Tensor, " batch"] | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
         at: Int[Tensor, "batch n"] | None = None,
         tape: Tape | None = None,
     ) -> Any:
         """Return the logits from the stream entering an encoder layer; the decoder reads `tokens`."""
-        encoded = self._encode(resid, source_lengths, tape, 0, layer)
+        context = _source_context(resid, source_lengths, source_start, 0)
+        encoded = self.encoder(resid, context, tape=tape, start=layer)[0]
         if self._stops_early(tape):
             return encoded
-        x, _ = self._decode(tokens, encoded, source_lengths, lengths, None, tape, "auto", 0, at)
+        x, _ = self._decode(tokens, encoded, (source_lengths, source_start), lengths, None, tape, "auto", 0, at)
         return self._leave(x, tape)
 
-    def begin(self, source: Int[Tensor, "batch key"], source_lengths: Int[Tensor, " batch"] | None = None) -> State:
+    def begin(
+        self,
+        source: Int[Tensor, "batch key"],
+        source_lengths: Int[Tensor, " batch"] | None = None,
+        source_start: Int[Tensor, " batch"] | None = None,
+    ) -> State:
         """Run the encoder and return the empty state of the decoder."""
         layers = self.decoder.begin(source.shape[0], self.decoder_embed.stored)
-        return State(0, layers, None, self.encode(source, source_lengths), source_lengths)
+        encoded = self.encode(source, source_lengths, source_start)
+        return State(0, layers, None, encoded, source_lengths, source_start)
 
-    def _encode(self, x: Tensor, lengths: Tensor | None, tape: Tape | None, seed: int, start: int) -> Tensor:
-        # what sees both ways cannot be scanned
-        batch, length = x.shape[:2]
-        context = make_context(batch, length, x.device, is_causal=False, lengths=lengths, form="parallel", seed=seed)
-        return self.encoder(x, context, tape=tape, start=start)[0]
-
-    def _decode(self, tokens, encoded, source_lengths, lengths, state, tape, form, seed, at=None):
+    def _decode(self, tokens, encoded, source_padding, lengths, state, tape, form, seed, at=None):
         batch, length = tokens.shape
         past = 0 if state is None else state.length
         if self.decoder_embed.positions is not None:
@@ -241,7 +260,7 @@ class EncoderDecoder(nn.Module):
         context = make_context(
             batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, start=start, form=form, seed=seed
         )
-        context = _with_source(context, encoded.shape[1], source_lengths)
+        context = _with_source(context, encoded.shape[1], source_padding)
         x = self.decoder_embed(tokens, context.positions, tape)
         layers = None if state is None else state.layers
         return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
@@ -255,5 +274,13 @@ class EncoderDecoder(nn.Module):
         return tape is not None and not tape.logits and (tape.last or "").startswith("encoder.")
 
 
-def _with_source(context: Any, source_length: int, lengths: Tensor | None) -> Any:
-    return replace(context, source=cross_context(context, source_length, lengths))
+def _source_context(like: Tensor, lengths: Tensor | None, start: Tensor | None, seed: int) -> Context:
+    # what sees both ways cannot be scanned
+    return make_context(
+        like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, start=start, form="parallel",
+        seed=seed,
+    )  # fmt: skip
+
+
+def _with_source(context: Context, source_length: int, padding: tuple[Tensor | None, Tensor | None]) -> Context:
+    return replace(context, source=cross_context(context, source_length, *padding))

@@ -15,6 +15,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.errors import TextError, TokenOutOfRange
 from glassformer.models.decoder import Decoder
+from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.models.stack import State
@@ -179,7 +180,7 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
         TextError: No rows, or an empty one.
         TokenOutOfRange: An id outside the vocabulary.
     """
-    device = model.unembed.stored.device
+    device = next(model.parameters()).device
     if isinstance(rows, Tensor):
         tokens, lengths = rows.to(device), None
     else:
@@ -206,7 +207,9 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
 
 
 def check_room(model: Model, prompt: int, new: int) -> None:
-    """Raise `TextError` if prompt and new tokens exceed a learned position table."""
+    """Raise `TextError` if prompt and new tokens exceed a learned position table; `AnalysisUnavailable` for an encoder."""
+    if isinstance(model, Encoder):
+        model.begin(0)
     embed = model.embed if isinstance(model, Decoder) else model.decoder_embed
     table = embed.positions
     # the last token drawn is never read

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import LinearMap, SubLayerConfig, linear, sinusoids
+from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -150,7 +150,7 @@ class Norm(nn.Module):
         return out if gain is None else (out * gain).to(out.dtype)
 
     def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
-        """Return a direction behind the norm as one before it: `x . transposed(u) = linear(x) . u` at a scale of one."""
+        """Return a direction behind the norm as one before it: x . transposed(u) = linear(x) . u at a scale of 1."""
         gain = self.gain
         u = u if gain is None else (u * gain.detach()).to(u.dtype)
         return u - u.mean(-1, keepdim=True) if self.centred else u
@@ -325,6 +325,8 @@ class Embedding(VocabularyMatrix):
     """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
 
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
+
+    With token types (which of two texts a token belongs to), the token's vector is that of the token and its type.
     """
 
     def __init__(
@@ -338,10 +340,12 @@ class Embedding(VocabularyMatrix):
         tied: VocabularyMatrix | None = None,
         norm: NormConfig | None = None,
         d_embed: int | None = None,
+        n_types: int = 0,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, path)
-        self.at_token, self.at_position = f"{path}.token", f"{path}.position"
+        self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
         self.map = None if d_embed is None else LinearMap(d_embed, d_model, bias=False)
+        self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
         self.positions = None if positions is None else positions.build(d_model, max_len)
         self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
         self.factor = math.sqrt(d_model) if scaled else 1.0
@@ -351,11 +355,19 @@ class Embedding(VocabularyMatrix):
         return self.stored if self.map is None else self.map(self.stored)
 
     def forward(
-        self, tokens: Int[Tensor, "batch pos"], positions: Int[Tensor, "b pos"], tape: Tape | None
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        positions: Int[Tensor, "b pos"],
+        tape: Tape | None,
+        types: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         x = F.embedding(tokens, self.stored)
         x = x if self.map is None else self.map(x)
-        x = site(tape, self.at_token, x if self.factor == 1.0 else x * self.factor)
+        x = x if self.factor == 1.0 else x * self.factor
+        if self.types is not None:
+            own = self.types[:1] if types is None else F.embedding(types, self.types)
+            x = x + site(tape, self.at_type, own.expand_as(x))
+        x = site(tape, self.at_token, x)
         if self.positions is not None:
             placed = self.positions(positions, x).expand_as(x)
             x = x + site(tape, self.at_position, placed)
@@ -363,6 +375,7 @@ class Embedding(VocabularyMatrix):
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]
+        names = names if self.types is None else ["type", *names]
         yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), {"d_model": self.d_model})
         if self.norm is not None:
             yield from self.norm.sites()
@@ -373,8 +386,8 @@ class Unembedding(VocabularyMatrix):
 
     logits = cap * tanh(raw / cap),  raw = x W_U * scale + b_U
 
-    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream. `weight`
-    includes the scale.
+    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream, and with
+    a readout (`models.readout`), behind which x then stands, not even those. `weight` includes the scale.
     Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
     """
 
@@ -389,18 +402,19 @@ class Unembedding(VocabularyMatrix):
         cap: float | None = None,
         scale: float = 1.0,
         d_embed: int | None = None,
+        readout: nn.Module | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, "unembed")
         self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.cap, self.scale = cap, scale
+        self.cap, self.scale, self.readout = cap, scale, readout
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
         return self._met(self.stored)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
-        logits = self.raw(x)
+        logits = self.raw(x, tape)
         if self.cap is not None:
             logits = self.capped(site(tape, self.at_raw, logits))
         return site(tape, "logits", logits)
@@ -409,8 +423,9 @@ class Unembedding(VocabularyMatrix):
         """Return the logits as the model uses them: capped if it caps them."""
         return self.capped(self.raw(x))
 
-    def raw(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
+    def raw(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... vocab"]:
         """Return the logits before the cap."""
+        x = x if self.readout is None else self.readout(x, tape)
         x = x if self.scale == 1.0 else x * self.scale
         return linear(x if self.map is None else self.map(x), self.stored, self.bias)
 
@@ -423,7 +438,10 @@ class Unembedding(VocabularyMatrix):
         return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
-        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside."""
+        """Return the direction of the stream (behind a readout, if there is one) whose dot product is the token's logit.
+
+        Bias and cap are left aside.
+        """
         return self._met(self.stored[ids])
 
     def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
@@ -432,6 +450,8 @@ class Unembedding(VocabularyMatrix):
         return rows if self.scale == 1.0 else rows * self.scale
 
     def sites(self) -> Iterator[Site]:
+        if self.readout is not None:
+            yield from self.readout.sites()  # type: ignore[operator]
         names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
         yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.vocab_size})
 
@@ -460,7 +480,7 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
     `xavier`: Xavier-uniform for every matrix (each of W_Q, W_K, W_V on its own), embeddings normal of d_model^-0.5.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, LinearMaps)):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
             if scheme == "gpt":
@@ -475,7 +495,9 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
                 nn.init.normal_(own, std=0.02 if scheme == "gpt" else own.shape[1] ** -0.5)
 
 
-def _separate_rows(model: nn.Module, name: str, module: nn.Linear) -> list[Tensor]:
+def _separate_rows(model: nn.Module, name: str, module: nn.Linear | LinearMaps) -> list[Tensor]:
+    if isinstance(module, LinearMaps):
+        return list(module.weight.detach())
     if not name.endswith(".qkv"):
         return [module.weight]
     widths = model.get_submodule(name.removesuffix(".qkv")).widths

@@ -12,14 +12,16 @@ from glassformer.attention import (
     NoPositions,
     PositionsConfig,
     ProjectionConfig,
+    QueryKeyNorm,
     Separate,
     Smeared,
     Softmax,
+    SubLayerConfig,
     lambda_init_at,
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
-from glassformer.models.parts import LayerNorm, Mlp, NormConfig
+from glassformer.models.parts import LayerNorm, NormConfig
 
 
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:
@@ -50,10 +52,11 @@ def block(
     n_kv_heads: int | None = None,
     d_head: int | None = None,
     positions: PositionsConfig | None = None,
-    mlp: Mlp | None = None,
+    mlp: SubLayerConfig | None = None,
     cross: bool = False,
     bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QueryKeyNorm | bool = False,
+    clip: float | None = None,
     smeared: bool = False,
     merge: Merge | None = None,
     norm: NormConfig | None = None,
@@ -62,9 +65,9 @@ def block(
     norm_after: NormConfig | None = None,
     shared_norm: bool = False,
 ) -> BlockConfig:
-    """Return the usual block: attention, then cross-attention if asked, then an MLP if given."""
-    separate = Separate(bias=bias, qk_norm=qk_norm)
-    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm) if smeared else separate
+    """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given."""
+    separate = Separate(bias=bias, qk_norm=qk_norm, clip=clip)
+    projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm, clip=clip) if smeared else separate
     merge = merge or Merge(bias=bias)
     attention = Attention(
         n_heads=n_heads,

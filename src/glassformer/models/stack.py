@@ -1,13 +1,21 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import Context, Mask, causal, documents, padding
+from glassformer.attention import (
+    AttentionLayer,
+    Context,
+    Mask,
+    RelativeBiasPositions,
+    causal,
+    documents,
+    padding,
+)
 from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.parts import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
@@ -16,7 +24,8 @@ from glassformer.trace import Site, SiteTable, Tape
 class State(NamedTuple):
     """What a model carries from earlier positions.
 
-    `start` is where each row's real tokens begin: rows of unequal length are padded on the left.
+    `start` is where each row's real tokens begin: rows of unequal length are padded on the left. Sources are padded on
+    the right, as `source_lengths` says, or on the left, as `source_start` does.
     """
 
     length: int
@@ -24,6 +33,7 @@ class State(NamedTuple):
     start: Int[Tensor, " batch"] | None = None
     source: Float[Tensor, "batch key d_model"] | None = None
     source_lengths: Int[Tensor, " batch"] | None = None
+    source_start: Int[Tensor, " batch"] | None = None
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -54,6 +64,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
         )
+        _share_tables([block.part(name) for block in self.blocks for name in block.names])  # type: ignore[operator, union-attr]
         self.final = final_norm.build(d_model, f"{self.prefix}final", None)
 
     def forward(
@@ -119,6 +130,17 @@ class Stack(nn.Module):
         yield from self.final.sites()
 
 
+def _share_tables(parts: Iterable[nn.Module]) -> None:
+    """Let attention layers with one config of a shared position bias use the first one's table."""
+    owners: dict[tuple[str, int], RelativeBiasPositions] = {}
+    for part in parts:
+        positions = part.positions if isinstance(part, AttentionLayer) else None
+        if isinstance(positions, RelativeBiasPositions) and positions.config.shared:
+            owner = owners.setdefault((positions.key, positions.n_heads), positions)
+            if owner is not positions:
+                positions.share(owner)
+
+
 def make_context(
     batch: int,
     length: int,
@@ -153,10 +175,18 @@ def make_context(
     return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
 
 
-def cross_context(context: Context, source_length: int, lengths: Int[Tensor, " batch"] | None) -> Context:
-    """Build the context of cross-attention from that of the queries."""
+def cross_context(
+    context: Context,
+    source_length: int,
+    lengths: Int[Tensor, " batch"] | None,
+    start: Int[Tensor, " batch"] | None = None,
+) -> Context:
+    """Build the context of cross-attention from that of the queries; `lengths` or `start` as for the source itself."""
     keys = torch.arange(source_length, device=context.positions.device).expand(context.positions.shape[0], -1)
     mask = Mask() if lengths is None else padding(lengths)
+    if start is not None:
+        mask = mask & padding(source_length - start, total=source_length, left=True)
+        keys = (keys - start[:, None]).clamp_min(0)
     return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
 
 

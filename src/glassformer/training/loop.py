@@ -21,7 +21,7 @@ import torch
 from glassformer.config import Config, require
 from glassformer.data import Batch, Data, DataConfig
 from glassformer.errors import ConfigError
-from glassformer.models import EncoderDecoder, ModelConfig
+from glassformer.models import Encoder, EncoderDecoder, ModelConfig
 from glassformer.training.optim import OptimConfig
 from glassformer.training.record import RunFolder
 
@@ -246,6 +246,11 @@ def _model(config: TrainConfig, data: Data) -> Any:
             f"train: the model has vocab_size={config.model.vocab_size}, the data's tokenizer {data.vocab_size}."
         )
     model = config.model.build(config.seed)
+    if isinstance(model, Encoder):
+        raise ConfigError(
+            "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as targets, "
+            "which no data here has. Encoders are loaded: glassformer.load(PATH)."
+        )
     batch = data.batch(1)
     if isinstance(model, EncoderDecoder) != (batch.source is not None):
         raise ConfigError(

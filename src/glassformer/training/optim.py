@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from glassformer.attention import LinearMaps
 from glassformer.config import Config, require
 
 
@@ -60,7 +61,7 @@ class OptimConfig(Config):
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return AdamW over two groups: what is decayed, and what is not."""
-        decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+        decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | LinearMaps)}
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if id(p) in decayed], "weight_decay": self.weight_decay},

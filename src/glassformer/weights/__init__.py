@@ -32,7 +32,7 @@ def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
     """Return a model's matrices, head by head.
 
     Args:
-        model: A `Decoder` or an `EncoderDecoder`.
+        model: A `Decoder`, an `Encoder` or an `EncoderDecoder`.
         fold: Absorb norms' gains and biases into what reads through them, take means out of what is written and out of
             the unembedding, and move value biases into the output's, all in a copy; see `weights.fold` for what stays.
             Without it everything is a view on the live parameters.
@@ -40,7 +40,7 @@ def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
             products.
 
     Raises:
-        AnalysisUnavailable: The model is neither.
+        AnalysisUnavailable: The model is none of them.
 
     Example:
         >>> w = weights.of(model)

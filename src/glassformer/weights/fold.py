@@ -7,7 +7,7 @@ left of each norm is the division by its scale.
 
 What stays in place: in post-norm blocks, the norms, which normalise the stream itself; in sandwich blocks, the norm
 behind a sub-layer (its scale depends on what its gain would change); a norm on the sum of token and position vectors;
-key biases, which matter under rotary positions.
+key biases, which matter under rotary positions; mixtures of experts, and the norm they read through.
 """
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -120,7 +120,8 @@ def fold_attention(a: AttentionWeights, own: Reading, other: Reading) -> Attenti
         V=_times(other, a.V), bV=_sum(a.bV, _through(other, a.V)),
         gate=None if a.gate is None else (_times(own, a.gate[0]), _sum(a.gate[1], _through(own, a.gate[0]))),
     )  # fmt: skip
-    if not a.module.mixer.traits.rows_sum_to_one or a.gate is not None or a.gain is not None or folded.bV is None:
+    constant_values = a.module.mixer.traits.rows_sum_to_one and a.module.projection.clip is None
+    if not constant_values or a.gate is not None or a.gain is not None or folded.bV is None:
         return folded
     constant = torch.einsum("he,hed->d", folded.bV[folded.group], a.O)
     return dataclasses.replace(folded, bV=None, bO=_sum(a.bO, constant))
@@ -148,10 +149,13 @@ def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
 def _read_through(w: HeadWeights) -> list[str]:
     """Return the norms that `fold` absorbs, as the paths of their outputs."""
     found: list[Norm] = []
+    # sub-layers that stay modules go on reading through their norms
+    opaque = {f"{block.path}.{part}" for _, block, part in w.opaque}
     for stack in w.model.stacks.values():
         found.append(stack.final)
         for block in stack.blocks:
-            found += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
+            read = [part for part in block.names if f"{block.path}.{part}" not in opaque]
+            found += [] if block.wiring == "post" else [block.norm(part) for part in read]
     return [norm.at_out for norm in found if norm.at_out in w.norms]
 
 

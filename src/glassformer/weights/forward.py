@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.attention import Context
+from glassformer.attention import AttentionLayer, Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import Block, EncoderDecoder
 from glassformer.models.stack import cross_context, make_context
@@ -62,6 +62,10 @@ def _part(
     for m in w.mlps:
         if (m.stack, m.layer, m.part) == (stack, block.layer, part):
             return _mlp(m, x)
+    if not isinstance(block.part(part), AttentionLayer):
+        # the module itself; the constant coordinate, if there is one, passes it by
+        out = block.part(part)(x[..., : block.d_model])
+        return torch.cat((out, torch.zeros_like(x[..., block.d_model :])), -1)
     a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
     if a.module.config.cross:
         assert encoded is not None, "cross-attention reads an encoder's output"
@@ -79,7 +83,8 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) ->
             rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
-    norms = getattr(module.projection, "norms", None)
+    norms, clipped = module.projection.norms, module.projection.clipped
+    q, k, v = clipped(q), clipped(k), clipped(v)
     if norms is not None:
         q, k = norms[0](q), norms[1](k)
     if module.projection.smear is not None:

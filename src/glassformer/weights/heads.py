@@ -194,14 +194,20 @@ class AttentionWeights:
                 f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
                 "head moves differs by position.\n    analysis.sources(run, …) freezes the gate at one position."
             )
+        if (clip := self.module.projection.clip) is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} cuts its values off at {clip:g} (clip), so no matrix says what a head "
+                "moves.\n    analysis.sources(run, …) takes values as they were in a run."
+            )
 
     def require_bilinear(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless scores are bilinear in what query and key read."""
         mixer, projection = self.module.mixer, self.module.projection
         if not mixer.traits.bilinear_scores:
             raise AnalysisUnavailable(
-                f'{analysis}: layer {self.layer} uses "{mixer.config.kind}", whose scores are not bilinear in what '
-                "query and key read (bilinear_scores=False).\n    Read patterns instead: analysis.head_scores(model)."
+                f'{analysis}: layer {self.layer} uses "{mixer.config.described}", whose scores are not bilinear in '
+                "what query and key read (bilinear_scores=False).\n"
+                "    Read patterns instead: analysis.head_scores(model)."
             )
         if projection.smear is not None:
             raise AnalysisUnavailable(
@@ -209,7 +215,12 @@ class AttentionWeights:
                 "the key and (1 - s) QK on the one before it.\n    The shares s are module.projection.smear.share; "
                 "read scores themselves: gf.run(…, read=['blocks.*.attn.scores'])."
             )
-        if getattr(projection, "norms", None) is not None:
+        if projection.clip is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} cuts its queries and keys off at {projection.clip:g} (clip), so its "
+                "scores are not bilinear.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+            )
+        if projection.norms is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} normalises queries and keys (qk_norm), so its scores are bilinear "
                 "only with both scales frozen at one text.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."

@@ -22,7 +22,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.models import Block, Decoder, EncoderDecoder, Stack
+from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding, MlpLayer, Norm
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
@@ -100,6 +100,25 @@ class HeadWeights:
     def labels(self) -> list[str]:
         """Names of all heads."""
         return [label for a in self.attention for label in a.labels]
+
+    @property
+    def opaque(self) -> list[tuple[str, Block, str]]:
+        """Sub-layers whose matrices are not among these: (stack, block, name). Mixtures of experts are such."""
+        return [
+            (stack, block, name)
+            for stack, found in self.model.stacks.items()
+            for block in found.blocks
+            for name in block.names
+            if not isinstance(block.part(name), AttentionLayer | MlpLayer)
+        ]
+
+    def require_matrices(self, analysis: str, instead: str) -> None:
+        """Raise `AnalysisUnavailable` unless all sub-layers are attention or MLPs, told by their matrices."""
+        for _, block, name in self.opaque:
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{block.part(name).config.kind}", '
+                f"which is not one set of matrices: which of them count differs by position.\n    {instead}"
+            )
 
     def __getitem__(self, which: int | str) -> AttentionWeights:
         """Return an attention layer by its place among them, or one head by its label (`L1H6`)."""
@@ -368,9 +387,10 @@ class HeadWeights:
 
 def views(model: Any) -> HeadWeights:
     """Return the matrices of a model as views on its parameters."""
-    if not isinstance(model, Decoder | EncoderDecoder):
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"weights.of needs the parts of a Decoder or an EncoderDecoder; {type(model).__name__} is neither."
+            "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them."
         )
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
@@ -421,6 +441,8 @@ def _vectors(embed: Embedding) -> Tensor:
     """Return token vectors behind all that acts on each of them by itself."""
     found = embed.weight.detach()
     found = found if embed.factor == 1.0 else found * embed.factor
+    # no type is the first one, as in the forward pass
+    found = found if embed.types is None else found + embed.types[0].detach()
     return found if embed.norm is None or embed.positions is not None else embed.norm(found[None])[0].detach()
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.causal.graph import SubLayer
-from glassformer.attention import AttentionLayer, Context
+from glassformer.attention import AttentionLayer, Context, HeadNorm
 from glassformer.models.parts import Norm
 
 Slot = Literal["q", "k", "v", "gate", "in"]
@@ -74,15 +74,33 @@ def project(
         # the other argument only has to be another tensor: keys of another sequence have positions of their own
         x = part.positions.inputs(x[:, :1, :1], x, inner)[1]
     projection, i = part.projection, ("q", "k", "v").index(slot)
+    norm = None if slot == "v" or projection.norms is None else projection.norms[i]
+    if norm is not None and norm.couples_heads:
+        return _of_all_heads(part, norm, slot, x, index)
     y = torch.einsum("rnpd,rde->nrpe", x, projection.matrix(_WHICH[slot])[index])
     if projection.qkv.bias is not None:
         heads = part.dims.n_heads if slot == "q" else part.dims.n_kv_heads
         y = y + projection.qkv.bias.split(projection.widths)[i].unflatten(0, (heads, -1))[index][:, None]
+    y = projection.clipped(y)
     if slot == "v":
         return y
     if (streams := projection.streams) > 1:
         y = y.unflatten(-1, (streams, part.dims.d_head)).permute(0, 3, 1, 2, 4)
-    return y if projection.norms is None else projection.norms[i](y)
+    return y if norm is None else norm(y, index)
+
+
+def _of_all_heads(part: AttentionLayer, norm: HeadNorm, slot: str, x: Tensor, index: Tensor) -> Tensor:
+    """Return queries or keys that divide by a scale of all heads: receivers project them all, and keep their own."""
+    projection, i = part.projection, ("q", "k").index(slot)
+    matrix = projection.matrix(_WHICH[slot])
+    y = torch.einsum("rnpd,hde->rnhpe", x, matrix)
+    if projection.qkv.bias is not None:
+        y = y + projection.qkv.bias.split(projection.widths)[i].unflatten(0, (len(matrix), -1))[:, None]
+    y = projection.clipped(y).flatten(0, 1)
+    if projection.streams > 1:
+        y = y.unflatten(-1, (projection.streams, part.dims.d_head)).movedim(-2, 1)
+    y = norm(y).unflatten(0, x.shape[:2])
+    return torch.stack([y[r].select(-3, head) for r, head in enumerate(index.tolist())], -3)
 
 
 def together(

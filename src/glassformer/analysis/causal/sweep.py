@@ -32,7 +32,7 @@ from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating, run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
@@ -110,7 +110,7 @@ def sweep(
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
     plan, metrics = Plan.of(plan), _named(metric)
-    if not isinstance(model, (Decoder, EncoderDecoder)):
+    if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
         return one_by_one(model, base, plan, metrics, target=target, base_edit=base_edit, grad=grad, report=report)
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, base, target)
@@ -389,7 +389,7 @@ def _lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
             wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
     for donor, sites in wanted.values():
         if missing := sites - set(donor.found):
-            if not isinstance(model, (Decoder, EncoderDecoder)):
+            if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
                 found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
                 donor.found |= {name: value.values for name, value in found.items()}
                 continue

@@ -34,7 +34,7 @@ from glassformer.analysis.run import run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.models.stack import Stack
 from glassformer.trace import Add, At, Set
 
@@ -198,9 +198,10 @@ def subject_deviation(
 
 
 def _traced(model: Any, stack: str | None) -> Stack:
-    if not isinstance(model, Decoder | EncoderDecoder):
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
-            f"causal_trace restores layers of a Decoder or an EncoderDecoder; {type(model).__name__} is neither.\n"
+            "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them.\n"
             "    patch(model, …, sites=GLOB) replaces values at any module's boundary."
         )
     name = stack or next(iter(model.stacks))
@@ -210,7 +211,7 @@ def _traced(model: Any, stack: str | None) -> Stack:
 
 
 def _embedding(model: Any, stack: str) -> Any:
-    return model.embed if isinstance(model, Decoder) else getattr(model, f"{stack}_embed")
+    return getattr(model, f"{stack}_embed") if isinstance(model, EncoderDecoder) else model.embed
 
 
 def _outputs(block: Any, kind: str) -> list[str]:

@@ -177,8 +177,8 @@ def require_rows(model: Any, analysis: str, advice: str, stack: str | None = Non
             part = block.part(name)
             if isinstance(part, AttentionLayer) and not part.traits.rows_sum_to_one:
                 raise AnalysisUnavailable(
-                    f'{analysis}: layer {block.layer} uses "{part.config.mixer.kind}" (rows_sum_to_one=False), whose '
-                    f"weights are no shares.\n    {advice}"
+                    f'{analysis}: layer {block.layer} uses "{part.config.mixer.described}" (rows_sum_to_one=False), '
+                    f"whose weights are no shares.\n    {advice}"
                 )
 
 

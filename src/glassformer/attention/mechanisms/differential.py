@@ -11,8 +11,8 @@ Source: Ye et al. 2024, "Differential Transformer", section 2.1.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ class DifferentialState(NamedTuple):
 
 
 class DifferentialMixer(Mixer):
-    SITES: ClassVar[Mapping[str, str]] = {"patterns": "batch stream head query key", "lambda": ""}
+    SITES = MappingProxyType({"patterns": "batch stream head query key", "lambda": ""})
     LAZY = ("patterns",)
 
     config: Differential

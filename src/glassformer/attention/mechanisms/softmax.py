@@ -2,19 +2,28 @@
 
     z_t = sum_s softmax_s(q_t . k_s * scale + bias_ts) v_s
 
-Pattern: exact, non-negative, rows sum to one; an all-zero row where nothing may be attended to.
+With a cap c, c tanh(q_t . k_s * scale / c) stands for the product: no score exceeds c, and scores are not bilinear.
+With sinks, each head has one learned logit b that takes part in the normaliser and has no value,
+
+    pattern_ts = exp(score_ts) / (exp(b) + sum_r exp(score_tr))
+
+so that a head may attend to nothing; b = 0 is softmax with one added to its denominator.
+
+Pattern: exact, non-negative, rows sum to one, with sinks to less; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
 Cost: O(pos^2) time, O(pos) memory without the pattern.
-Source: Vaswani et al. 2017, section 3.2; Shazeer 2019 and Ainslie et al. 2023 for shared key/value heads.
+Source: Vaswani et al. 2017, section 3.2; Shazeer 2019 and Ainslie et al. 2023 for shared key/value heads; Gemma Team
+2024, "Gemma 2", section 2, for the cap; Miller 2023, "Attention Is Off By One", and OpenAI 2025, "gpt-oss-120b &
+gpt-oss-20b Model Card", section 2, for sinks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.growing import append
@@ -30,15 +39,20 @@ class Softmax(MixerConfig, kind="softmax"):
     Args:
         window: Each query sees keys less than this many positions away; None for all.
         scale: Factor on the scores; 1 / sqrt(d_head) by default.
+        cap: Largest size of q . k * scale, approached smoothly; what positions add and the mask come behind it.
+        sinks: One learned logit per head that takes part in the normaliser and has no value.
     """
 
     window: int | None = None
     scale: float | None = None
+    cap: float | None = None
+    sinks: bool = False
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
 
     def __post_init__(self) -> None:
         require(self.window is None or self.window >= 1, f"softmax: window must be at least 1, found {self.window}.")
+        require(self.cap is None or self.cap > 0, f"softmax: cap must be positive, found {self.cap}.")
 
     @property
     def crosses(self) -> bool:
@@ -70,12 +84,36 @@ class KeyValue(NamedTuple):
 class SoftmaxMixer(Mixer):
     config: Softmax
 
+    def __init__(self, config: Softmax, dims: Dims, path: str) -> None:
+        if config.cap is not None:
+            self.SITES = {name: "batch head query key" for name in ("scores_raw", "scores")}
+            self.LAZY = ("scores_raw",)
+        super().__init__(config, dims, path)
+        self.traits = replace(config.traits, rows_sum_to_one=not config.sinks, bilinear_scores=config.cap is None)
+        self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
+
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         allowed = context.allowed(q.shape[-2], k.shape[-2], self.config.window)
-        scores = site(tape, self.at.scores, scaled_scores(q, k, self.scale, context, allowed))
-        return masked_softmax(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+        scores = (q * self.scale) @ k.mT
+        if self.config.cap is not None:
+            scores = site(tape, self.at.scores_raw, scores)
+            scores = self.config.cap * (scores / self.config.cap).tanh()
+        scores = site(tape, self.at.scores, placed(scores, context, allowed))
+        return self.normalised(scores, empty_rows=not context.sees_itself or changes(tape, self.at.scores))
+
+    def normalised(self, scores: Tensor, *, empty_rows: bool = True) -> Tensor:
+        """Return the pattern of scores; see `masked_softmax`."""
+        if self.sinks is None:
+            return masked_softmax(scores, empty_rows=empty_rows)
+        # no row is empty: there is always the sink, whose share is what the row lacks to one
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        sink = self.sinks.to(wide.dtype)[:, None, None].expand(*wide.shape[:-1], 1)
+        return torch.cat((wide, sink), -1).softmax(-1)[..., :-1].to(scores.dtype)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        if self.config.cap is not None or self.sinks is not None:
+            # the fused kernel knows neither
+            return self.dense(q, k, v, x, context, tape)
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
@@ -98,15 +136,19 @@ class SoftmaxMixer(Mixer):
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, context: Context, allowed: Tensor | None) -> Tensor:
     """Return q . k * scale plus the position bias, -inf where attention is not allowed."""
-    scores = (q * scale) @ k.mT
+    return placed((q * scale) @ k.mT, context, allowed)
+
+
+def placed(scores: Tensor, context: Context, allowed: Tensor | None) -> Tensor:
+    """Return scores plus the position bias, -inf where attention is not allowed; writes into the scores."""
     streams = scores.ndim == 5
     if context.bias is not None:
-        bias = context.bias[..., -k.shape[-2] :]
+        bias = context.bias[..., -scores.shape[-1] :]
         scores = scores + (bias.unsqueeze(1) if streams else bias)
     if allowed is None:
         return scores
     allowed = allowed.unsqueeze(1) if streams else allowed
-    # in place: the scores are new here, and as large as anything in the model
+    # in place: they are new, and as large as anything in the model
     return scores.masked_fill_(~allowed, float("-inf"))
 
 

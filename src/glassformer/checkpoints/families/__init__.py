@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from glassformer.checkpoints.families.bart import BART, MARIAN
+from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.family import (
     Family,
     Piece,
@@ -16,9 +18,10 @@ from glassformer.checkpoints.families.family import (
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gpt2 import GPT2
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA)
+FAMILIES: tuple[Family, ...] = (BART, BERT, DISTILBERT, GPT2, LLAMA, MARIAN, ROBERTA, T5)
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:

@@ -69,6 +69,7 @@ class Family:
         config: From their config to ours; raises `CheckpointError` for what cannot be represented.
         table: From our names to theirs.
         prefixes: What all names of a file may begin with, or lack.
+        endings: Endings of names, and what old files have in their place.
         ignored: Patterns of tensors that hold no weights (masks, tables of angles).
         copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
         recognise: For layouts without `model_type`: whether a config is one of theirs.
@@ -81,6 +82,7 @@ class Family:
     config: Callable[[Fields], ModelConfig]
     table: Callable[[Fields, Any], Table]
     prefixes: tuple[str, ...] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     recognise: Callable[[Mapping[str, Any]], bool] | None = None
@@ -248,7 +250,7 @@ def _same(files: TensorFiles, one: str, other: str) -> bool:
 
 
 def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
-    """Return how a name of the table is written in these files: as it is, with a prefix more, or with one less."""
+    """Return how a name of the table is written in these files: as it is, with a prefix more or less, with old endings."""
 
     def with_less(prefix: str) -> Callable[[str], str]:
         return lambda name: name.removeprefix(prefix)
@@ -256,10 +258,19 @@ def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> C
     def with_more(prefix: str) -> Callable[[str], str]:
         return lambda name: prefix + name
 
+    def of_old(way: Callable[[str], str]) -> Callable[[str], str]:
+        return lambda name: _old(way(name), family.endings)
+
     ways = [lambda name: name]
     for prefix in family.prefixes:
         ways += [with_less(prefix), with_more(prefix)]
+    ways += [of_old(way) for way in ways] if family.endings else []
     return max(ways, key=lambda way: sum(way(name) in files for name in wanted))
+
+
+def _old(name: str, endings: Mapping[str, str]) -> str:
+    ending = next((ending for ending in endings if name.endswith(ending)), None)
+    return name if ending is None else name.removesuffix(ending) + endings[ending]
 
 
 def _rows(part: Tensor, shape: tuple[int, ...]) -> int | None:

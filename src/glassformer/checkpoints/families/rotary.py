@@ -1,13 +1,31 @@
 """Rotary positions as published configs describe them, in the old layout and the new."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from glassformer.attention import Llama3Scaling, Rope
+from glassformer.attention import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    yarn_amplitude,
+)
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
 
+SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
-def rope(fields: Fields, kind: str | None = None, base: float = 10000.0, **more: Any) -> Rope:
+
+def rope(
+    fields: Fields,
+    kind: str | None = None,
+    base: float = 10000.0,
+    aliases: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Rope:
     """Return the rotary positions of a config.
 
     `rope_parameters` holds base and scaling together, one entry for each kind of layer if they differ; older files have
@@ -17,26 +35,90 @@ def rope(fields: Fields, kind: str | None = None, base: float = 10000.0, **more:
         fields: The config.
         kind: Which kind of layer, where they differ (`full_attention`, `sliding_attention`).
         base: Where the file gives none.
+        aliases: Other names of scalings in files of this family.
         more: Other arguments of `Rope`.
     """
+    own = _described(fields, kind, base)
+    named = str(own.get("rope_type", own.get("type", "default")))
+    scaling = _scaling((aliases or {}).get(named, named), own, fields)
+    return Rope(own.number("rope_theta", fields.number("rope_theta", base)), scaling=scaling, **more)
+
+
+def turned_share(fields: Fields, default: float = 1.0) -> float:
+    """Return the share of each head that turns (`partial_rotary_factor`)."""
+    own = _described(fields, None, 10000.0)
+    return own.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
+
+
+def rope_parameters(positions: Rope) -> dict[str, Any]:
+    """Return rotary positions as `rope_parameters`: the inverse of `rope`.
+
+    Raises:
+        CheckpointError: The pairing is one that such files cannot say.
+    """
+    if positions.pairing != "half":
+        raise CheckpointError(
+            f'rope: pairing "{positions.pairing}" has no name in rope_parameters, which stands for "half".'
+        )
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": positions.base}
+    if positions.fraction != 1.0:
+        found["partial_rotary_factor"] = positions.fraction
+    return found | _scaling_parameters(positions.scaling)
+
+
+def _described(fields: Fields, kind: str | None, base: float) -> Fields:
+    """Return what a config says of rotary positions, in either layout."""
     found = fields.get("rope_parameters", None)
     if isinstance(found, dict) and kind is not None and isinstance(found.get(kind), dict):
         found = found[kind]
     if not isinstance(found, dict):
         old = fields.get("rope_scaling", None)
         found = {"rope_theta": fields.number("rope_theta", base), **(old if isinstance(old, dict) else {})}
-    own = Fields(found, fields.where)
-    kinds = own.get("rope_type", own.get("type", "default"))
-    base = own.number("rope_theta", fields.number("rope_theta", base))
-    return Rope(base, scaling=_scaling(str(kinds), own), **more)
+    return Fields(found, fields.where)
 
 
-def _scaling(kind: str, own: Fields) -> Llama3Scaling | None:
+def _scaling(kind: str, own: Fields, fields: Fields) -> RopeScaling | None:
     if kind == "default":
         return None
+    if kind == "linear":
+        return LinearScaling(own.number("factor"))
+    if kind == "dynamic":
+        return DynamicScaling(own.number("factor"), fields.whole("max_position_embeddings"))
+    if kind not in ("llama3", "yarn", "longrope"):
+        raise CheckpointError(f'"{own.where}": rope scaling "{kind}" is not known. Known: {", ".join(SCALINGS)}.')
+    # the model's own field comes before that of the scaling
+    within = own.whole("original_max_position_embeddings", fields.whole("max_position_embeddings", 0))
+    original = fields.whole("original_max_position_embeddings", within)
     if kind == "llama3":
-        return Llama3Scaling(
-            own.number("factor"), own.number("low_freq_factor"), own.number("high_freq_factor"),
-            own.whole("original_max_position_embeddings"),
-        )  # fmt: skip
-    raise CheckpointError(f'"{own.where}": rope scaling "{kind}" is not known; default and llama3 are.')
+        bounds = own.number("low_freq_factor"), own.number("high_freq_factor")
+        return Llama3Scaling(own.number("factor"), *bounds, original)
+    longer = fields.whole("max_position_embeddings", original) / original if original else 1.0
+    factor = own.number("factor", longer)
+    attention_factor = own.number("attention_factor") if "attention_factor" in own else None
+    if kind == "longrope":
+        short, long = (tuple(float(x) for x in own.get(f"{name}_factor")) for name in ("short", "long"))
+        return LongScaling(short, long, original, max(factor, 1.0), attention_factor)
+    weights = [own.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    if attention_factor is None and all(weights):
+        attention_factor = yarn_amplitude(factor, weights[0]) / yarn_amplitude(factor, weights[1])
+    fast, slow = own.number("beta_fast", 32.0), own.number("beta_slow", 1.0)
+    return YarnScaling(factor, original, attention_factor, fast, slow, own.flag("truncate", True))
+
+
+def _scaling_parameters(scaling: RopeScaling | None) -> dict[str, Any]:
+    if scaling is None:
+        return {}
+    found: dict[str, Any] = {"rope_type": scaling.kind}
+    if isinstance(scaling, LinearScaling | DynamicScaling):
+        return found | {"factor": scaling.factor}
+    if isinstance(scaling, Llama3Scaling):
+        return found | {
+            "factor": scaling.factor, "low_freq_factor": scaling.low, "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original_length,
+        }  # fmt: skip
+    assert isinstance(scaling, YarnScaling | LongScaling), "every scaling is described here"
+    found |= {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_length}
+    found["attention_factor"] = scaling.amplitude
+    if isinstance(scaling, LongScaling):
+        return found | {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
+    return found | {"beta_fast": scaling.fast, "beta_slow": scaling.slow, "truncate": scaling.truncate}

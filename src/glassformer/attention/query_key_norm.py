@@ -1,0 +1,129 @@
+"""Norms of queries and keys: scores then compare directions, and no length can make them grow without bound.
+
+    q <- q / sqrt(mean(q^2) + eps) * g                    or, centred,  (q - mean q) / sqrt(var q + eps) * g + b
+
+They act on what was projected, before keys are smeared and positions rotate. Scores are then bilinear in what query and
+key read only with both scales held fixed.
+
+Source: Henry et al. 2020, "Query-Key Normalization for Transformers"; Dehghani et al. 2023, "Scaling Vision
+Transformers to 22 Billion Parameters", section 2, for a norm with learned gains.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.config import Config, require
+
+
+@dataclass(frozen=True)
+class QueryKeyNorm(Config):
+    """A norm of the queries, and another of the keys.
+
+    Args:
+        over: What one scale is taken over: each head (`head`), or all heads of a position together (`all`).
+        gains: With `over="head"`: heads share one gain per dimension (`shared`), or each has its own (`own`).
+        centred: Subtract the mean (LayerNorm); else only divide by the root mean square.
+        bias: Learned bias behind the gain.
+        eps: Added to the mean square; the machine epsilon of the dtype by default.
+        offset: Constant added to the stored gain: 1 where a checkpoint holds gains less one.
+    """
+
+    over: Literal["head", "all"] = "head"
+    gains: Literal["shared", "own"] = "shared"
+    centred: bool = False
+    bias: bool = False
+    eps: float | None = None
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.eps is None or self.eps > 0, f"query-key norm: eps must be positive, found {self.eps}.")
+        require(
+            self.over == "head" or self.gains == "shared",
+            'query-key norm: over="all" has a gain for each dimension of each head anyway; gains="own" says so of '
+            'over="head" only.',
+        )
+
+    def build(self, n_heads: int, d_head: int, streams: int = 1) -> "HeadNorm":
+        return HeadNorm(self, n_heads, d_head, streams)
+
+
+class HeadNorm(nn.Module):
+    """The norm of queries, or of keys, cut into heads."""
+
+    def __init__(self, config: QueryKeyNorm, n_heads: int, d_head: int, streams: int = 1) -> None:
+        super().__init__()
+        self.config, self.streams, self.d_head = config, streams, d_head
+        own = (n_heads, d_head) if config.gains == "own" else (d_head,)
+        # over all heads the order is that of the projection's rows: head, stream, dimension
+        shape = own if config.over == "head" else (n_heads * streams * d_head,)
+        self.weight = nn.Parameter(torch.full(shape, 1.0 - config.offset))
+        self.bias = nn.Parameter(torch.zeros(shape)) if config.bias else None
+
+    @property
+    def couples_heads(self) -> bool:
+        """Whether one head's queries depend on what other heads project."""
+        return self.config.over == "all"
+
+    @property
+    def gain(self) -> Tensor:
+        """What is multiplied by, the offset included."""
+        return self.weight + self.config.offset if self.config.offset else self.weight
+
+    def forward(
+        self, x: Float[Tensor, "batch *stream head pos d_head"], which: Int[Tensor, " head"] | None = None
+    ) -> Float[Tensor, "batch *stream head pos d_head"]:
+        """Return the normed heads; `which` says which they are, unless they are all there are, in order."""
+        if self.couples_heads:
+            assert which is None, "the scale is that of all heads"
+            return self._apart(self._normed(self._together(x), self.gain, self.bias))
+        if self.config.gains == "shared":
+            return self._normed(x, self.gain, self.bias)
+        gain, bias = self.gain, self.bias
+        if which is not None:
+            gain, bias = gain[which], None if bias is None else bias[which]
+        x = self._normed(x, None, None) * gain[:, None]
+        return x if bias is None else x + bias[:, None]
+
+    def linear(
+        self, addends: Float[Tensor, "component *stream head pos d_head"]
+    ) -> Float[Tensor, "component *stream head pos d_head"]:
+        """Return addends of one row through the norm, each divided by the scale of their sum; the bias left out."""
+        x = self._together(addends) if self.couples_heads else addends
+        if self.config.centred:
+            x = x - x.mean(-1, keepdim=True)
+        x = x / (x.sum(0).square().mean(-1, keepdim=True) + self._eps(x)).sqrt()
+        x = x * (self.gain[:, None] if self.config.gains == "own" else self.gain)
+        return self._apart(x) if self.couples_heads else x
+
+    def shift(
+        self, like: Float[Tensor, "component *stream head pos d_head"]
+    ) -> Float[Tensor, "one *stream head pos d_head"]:
+        """Return the bias as a component of its own, shaped as others are."""
+        assert self.bias is not None, "asked for where there is one"
+        zero = torch.zeros_like(like[:1])
+        if self.couples_heads:
+            return self._apart(self._together(zero) + self.bias)
+        return zero + (self.bias[:, None] if self.config.gains == "own" else self.bias)
+
+    def _normed(self, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
+        if self.config.centred:
+            return F.layer_norm(x, x.shape[-1:], gain, bias, self._eps(x))
+        x = F.rms_norm(x, x.shape[-1:], gain, self.config.eps)
+        return x if bias is None else x + bias
+
+    def _eps(self, x: Tensor) -> float:
+        return torch.finfo(x.dtype).eps if self.config.eps is None else self.config.eps
+
+    def _together(self, x: Tensor) -> Tensor:
+        """Return `batch pos d`, the order of the projection's rows."""
+        return (x.transpose(1, 2) if self.streams == 1 else x.permute(0, 3, 2, 1, 4)).flatten(2)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        if self.streams == 1:
+            return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.streams, self.d_head)).permute(0, 3, 2, 1, 4)

@@ -1,0 +1,204 @@
+"""Encoder: tokens in, every position read both ways; logits are of the token that stands at a position itself.
+
+A masked language model is one: put the mask token at a position, and the logits there say what it hides.
+Source: Devlin et al. 2018, "BERT".
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models.block import BlockConfig
+from glassformer.models.decoder import ModelConfig
+from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
+from glassformer.models.readout import Readout
+from glassformer.models.stack import Stack, make_context, site_table
+from glassformer.trace import SiteTable, Tape
+
+
+@dataclass(frozen=True)
+class EncoderConfig(ModelConfig, kind="encoder"):
+    """An encoder-only transformer.
+
+    Args:
+        vocab_size: Number of token ids.
+        d_model: Width of the residual stream.
+        layers: One config per block, already expanded (see `schedules`).
+        max_len: Longest text it is meant for; the length of a learned position table.
+        positions: Positions added to the stream; None where attention handles them.
+        n_types: Kinds of tokens told apart by a vector each (first and second of two texts); 0 for none.
+        embed_norm: Norm on what enters the first block; None for none.
+        final_norm: Norm at the end of the stack.
+        predicts: Whether it has an unembedding; without, its output is the stream at the end.
+        readout: A layer between the stack and the unembedding; None for none.
+        tied: Use the embedding matrix as unembedding.
+        unembed_bias: A bias per token on the logits.
+        embed_scale: Multiply token vectors by sqrt(d_model).
+        init: How weights are drawn, see `parts.initialise`.
+    """
+
+    vocab_size: int
+    d_model: int
+    layers: tuple[BlockConfig, ...]
+    max_len: int = 512
+    positions: PositionEmbedding | None = None
+    n_types: int = 0
+    embed_norm: NormConfig | None = None
+    final_norm: NormConfig = field(default_factory=LayerNorm)
+    predicts: bool = True
+    readout: Readout | None = None
+    tied: bool = True
+    unembed_bias: bool = False
+    embed_scale: bool = False
+    init: Literal["gpt", "xavier"] = "gpt"
+
+    logit_cap: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "max_len"):
+            require(getattr(self, name) >= 1, f"encoder: {name} must be at least 1, found {getattr(self, name)}.")
+        require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
+        crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
+        require(not crossed, f"encoder: layer {crossed[:1]} has cross-attention, but there is no other stack.")
+        require(
+            self.predicts or (self.readout is None and not self.unembed_bias),
+            "encoder: predicts=False leaves nothing for readout and unembed_bias to do.",
+        )
+
+    def build(self, seed: int = 0) -> "Encoder":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Encoder(self)
+
+
+class Encoder(nn.Module):
+    """An encoder-only transformer; `tokenizer` is attached by whoever loads it."""
+
+    prefix = ""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer: Any = None
+        self.name = "encoder"
+        self.origin: Any = None
+        d_model = config.d_model
+        self.embed = Embedding(
+            config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
+            norm=config.embed_norm, n_types=config.n_types,
+        )  # fmt: skip
+        self.stack = Stack(config.layers, d_model, config.max_len, config.final_norm)
+        if config.predicts:
+            tied, readout = self.embed if config.tied else None, config.readout
+            layer = None if readout is None else readout.build(d_model)
+            # the property of this name would answer for a module that is not there yet
+            self._modules["unembed"] = Unembedding(config.vocab_size, d_model, tied, config.unembed_bias, readout=layer)
+        initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """Stacks by name; an encoder has one, without a name."""
+        return {"": self.stack}
+
+    @property
+    def unembed(self) -> Unembedding:
+        """From the stream to logits; raises `AnalysisUnavailable` if the model predicts no tokens."""
+        found = self._modules.get("unembed")
+        if found is None:
+            raise AnalysisUnavailable(
+                f'"{self.name}" has no unembedding (predicts=False), so it gives no logits.\n'
+                '    What it gives: gf.run(model, text, read=["blocks.*.resid_post", "blocks.*.attn.pattern"]); for '
+                "logits, load the checkpoint with its masked-language head."
+            )
+        assert isinstance(found, Unembedding), "nothing else is registered under this name"
+        return found
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        """Return the static site table, or the part of it that a glob covers."""
+        return site_table(self, self._sites, glob)
+
+    def _sites(self):
+        yield from self.embed.sites()
+        yield from self.stack.sites()
+        if self.config.predicts:
+            yield from self.unembed.sites()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        types: Int[Tensor, "batch pos"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        start: Int[Tensor, " batch"] | None = None,
+        documents: Int[Tensor, "batch pos"] | None = None,
+        tape: Tape | None = None,
+        seed: int = 0,
+    ) -> Float[Tensor, "batch pos _"]:
+        """Return logits `batch pos vocab`, of the token at each position; the stream if the model predicts none.
+
+        Args:
+            tokens: Token ids.
+            types: Which of the texts each token belongs to, from 0; all to the first by default.
+            lengths: Real tokens per row. Padding is on the right.
+            start: Where each row's real tokens begin, if padding is on the left; positions count from there.
+            documents: Document ids of packed rows; documents do not see each other.
+            tape: Reads and edits.
+            seed: Source of a mechanism's random draws.
+
+        A tape without `logits` gets the stream at the last block it needs instead.
+        """
+        if self.embed.positions is not None:
+            self.embed.positions.check(tokens.shape[1])
+        context = self._context(tokens, lengths, documents, start, seed)
+        x, _ = self.stack(self.embed(tokens, context.positions, tape, types), context, tape=tape)
+        return self._leave(x, tape)
+
+    def resume(
+        self,
+        layer: int,
+        resid: Float[Tensor, "batch pos d_model"],
+        *,
+        lengths: Int[Tensor, " batch"] | None = None,
+        start: Int[Tensor, " batch"] | None = None,
+        documents: Int[Tensor, "batch pos"] | None = None,
+        at: Int[Tensor, "batch n"] | None = None,
+        tape: Tape | None = None,
+    ) -> Float[Tensor, "batch _ d_out"]:
+        """Return the logits from the stream entering a layer; earlier layers are not run.
+
+        Args:
+            layer: The first block to run; as many as there are blocks for none but the final norm.
+            resid: The stream there.
+            lengths: Real tokens per row, as in `forward`; start and documents alike.
+            start: See `lengths`.
+            documents: See `lengths`.
+            at: Which positions logits are wanted for; all by default.
+            tape: Reads and edits.
+        """
+        context = self._context(resid, lengths, documents, start, 0)
+        return self._leave(self.stack(resid, context, tape=tape, start=layer, at=at)[0], tape)
+
+    def begin(self, batch: int) -> NoReturn:
+        """Raise `AnalysisUnavailable`: there is no state to begin with."""
+        raise AnalysisUnavailable(
+            f'"{self.name}" is an encoder: it reads both ways, so what it makes of a token changes with every later '
+            "one, and nothing can be carried from position to position; it generates no text.\n"
+            "    Put the mask token where you want a word, and read the logits there: gf.explain(model, text)."
+        )
+
+    def _context(self, like, lengths, documents, start, seed):
+        # what sees both ways cannot be scanned
+        return make_context(
+            like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, document_ids=documents,
+            start=start, form="parallel", seed=seed,
+        )  # fmt: skip
+
+    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
+        if not self.config.predicts or (tape is not None and not tape.logits):
+            return x
+        return self.unembed(x, tape)

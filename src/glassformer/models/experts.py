@@ -1,0 +1,160 @@
+"""Mixture of experts: several MLPs of equal size, of which each position runs a few.
+
+    r = x W_R + b_R                              router logits, one per expert
+    g = softmax over the `n_chosen` largest of r, zero elsewhere
+    out = sum over e of  g_e expert_e(x)
+
+The dense route runs every expert at every position, and defines the quick one, which runs those that were chosen.
+Source: Shazeer et al. 2017; Jiang et al. 2024, "Mixtral of Experts"; OpenAI 2025, "gpt-oss" (shifted, limited gates).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig
+from glassformer.config import require
+from glassformer.models.parts import ACTIVATIONS
+from glassformer.trace import Site, Tape, declare, full_names, site, wants
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts(SubLayerConfig, kind="experts"):
+    """Experts, and the router that chooses among them at each position.
+
+    An expert is `act(x W_in) W_out`, or gated `(act(x W_gate) * (x W_in + shift)) W_out`.
+
+    Args:
+        n_experts: How many there are.
+        n_chosen: How many run at each position.
+        d_mlp: Neurons of one expert; 4 d_model by default.
+        activation: Non-linearity.
+        gated: Multiply by a second, linear branch.
+        bias: Biases on the experts' matrices.
+        router_bias: A bias per expert on the router's logits.
+        renormalised: Weights of the chosen experts sum to one; without, they are their shares of a softmax over all.
+        shift: Added to the linear branch.
+        limit: Keep the linear branch within plus and minus this, and what the activation reads below it; None for none.
+    """
+
+    n_experts: int = 8
+    n_chosen: int = 2
+    d_mlp: int | None = None
+    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"] = "silu"
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    renormalised: bool = True
+    shift: float = 0.0
+    limit: float | None = None
+
+    role: ClassVar[str] = "mlp"
+
+    def __post_init__(self) -> None:
+        require(self.d_mlp is None or self.d_mlp >= 1, f"experts: d_mlp must be at least 1, found {self.d_mlp}.")
+        require(
+            1 <= self.n_chosen <= self.n_experts,
+            f"experts: n_chosen={self.n_chosen} must lie between 1 and n_experts={self.n_experts}.",
+        )
+        require(self.limit is None or self.limit > 0, f"experts: limit must be positive, found {self.limit}.")
+        require(self.gated or self.shift == 0, f"experts: shift={self.shift} moves the linear branch of gated experts.")
+
+    def build(self, d_model: int, max_len: int, layer: int, path: str) -> "ExpertsLayer":
+        return ExpertsLayer(self, d_model, layer, path)
+
+
+class ExpertsLayer(nn.Module):
+    """Router and experts, each expert's matrices stacked: `expert rows columns`."""
+
+    SITES: ClassVar[dict[str, str]] = {
+        "router": "batch pos expert",
+        "weights": "batch pos expert",
+        "expert_hidden": "batch pos expert neuron",
+        "expert_out": "batch pos expert d_model",
+        "out": "batch pos d_model",
+    }
+    LAZY = ("expert_hidden", "expert_out")
+
+    def __init__(self, config: MixtureOfExperts, d_model: int, layer: int, path: str) -> None:
+        super().__init__()
+        self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
+        self.d_mlp = config.d_mlp or 4 * d_model
+        self.at = full_names(path, self.SITES)
+        n, bias = config.n_experts, config.bias
+        self.router = LinearMap(d_model, n, bias=config.router_bias)
+        self.gate = LinearMaps(n, d_model, self.d_mlp, bias) if config.gated else None
+        self.input = LinearMaps(n, d_model, self.d_mlp, bias)
+        self.output = LinearMaps(n, self.d_mlp, d_model, bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        at = self.at
+        weights = site(tape, at.weights, self.weights(site(tape, at.router, self.router(x))))
+        out = self.dense(x, weights, tape) if self._wants_dense(x, tape) else self.fast(x, weights)
+        return site(tape, at.out, out)
+
+    def weights(self, logits: Float[Tensor, "batch pos expert"]) -> Float[Tensor, "batch pos expert"]:
+        """Return what each expert's output is multiplied by: zero for those that were not chosen."""
+        # in float32 at least, as softmax everywhere
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        largest, chosen = wide.topk(self.config.n_chosen, -1)
+        if self.config.renormalised:
+            share = largest.softmax(-1)
+        else:
+            share = (largest - wide.logsumexp(-1, keepdim=True)).exp()
+        return torch.zeros_like(wide).scatter(-1, chosen, share).to(logits.dtype)
+
+    def dense(
+        self, x: Float[Tensor, "batch pos d_model"], weights: Float[Tensor, "batch pos expert"], tape: Tape | None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return the weighted sum over all experts, every one of them run at every position."""
+        read = self.input.all(x[..., None, :])
+        gate = None if self.gate is None else self.gate.all(x[..., None, :])
+        hidden = site(tape, self.at.expert_hidden, self._hidden(read, gate))
+        written = weights[..., None] * self.output.all(hidden)
+        return site(tape, self.at.expert_out, written).sum(-2)
+
+    def fast(
+        self, x: Float[Tensor, "batch pos d_model"], weights: Float[Tensor, "batch pos expert"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return the same, each expert run where its weight is not zero."""
+        rows, shares = x.flatten(0, 1), weights.flatten(0, 1)
+        # expert by expert, so that each one's rows lie together
+        experts, places = shares.mT.nonzero(as_tuple=True)
+        counts = experts.bincount(minlength=self.config.n_experts).tolist()
+        share = shares[places, experts]
+        out, start = torch.zeros_like(rows), 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            here = slice(start, start + count)
+            mine = rows[places[here]]
+            gate = None if self.gate is None else self.gate.one(expert, mine)
+            written = self.output.one(expert, self._hidden(self.input.one(expert, mine), gate))
+            out = out.index_add(0, places[here], written * share[here, None])
+            start += count
+        return out.view_as(x)
+
+    def _hidden(self, read: Tensor, gate: Tensor | None) -> Tensor:
+        limit = self.config.limit
+        if gate is None:
+            return self.activation(read if limit is None else read.clamp(max=limit))
+        if limit is not None:
+            gate, read = gate.clamp(max=limit), read.clamp(-limit, limit)
+        return self.activation(gate) * (read if self.config.shift == 0 else read + self.config.shift)
+
+    def _wants_dense(self, x: Tensor, tape: Tape | None) -> bool:
+        """Whether all experts have to run: for their sites, for derivatives by weights, where nothing has numbers yet."""
+        if x.is_meta or torch.compiler.is_compiling() or wants(tape, self.at.expert_hidden, self.at.expert_out):
+            return True
+        return tape is not None and tape.grad and tape.wants(self.at.weights)
+
+    def sites(self) -> Iterator[Site]:
+        sizes = {"expert": self.config.n_experts, "neuron": self.d_mlp, "d_model": self.d_model}
+        yield from declare(self.path, self.SITES, sizes, layer=self.layer, lazy=self.LAZY)

@@ -1,0 +1,42 @@
+"""BART and Marian."""
+
+from typing import Any
+
+from families import case
+from families.pairs import check_pair
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 23, "d_model": 12, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@case("BART", check_pair)
+def bart() -> tuple[Any, Any]:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    return BartForConditionalGeneration, BartConfig(**_SIZES)
+
+
+@case("BART", check_pair)
+def bart_scaled_uneven_untied() -> tuple[Any, Any]:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    changes: dict[str, Any] = {"encoder_layers": 1, "scale_embedding": True, "activation_function": "relu"}
+    return BartForConditionalGeneration, BartConfig(**(_SIZES | changes), tie_word_embeddings=False)
+
+
+@case("Marian", check_pair)
+def marian() -> tuple[Any, Any]:
+    from transformers import MarianConfig, MarianMTModel
+
+    special: dict[str, Any] = {"pad_token_id": 22, "decoder_start_token_id": 22, "eos_token_id": 0}
+    return MarianMTModel, MarianConfig(**_SIZES, **special, scale_embedding=True, activation_function="swish")
+
+
+@case("Marian", check_pair)
+def marian_with_separate_embeddings() -> tuple[Any, Any]:
+    from transformers import MarianConfig, MarianMTModel
+
+    special: dict[str, Any] = {"pad_token_id": 22, "decoder_start_token_id": 22, "eos_token_id": 0}
+    return MarianMTModel, MarianConfig(**_SIZES, **special, share_encoder_decoder_embeddings=False)

@@ -1,0 +1,181 @@
+"""Mixtures of experts: the quick route is the dense one, and what each expert does can be read and edited."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from closeness import close
+from glassformer import analysis, weights
+from glassformer.analysis.direct_effects import direct_sites
+from glassformer.analysis.direct_parts import neuron_sites
+from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
+from glassformer.models.accounting import count_flops, count_parameters
+from glassformer.models.experts import ExpertsLayer
+from glassformer.trace import At, Set, SiteTable, Tape
+from strategies import D_MODEL, randomise, seeds, stream, subject
+
+CONFIGS = [
+    MixtureOfExperts(4, 2, 5),
+    MixtureOfExperts(4, 1, 5, "gelu", gated=False, bias=True),
+    MixtureOfExperts(3, 3, 5, "relu", router_bias=True),
+    MixtureOfExperts(4, 2, 5, renormalised=False),
+    MixtureOfExperts(4, 2, 5, "gelu_sigmoid", bias=True, router_bias=True, shift=1.0, limit=0.7),
+    MixtureOfExperts(1, 1, 5),
+]
+configs = pytest.mark.parametrize("config", CONFIGS, ids=str)
+
+
+def layer(config: MixtureOfExperts, seed: int = 0) -> ExpertsLayer:
+    return randomise(config.build(D_MODEL, 16, 0, "mlp").double().eval(), seed)
+
+
+def read(module: ExpertsLayer, x: Tensor, *names: str, edit: tuple[Set, ...] = ()) -> dict[str, Tensor]:
+    class Sites:
+        def sites(self, glob: str = "*") -> SiteTable:
+            return SiteTable({site.name: site for site in module.sites()})
+
+    tape = Tape(Sites(), names, edit)
+    out = module(x, tape)
+    return tape.values | {"returned": out}
+
+
+@configs
+@given(seeds)
+def test_running_the_chosen_experts_equals_running_all(config: MixtureOfExperts, seed: int) -> None:
+    module, x = layer(config, seed), stream(2, 7, seed)
+    with torch.enable_grad():
+        quick = module(x)
+        mine = torch.autograd.grad(quick.square().sum(), list(module.parameters()))
+        dense = read(module, x, "mlp.expert_out")["returned"]
+        theirs = torch.autograd.grad(dense.square().sum(), list(module.parameters()))
+    close(quick, dense)
+    for one, other in zip(mine, theirs):
+        close(one, other)
+
+
+@configs
+@given(seeds)
+def test_the_dense_route_is_the_plain_loop(config: MixtureOfExperts, seed: int) -> None:
+    module, x = layer(config, seed), stream(1, 3, seed)
+    found = read(module, x, "mlp.router", "mlp.weights", "mlp.expert_out", "mlp.out")
+    for t in range(3):
+        logits = module.router(x[0, t])
+        chosen = logits.topk(config.n_chosen).indices.tolist()
+        shares = (logits[chosen] if config.renormalised else logits).softmax(-1)
+        total = torch.zeros(D_MODEL, dtype=torch.float64)
+        for rank, e in enumerate(chosen):
+            up, act = module.input.one(e, x[0, t]), module.activation
+            if module.gate is None:
+                hidden = act(up)
+            else:
+                gate = module.gate.one(e, x[0, t])
+                if config.limit is not None:
+                    gate, up = gate.clamp(max=config.limit), up.clamp(-config.limit, config.limit)
+                hidden = act(gate) * (up + config.shift)
+            share = shares[rank if config.renormalised else e]
+            total += share * module.output.one(e, hidden)
+            close(found["mlp.weights"][0, t, e], share)
+        close(found["mlp.out"][0, t], total)
+        assert (found["mlp.weights"][0, t] != 0).sum() == config.n_chosen
+    close(found["mlp.expert_out"].sum(-2), found["mlp.out"])
+
+
+@given(seeds)
+def test_softmax_over_all_renormalised_is_softmax_over_the_chosen(seed: int) -> None:
+    kept, shares = (layer(MixtureOfExperts(5, 2, 4, renormalised=r), seed) for r in (True, False))
+    logits = torch.randn(1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    plain = shares.weights(logits)
+    close(kept.weights(logits), plain / plain.sum(-1, keepdim=True))
+
+
+@given(seeds, st.sampled_from(CONFIGS[:2]))
+def test_an_edited_weight_runs_another_expert(seed: int, config: MixtureOfExperts) -> None:
+    module, x = layer(config, seed), stream(1, 4, seed)
+    each = read(module, x, "mlp.expert_out", edit=(Set("mlp.weights", 1.0),))["mlp.expert_out"]
+    only = read(module, x, "mlp.out", edit=(Set("mlp.weights", 0.0), Set("mlp.weights", 2.0, at=At(expert=3))))
+    close(only["mlp.out"], 2 * each[..., 3, :])
+
+
+def test_derivatives_by_weights_tell_of_experts_that_were_not_chosen() -> None:
+    case = subject("experts")
+    tape = case.tape("blocks.0.mlp.weights", grad=True)
+    (gradient,) = torch.autograd.grad(case(tape).sum(), tape.values["blocks.0.mlp.weights"])
+    assert (gradient != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_keeps_its_type(dtype: torch.dtype) -> None:
+    module, x = layer(CONFIGS[0]).to(dtype), stream(2, 3).to(dtype)
+    assert module(x).dtype == dtype
+    close(module(x), layer(CONFIGS[0])(stream(2, 3)).to(dtype), 0.1)
+
+
+def test_work_is_counted_for_the_experts_that_run() -> None:
+    config = DecoderConfig(50, 16, (block(n_heads=2, norm=RmsNorm(), mlp=MixtureOfExperts(8, 2, 24)),) * 2)
+    found, parameters = count_flops(config, 10), count_parameters(config)
+    for part in ("mlp in", "mlp gate", "mlp out"):
+        assert found[part] == 2 * 2 * 10 * 2 * 16 * 24 and parameters[part] == 2 * 8 * 16 * 24
+    assert found["router"] == 2 * 2 * 10 * 16 * 8 and parameters["router"] == 2 * 16 * 8
+    with FlopCounterMode(display=False) as counter:
+        # in float64 products go by operators that the counter knows
+        config.build().double()(torch.zeros(1, 10, dtype=torch.int64))
+    # but for attention, which is fused
+    assert counter.get_total_flops() == sum(found.values()) - found["mixing"]
+
+
+# analyses -------------------------------------------------------------------------------------------------------------
+
+
+def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
+    case = subject("experts")
+    run = analysis.run(case.model, case.inputs[0], read=direct_sites(case.model))
+    found = analysis.direct_effects(run, answer=3)
+    assert {c.kind for c in found.components if c.label.endswith(" mlp")} == {"mlp"}
+    close(found.contributions.values.sum(-1), case()[..., 3])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda case: analysis.virtual_weights(case.model),
+        lambda case: analysis.rotation_test(case.model, case.inputs[0]),
+        lambda case: neuron_sites(case.model),
+    ],
+)
+def test_analyses_of_one_set_of_matrices_say_what_they_lack(ask) -> None:
+    with pytest.raises(AnalysisUnavailable):
+        ask(subject("experts"))
+
+
+def test_matrices_of_the_rest_are_there_and_the_forward_pass_is_whole() -> None:
+    case = subject("experts")
+    mixed = DecoderConfig(
+        11, 12, (block(n_heads=2, mlp=Mlp(8)), block(n_heads=2, mlp=MixtureOfExperts(3, 2, 6)))
+    ).build().double()  # fmt: skip
+    for model in (case.model, randomise(mixed, std=0.3)):
+        for fold in (False, True):
+            w = weights.of(model, fold=fold, augment=fold)
+            expected, found = (x.log_softmax(-1) for x in (model(case.inputs[0]), weights.logits(w, case.inputs[0])))
+            close(found, expected)
+    assert [name for _, _, name in weights.of(case.model).opaque] == ["mlp", "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MixtureOfExperts(2, 3), "experts: n_chosen=3 must lie between 1 and n_experts=2."),
+        (lambda: MixtureOfExperts(limit=0.0), "experts: limit must be positive, found 0.0."),
+        (
+            lambda: MixtureOfExperts(gated=False, shift=1.0),
+            "experts: shift=1.0 moves the linear branch of gated experts.",
+        ),
+    ],
+)
+def test_experts_that_make_no_sense_raise(make, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert str(caught.value) == message
