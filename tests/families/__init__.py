@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import glassformer as gf
-from glassformer.checkpoints.folder import open_folder
 from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
+from glassformer.checkpoints.folder import open_folder
 from glassformer.checkpoints.parity import wide
 from strategies import randomise
 

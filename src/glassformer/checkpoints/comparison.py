@@ -226,12 +226,10 @@ def _pair(
         ids, n, m = rows[i]
         return compared_with(ours, passes[i], ids, n, source=source, source_lengths=m)
 
-    return [
-        *(lambda ours, i=i: forced(ours, i) for i in range(2)),
-        lambda ours: _steps(
-            lambda new, state: ours(None, new, state=state), ours.begin(source, sources), start, greedy
-        ),
-    ]
+    def stepped(ours: Any) -> Iterator[Difference]:
+        return _steps(lambda new, state: ours(None, new, state=state), ours.begin(source, sources), start, greedy)
+
+    return [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
 
 
 class Greedy(NamedTuple):

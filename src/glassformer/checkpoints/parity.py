@@ -91,7 +91,19 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
             f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
             "a newer version may know this architecture."
         ) from error
+    if dtype == torch.float64:
+        set_sines(model)
     return model.eval()
+
+
+def set_sines(theirs: Any) -> None:
+    """Make fixed sines anew in the precision of a reference's weights; it computes them once, and rounds to float32."""
+    for module in theirs.modules():
+        if hasattr(module, "create_weight"):
+            n, width = module.weight.shape
+            half = torch.arange(width // 2, dtype=torch.float64)
+            angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000 ** (2 * half / width)
+            module.weight.data.copy_(torch.cat((angle.sin(), angle.cos()), -1))
 
 
 def counterparts(checkpoint: Checkpoint) -> dict[str, str]:
