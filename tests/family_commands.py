@@ -9,6 +9,7 @@ named: "works without: composition". Numbers that have to agree with each other 
 import contextlib
 import io
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -67,9 +68,7 @@ def _outcome(verb: str, line: str, folder: Path, scratch: Path, reads_pairs: boo
     assert "Traceback" not in error, error
     # asked again for the class of the error, which ends a traceback
     _, told = _run([*arguments, "--debug"])
-    return (
-        next(line for line in told.splitlines() if line.startswith("glassformer.errors.")).split(":")[0].split(".")[-1]
-    )
+    return re.findall(r"^glassformer\.errors\.(\w+):", told, re.MULTILINE)[-1]
 
 
 def _run(arguments: list[str]) -> tuple[int, str]:

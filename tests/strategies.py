@@ -33,6 +33,7 @@ from glassformer.attention import (
 )
 from glassformer.models import (
     DecoderConfig,
+    EncoderConfig,
     EncoderDecoderConfig,
     LayerNorm,
     Learned,
@@ -40,6 +41,8 @@ from glassformer.models import (
     Mlp,
     ModelConfig,
     NoNorm,
+    NormConfig,
+    Readout,
     RmsNorm,
     Sinusoidal,
     block,
@@ -216,11 +219,23 @@ def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
     return DecoderConfig(layers=layers, **(_DEEP | kwargs))
 
 
-def _translator(wiring: Any, mixer: MixerConfig | None = None, **kwargs: Any) -> EncoderDecoderConfig:
-    shared: dict[str, Any] = {"n_heads": 4, "mlp": Mlp(20, "relu"), "bias": True, "wiring": wiring}
+_BOTH_WAYS, _BACK = RelativeBias(8, 6, bidirectional=True), RelativeBias(4, 6)
+
+
+def _translator(
+    wiring: Any,
+    mixer: MixerConfig | None = None,
+    norm: NormConfig | None = None,
+    mlp: Mlp | None = None,
+    positions_inside: tuple[PositionsConfig | None, PositionsConfig | None] = (None, None),
+    **kwargs: Any,
+) -> EncoderDecoderConfig:
+    mlp = mlp or Mlp(20, "relu")
+    shared: dict[str, Any] = {"n_heads": 4, "mlp": mlp, "bias": True, "wiring": wiring, "norm": norm}
+    source, target = positions_inside
     return EncoderDecoderConfig(
-        encoder_layers=(block(mixer, **shared),) * 2,
-        decoder_layers=(block(cross=True, **shared),) * 2,
+        encoder_layers=(block(mixer, positions=source, **shared),) * 2,
+        decoder_layers=(block(positions=target, cross=True, **shared),) * 2,
         **(_DEEP | kwargs),
     )
 
@@ -264,9 +279,7 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     ),
     "experts": _decoder(
         block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
-        block(
-            n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 1, 6, "gelu", gated=False, bias=True, router_bias=True)}
-        ),
+        block(n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False)}),
     ),
     # what bounds scores or values: none of it is bilinear, or sums to one
     "bounded": _decoder(
@@ -279,6 +292,19 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
+    # a bias by distance for scores that are not scaled, and an unembedding of its own
+    "translator_relative": _translator(
+        "pre",
+        Softmax(scale=1.0),
+        RmsNorm(),
+        Mlp(12, "gelu_tanh", gated=True, bias=False),
+        positions_inside=(_BOTH_WAYS, _BACK),
+        positions=None,
+        final_norm=RmsNorm(),
+        tied=False,
+        embed_scale=False,
+        start_id=1,
+    ),
     "translator_linear": _translator(
         "pre",
         Linear(),
@@ -287,6 +313,30 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         embed_norm=LayerNorm(),
         unembed_scale=0.5,
         unembed_bias=True,
+    ),
+}
+
+
+# read both ways: what holds of a next token, or of a state, does not hold of these
+ENCODERS: dict[str, ModelConfig] = {
+    # an encoder alone: reads both ways, and predicts through a layer of its own
+    "masked_post": EncoderConfig(
+        layers=(block(n_heads=4, wiring="post", **_GPT2),) * 2,
+        positions=Learned(offset=2),
+        n_types=2,
+        embed_norm=LayerNorm(),
+        final_norm=NoNorm(),
+        readout=Readout(),
+        unembed_bias=True,
+        **_DEEP,
+    ),
+    # the same before the sub-layers, with a bias by distance in place of position vectors
+    "masked_pre": EncoderConfig(
+        layers=(block(n_heads=2, positions=_BOTH_WAYS, norm=RmsNorm(), mlp=Mlp(12)),) * 2,
+        final_norm=RmsNorm(),
+        readout=Readout("relu", RmsNorm(), bias=False),
+        tied=False,
+        **_DEEP,
     ),
 }
 
@@ -313,7 +363,7 @@ class Subject:
 
 def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
     """Build an architecture by name, with random weights and random tokens."""
-    config = ARCHITECTURES[name]
+    config = (ARCHITECTURES | ENCODERS)[name]
     # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
     model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
     generator = torch.Generator().manual_seed(seed)

@@ -32,7 +32,7 @@ def faulty(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """Return a copy for ours to read; the reference goes on reading the sound one."""
     folder = Path(shutil.copytree(sound, tmp_path / "faulty"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(comparison, "reference", lambda _, dtype: reference(sound, dtype))
+    monkeypatch.setattr(comparison, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
     return folder
 
 

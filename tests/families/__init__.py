@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import glassformer as gf
+from glassformer.checkpoints import comparison
 from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
 from glassformer.checkpoints.folder import open_folder
 from glassformer.checkpoints.parity import wide
@@ -66,7 +68,8 @@ def all_cases() -> dict[str, Case]:
 
 def reference_folder(kind: Any, config: Any, folder: Path, dtype: torch.dtype, std: float = 0.3) -> Any:
     """Build a reference model with random weights of visible size, save it, and return it."""
-    config._attn_implementation = "eager"
+    # the product over groups of experts knows no float64
+    config._attn_implementation = config._experts_implementation = "eager"
     with wide(dtype):
         model = randomise(kind(config).to(dtype).eval(), std=std)
     model.save_pretrained(folder)
@@ -92,7 +95,22 @@ def check_decoder(
     comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
     ours: Any = gf.load(folder, dtype=dtype)
     with torch.no_grad():
-        errors = {f"{d.site}, {d.rows}": d.error for comparison in comparisons for d in comparison(ours)}
+        errors = {f"{d.site}, {d.rows}": d.error for part in comparisons for d in part(ours)}
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors
+
+
+def left_padded(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor) -> float:
+    """Return the error of logits where rows of unequal length are padded on the left."""
+    return _error(comparison.left_padded(theirs, tokens, lengths), ours)
+
+
+def generated(ours: Any, theirs: Any, tokens: Tensor, steps: int) -> float:
+    """Return the error of logits over greedy steps from a cache; infinite if a token differs."""
+    return _error(comparison.generated(theirs, tokens, steps), ours)
+
+
+def _error(found: comparison.Comparison, ours: Any) -> float:
+    with torch.no_grad():
+        return max(difference.error for difference in found(ours))

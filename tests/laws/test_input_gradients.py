@@ -14,6 +14,8 @@ from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
+# which experts run jumps along the way, and what jumps is no integral of gradients: the gap tells
+smooth = pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "experts"])
 
 
 def asked(name: str, **kwargs: Any) -> InputGradients:
@@ -28,7 +30,7 @@ def allowed(name: str) -> float:
     return 3e-3 if name.startswith("translator") else 1e-5
 
 
-@every
+@smooth
 def test_integrated_gradients_sum_to_what_separates_text_and_baseline(name: str) -> None:
     found = asked(name, steps=64, positions=(-1, 3))
     distance = found.metric.values - found.baseline_metric.values
@@ -36,7 +38,7 @@ def test_integrated_gradients_sum_to_what_separates_text_and_baseline(name: str)
     assert found.gap.values.abs().max() < allowed(name) * distance.abs().max()
 
 
-@every
+@smooth
 def test_they_are_complete_at_every_layer(name: str) -> None:
     found = asked(name, steps=64, layers=True)
     assert found.values.labels("layer") == ["L0", "L1"]

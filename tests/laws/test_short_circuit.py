@@ -107,7 +107,11 @@ def test_with_all_layers_short_circuited_no_other_token_matters(name: str) -> No
     before = logits(given, edits)
     after = given.model(changed, tape=Tape(given.model, edit=edits))
     same = [1, 3, 4, 6]
-    assert torch.equal(before[:, same], after[:, same])
+    if name == "experts":
+        # an expert runs for as many rows at once as choose it, and their number shows in the last digit
+        close(before[:, same], after[:, same], 1e-12)
+    else:
+        assert torch.equal(before[:, same], after[:, same])
     assert not torch.equal(given()[:, same], given.model(changed)[:, same])
 
 

@@ -91,7 +91,8 @@ def attribution(
 ) -> Attribution:
     """Split one logit into the contributions of everything that wrote to the stream.
 
-    Norm scales are frozen at the values they took in this pass; then the parts sum to the logit exactly (tested to
+    Norm scales are frozen at the values they took in this pass, and so is what the activation of a readout multiplies
+    its input by (act(u) / u), where the model has one; then the parts sum to the logit exactly (tested to
     1e-9 in float64). What is measured is the direct effect: what later components made of a write is credited to them.
     Of a model that caps its logits, the raw logit is split.
 

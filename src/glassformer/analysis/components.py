@@ -10,7 +10,8 @@ from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
 
 Kind = Literal[
-    "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "unembed_bias"
+    "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "readout_bias",
+    "unembed_bias",
 ]
 
 
@@ -59,6 +60,15 @@ def vector_sites(embed: Embedding) -> list[str]:
     """Return the sites that the parts of what enters the first block are made of: vectors, and the scale of a norm."""
     found = [embed.at_token] + ([embed.at_position] if embed.positions is not None else [])
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
+
+
+def require_next_tokens(model: Any, analysis: str) -> None:
+    """Raise `AnalysisUnavailable` if the model's logits are not of the token that comes next."""
+    if isinstance(model, Encoder):
+        raise AnalysisUnavailable(
+            f"{analysis} asks how well next tokens are predicted; an encoder reads both ways, so it sees them.\n"
+            "    What it makes of a masked position: analysis.direct_effects(run), analysis.lens(run)."
+        )
 
 
 def blocks_of(stack: Stack) -> list[Block]:

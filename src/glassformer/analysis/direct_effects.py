@@ -87,7 +87,7 @@ def direct_sites(model: Any) -> list[str]:
     stack, _ = decoder_side(model)
     names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
-    names += [block.at_resid[-1] for block, _ in sub_layers(stack)[-1:]] + [stack.final.at_out]
+    names += [block.at_resid[-1] for block, _ in sub_layers(stack)[-1:]] + [_read_by_unembedding(model)]
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
@@ -112,7 +112,7 @@ def direct_effects(
             and position.
         positions: One or several, negative ones counted from the end of each row's text; a tensor `batch place` gives
             every row its own. All by default; those of padding mean nothing.
-        norm: `frozen` splits exactly. `live` is the loss from removing a component alone, all other writes as they
+        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from removing a component alone, all other writes as they
             were, the final norm's scale recomputed.
 
     Returns:
@@ -151,6 +151,9 @@ def effects_at(
     if path.final_bias is not None:
         components.append(Component("final norm bias", "final_bias"))
         values.append(path.final_bias[..., None])
+    if target.readout_bias is not None:
+        components.append(Component("readout bias", "readout_bias"))
+        values.append(target.readout_bias[..., None])
     if target.bias is not None:
         components.append(Component("unembed bias", "unembed_bias"))
         values.append(target.bias[..., None])
@@ -172,25 +175,28 @@ def effects_at(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-    """What is split: directions behind the final norm, their logits as computed, and the unembedding's own bias."""
+    """What is split: directions behind the final norm, their logits as computed, and what is added behind it."""
 
     directions: Directions
     total: Float[Tensor, "row place"]
     answers: Int[Tensor, "row place"] | None = None
     against: Int[Tensor, "row place"] | None = None
     bias: Float[Tensor, "row place"] | None = None
+    readout_bias: Float[Tensor, "row place"] | None = None
 
 
 def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:
     """Return what tokens or a direction stand for at some places of a run."""
     model = run.model
-    stack, _ = decoder_side(model)
     if direction is not None:
         if answer is not None or against is not None:
             raise ShapeMismatch(f"{analysis}: give tokens or a direction, not both.")
-        run.require([stack.final.at_out, *scale_sites(model)], analysis)
+        read = _read_by_unembedding(model)
+        run.require([read, *scale_sites(model)], analysis)
         directions = Directions.of(direction.to(model.unembed.stored), at)
-        return Target(directions, directions.dot(at.of_stream(run[stack.final.at_out].values)))
+        total = directions.dot(at.of_stream(run[read].values))
+        directions, inside = _before_readout(directions, run, at)
+        return Target(directions, total, readout_bias=inside)
     cap = model.unembed.cap
     run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
     assert run.logits is not None, "a run of one of our models has logits"
@@ -208,8 +214,19 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
     if other is not None:
         vectors = vectors - model.unembed.direction(pairs // vocab)
         constant = None if bias is None or constant is None else constant - bias[other]
-    directions = Directions.chosen(vectors.detach(), which)
-    return Target(directions, total, chosen, other, constant)
+    directions, inside = _before_readout(Directions.chosen(vectors.detach(), which), run, at)
+    return Target(directions, total, chosen, other, constant, inside)
+
+
+def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Directions, Tensor | None]:
+    """Return directions of what the unembedding reads as ones of what the stack ends in, and what comes in between."""
+    readout = run.model.unembed.readout
+    return (directions, None) if readout is None else directions.before_readout(readout, run, at)
+
+
+def _read_by_unembedding(model: Any) -> str:
+    readout = model.unembed.readout
+    return decoder_side(model)[0].final.at_out if readout is None else readout.norm.at_out
 
 
 def merge_sites(part: AttentionLayer, reads: str) -> list[str]:

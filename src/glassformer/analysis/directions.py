@@ -23,6 +23,7 @@ from glassformer.attention.projections import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block
 from glassformer.models.parts import Norm
+from glassformer.models.readout import ReadoutLayer
 
 Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None
 
@@ -142,6 +143,22 @@ class Directions:
         )
 
 
+    def before_readout(
+        self, readout: ReadoutLayer, run: Run, at: Places
+    ) -> tuple["Directions", Float[Tensor, "row place"]]:
+        """Return the directions before a readout that has these behind it, and what it adds by its biases.
+
+        Its norm's scale is frozen, and so is what its activation multiplies each number by: act(u) / u.
+        """
+        shift, behind = readout.norm.shift, self.before(readout.norm, run, at)
+        slope = readout.slope(at.of_stream(run[readout.at.pre].values).detach())
+        rows = behind.spread(behind.distinct) * behind.factor[..., None] * slope
+        constant = torch.zeros_like(behind.factor) if shift is None else self.constant(shift)
+        if readout.input.bias is not None:
+            constant = constant + rows @ readout.input.bias.detach()
+        return Directions.of(rows @ readout.input.weight.detach(), at), constant
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Write:
     """A sub-layer, the directions its write is measured along, and what the norm after it adds by its bias."""
@@ -201,10 +218,14 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
 
 
 def scale_sites(model: Any) -> list[str]:
-    """Return the scales that `pull_back` needs, from behind the final norm."""
+    """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
     stack, embed = decoder_side(model)
+    readout = model.unembed.readout
     after = [block.norm_after(name) for block, name in sub_layers(stack)]
-    return [norm.at_scale for norm in (embed.norm, *after, stack.final) if norm is not None and not norm.identity]
+    found = [norm.at_scale for norm in (embed.norm, *after, stack.final) if norm is not None and not norm.identity]
+    if readout is not None:
+        found += [readout.at.pre, *([] if readout.norm.identity else [readout.norm.at_scale])]
+    return found
 
 
 def products(

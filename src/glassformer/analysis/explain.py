@@ -44,7 +44,7 @@ from glassformer.analysis.lens_grid import lens_grid
 from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import EncoderDecoder, Sampling, sampling_steps
+from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -72,13 +72,13 @@ def explain(
     position: int | None = None,
     sampling: Sampling | None = None,
 ) -> Explanation:
-    """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
+    """Explain one next token of a text (of an encoder: the token at a position, usually a masked one): the way there in numbers, what each part adds, which heads matter and why.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
     vectors do for the answer is a gradient with everything live; roles are scored on this text.
 
     Args:
-        model: A decoder or an encoder-decoder.
+        model: A decoder, an encoder or an encoder-decoder.
         text: A text or token ids; what the encoder reads, if there is one.
         target: The decoder's text, for an encoder-decoder; generated greedily by default.
         answer: Token (text or id) to explain; the likeliest by default.
@@ -108,6 +108,12 @@ def explain(
     facts, notes = _heads(passed, split)
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
+    if isinstance(model, Encoder):
+        notes.append(
+            "The model reads both ways: its logits at a position are of the token that stands there, not of the next."
+        )
+    if model.unembed.readout is not None:
+        notes.append("Contributions pass the readout with its norm's scale and its activation's slopes frozen.")
     grid, left_out = _lens_map(passed, at)
     notes += left_out
     return Explanation(

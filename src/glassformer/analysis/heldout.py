@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.analysis.components import require_next_tokens
 from glassformer.models import Decoder
 
 
@@ -26,6 +27,7 @@ def document_losses(
         length: Tokens per window, at most the model's context.
         rows: Windows per forward pass.
     """
+    require_next_tokens(model, "document_losses")
     bos = None if model.tokenizer is None else model.tokenizer.bos
     losses: list[Tensor] = []
     waiting: list[tuple[list[int], int]] = []

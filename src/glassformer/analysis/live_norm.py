@@ -55,6 +55,11 @@ class FinalNorm:
                 'norm="live" recomputes the final norm alone; what enters the first block passes a norm of its own '
                 '(embed_norm).\n    norm="frozen" splits this model exactly.'
             )
+        if run.model.unembed.readout is not None:
+            raise AnalysisUnavailable(
+                'norm="live" recomputes the final norm alone; behind it stands a readout, with a norm of its own.\n'
+                '    norm="frozen" splits this model exactly.'
+            )
         norm = stack.final
         if norm.identity:
             return None

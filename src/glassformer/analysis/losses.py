@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.run import evaluating
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
@@ -90,6 +91,7 @@ def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[T
 
 
 def _losses(model: Any, batch: Batch) -> Float[Tensor, "batch pos"]:
+    require_next_tokens(model, "a loss by position")
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)

@@ -10,7 +10,7 @@ from glassformer.analysis.components import entry_sites
 from glassformer.analysis.explanation import Stage
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
-from glassformer.models import EncoderDecoder
+from glassformer.models import Encoder, EncoderDecoder
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
@@ -22,7 +22,8 @@ def needs(model: Any) -> list[str]:
         names += _embedding_sites(embed).values()
         for block in stack.blocks:
             names += [_write_site(block, name) for name in block.names] + [block.at_resid[-1]]
-    return names
+    readout = model.unembed.readout
+    return names if readout is None else [*names, readout.norm.at_out]
 
 
 def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
@@ -51,15 +52,19 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
         encoder = stack is model.stacks.get("encoder")
         length, at = (len(run.source_tokens), slice(None)) if encoder else (n, slice(position, position + 1))
         found += _side(run, stack, embed, {"batch": 1, "pos": length, "d_model": model.config.d_model}, at, encoder)
+    if (readout := model.unembed.readout) is not None:
+        size = float(run[readout.norm.at_out].values[0, position].norm())
+        shape = {"batch": 1, "pos": n, "d_model": model.config.d_model}
+        note = f"One more layer at each position, {readout.config.activation}, and a norm."
+        found.append(Stage("readout", "readout", shape, {"norm": size}, note))
     assert run.logits is not None
     logits = run.logits[0, position]
     numbers = {"largest": float(logits.max()), "mean": float(logits.mean()), "smallest": float(logits.min())}
     found.append(Stage("logits", "logits", {"batch": 1, "pos": n, "vocab": vocab}, numbers, _unembedding(model)))
     surprise = -float((log_probs.exp() * log_probs).nan_to_num(0.0).sum()) / math.log(2)
     numbers = {"largest": float(log_probs.max().exp()), "entropy bits": surprise, "effective choices": 2**surprise}
-    found.append(
-        Stage("probabilities", "next-token probabilities", {"vocab": vocab}, numbers, "softmax of the logits.")
-    )
+    what = "probabilities" if isinstance(model, Encoder) else "next-token probabilities"
+    found.append(Stage("probabilities", what, {"vocab": vocab}, numbers, "softmax of the logits."))
     return tuple(found)
 
 

@@ -267,10 +267,10 @@ def _bias_row(w: HeadWeights, layer: AttentionWeights, side: Side) -> Tensor | N
         return None
 
 
-def _allowed(layer: AttentionWeights, length: int) -> Tensor:
+def _allowed(w: HeadWeights, layer: AttentionWeights, length: int) -> Tensor:
     at = torch.arange(length, device=layer.Q.device)
     back = at[:, None] - at[None]
-    allowed = torch.ones_like(back, dtype=torch.bool) if layer.stack == "encoder" else back >= 0
+    allowed = torch.ones_like(back, dtype=torch.bool) if w.reads_ahead(layer.stack) else back >= 0
     window = getattr(layer.module.mixer.config, "window", None)
     return allowed if window is None else allowed & (back.abs() < window)
 
@@ -359,7 +359,7 @@ def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:
         if "position" in w.sources(layer):
             mean = mean + w.projected(layer, side, "position")[..., :length, :]
         means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
-    return _Parts(layer, *means, *spreads, allowed=_allowed(layer, length))
+    return _Parts(layer, *means, *spreads, allowed=_allowed(w, layer, length))
 
 
 def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

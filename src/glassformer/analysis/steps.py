@@ -337,8 +337,9 @@ def require_steps(model: Any, analysis: str) -> None:
 
     Raises:
         NoPattern: One has no such pattern.
-        AnalysisUnavailable: One clips its values.
+        AnalysisUnavailable: One clips its values, or the logits are no linear function of the stream, norms frozen.
     """
+    model.unembed.require_linear(analysis)
     for block in decoder_side(model)[0].blocks:
         for name in block.names:  # type: ignore[union-attr]
             part = _self_attention(block, name)  # type: ignore[arg-type]

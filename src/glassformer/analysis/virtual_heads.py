@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
+from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.run import Run
 from glassformer.analysis.steps import Step, Steps, steps_of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
@@ -176,6 +177,7 @@ def _next_tokens(
     run: Run, steps: Steps, centred: bool
 ) -> tuple[Bool[Tensor, "batch pos"], Float[Tensor, "batch pos d_model"]]:
     """Return which positions have a next token, and the direction of its logit above the last sub-layer."""
+    require_next_tokens(run.model, "virtual_heads")
     assert run.ids is not None, "a run of one of our models has ids"
     ids = run.ids
     if ids.shape[1] < 2:

@@ -150,7 +150,8 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
         reads = {"in": mlp.W_in} | ({} if mlp.W_gate is None else {"gate": mlp.W_gate})
         found += [Port(f"{mlp.label} {name}", m.mT, mlp.stack, place, parallel) for name, m in reads.items()]
     found.sort(key=lambda port: (port.stack == "decoder", port.place))
-    found += [] if side == "write" else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))]
+    linear = w.model.unembed.readout is None
+    found += [] if side == "write" or not linear else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))]
     return [port._replace(matrix=wide(port.matrix)) for port in found]
 
 

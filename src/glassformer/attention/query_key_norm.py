@@ -47,6 +47,10 @@ class QueryKeyNorm(Config):
             'query-key norm: over="all" has a gain for each dimension of each head anyway; gains="own" says so of '
             'over="head" only.',
         )
+        require(
+            not (self.offset and self.centred),
+            f"query-key norm: gains of a centred norm are stored as they are; found offset={self.offset}.",
+        )
 
     def build(self, n_heads: int, d_head: int, streams: int = 1) -> "HeadNorm":
         return HeadNorm(self, n_heads, d_head, streams)
@@ -71,13 +75,19 @@ class HeadNorm(nn.Module):
 
     @property
     def gain(self) -> Tensor:
-        """What is multiplied by, the offset included."""
-        return self.weight + self.config.offset if self.config.offset else self.weight
+        """What is multiplied by, the offset included; then in float32 at least."""
+        return _widened(self.weight) + self.config.offset if self.config.offset else self.weight
 
     def forward(
         self, x: Float[Tensor, "batch *stream head pos d_head"], which: Int[Tensor, " head"] | None = None
     ) -> Float[Tensor, "batch *stream head pos d_head"]:
         """Return the normed heads; `which` says which they are, unless they are all there are, in order."""
+        if self.config.offset:
+            # 1 + weight has fewer digits in half precision than weight has
+            return self._heads(_widened(x), which).to(x.dtype)
+        return self._heads(x, which)
+
+    def _heads(self, x: Tensor, which: Tensor | None) -> Tensor:
         if self.couples_heads:
             assert which is None, "the scale is that of all heads"
             return self._apart(self._normed(self._together(x), self.gain, self.bias))
@@ -127,3 +137,7 @@ class HeadNorm(nn.Module):
         if self.streams == 1:
             return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
         return x.unflatten(-1, (-1, self.streams, self.d_head)).permute(0, 3, 2, 1, 4)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -53,7 +53,8 @@ class RopeScaling(Config, family=True):
 
 def plain_frequencies(base: float | Tensor, width: int) -> Float[Tensor, " pair"]:
     """Return base^(-2t/width) of each pair t."""
-    device = base.device if isinstance(base, Tensor) else None
+    # numbers even where a model is built without any, on the meta device
+    device = base.device if isinstance(base, Tensor) else "cpu"
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
@@ -175,7 +176,7 @@ class YarnScaling(RopeScaling, kind="yarn"):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         # a range of no width would divide by zero
-        slowed = (torch.arange(len(omega), dtype=torch.float64) - first) / (last - first if last != first else 0.001)
+        slowed = (torch.arange(len(omega), dtype=torch.float64, device=omega.device) - first) / (last - first if last != first else 0.001)
         slowed = slowed.clamp(0, 1)
         return slowed * omega / self.factor + (1 - slowed) * omega
 
@@ -236,10 +237,10 @@ class LongScaling(RopeScaling, kind="longrope"):
             f"rope scaling: {len(self.short)} factors for {width // 2} pairs that turn; give one for each.",
         )
         omega = plain_frequencies(base, width)
-        short = omega / torch.tensor(self.short, dtype=torch.float64)
+        short = omega / torch.tensor(self.short, dtype=torch.float64, device=omega.device)
         if length is None:
             return short
-        long = omega / torch.tensor(self.long, dtype=torch.float64)
+        long = omega / torch.tensor(self.long, dtype=torch.float64, device=omega.device)
         return torch.where(length > self.original_length, long.to(length.device), short.to(length.device))
 
     def outgrows(self, before: int, after: int) -> bool:

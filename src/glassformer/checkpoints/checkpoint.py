@@ -11,6 +11,7 @@ Whose layout the folder has, ours or a published family's, matters nowhere else.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Checkpoint:
     stored: Mapping[str, str]
     origin: Origin | None = None
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The type that most of its numbers are stored in."""
         counted: dict[torch.dtype, int] = {}
@@ -76,14 +77,24 @@ class Checkpoint:
         Raises:
             CheckpointError: A tensor is unknown, damaged, or of another shape than the config asks for.
         """
-        found: dict[str, Tensor] = {}
+        wanted, found = dtype or self.dtype, dict[str, Tensor]()
         for name in names:
             if name not in self.parts:
                 raise CheckpointError(f'"{self.folder}" has no tensor "{name}".{nearest(name, self.parts)}')
-            found[name] = assembled(
-                name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), dtype or self.dtype
-            )
+            found[name] = assembled(name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), wanted)
+            if not self.is_mapped(name, wanted):
+                self.files.release(self.stored_as(name))
         return found
+
+    def is_mapped(self, name: str, dtype: torch.dtype | None = None) -> bool:
+        """Whether one of our tensors lies in a file as it is wanted, so that reading it copies nothing."""
+        pieces = self.parts[name].pieces
+        as_stored = self.files[self.stored[pieces[0].name]].dtype == (dtype or self.dtype)
+        return len(pieces) == 1 and pieces[0].is_whole and as_stored
+
+    def stored_as(self, name: str) -> list[str]:
+        """Return the tensors in the files that one of ours is made of."""
+        return [self.stored[piece.name] for piece in self.parts[name].pieces]
 
     def fill(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Any:
         """Return the model with its weights, in evaluation mode: one copy of them, mapped where that is possible.
@@ -94,10 +105,18 @@ class Checkpoint:
         """
         for name in self.parts:
             value = self.read([name], dtype)[name]
-            value = value if device is None else value.to(device)
-            self.model.load_state_dict({name: value}, strict=False, assign=True)
+            place(self.model, name, value if device is None else value.to(device))
         self.model.origin = self.origin
         return self.model.eval()
+
+
+def place(model: torch.nn.Module, name: str, value: Tensor) -> None:
+    """Let a model have a tensor, as it is, for its parameter or buffer of that name."""
+    path, _, last = name.rpartition(".")
+    module = model.get_submodule(path)
+    before = getattr(module, last)
+    is_parameter = isinstance(before, torch.nn.Parameter)
+    setattr(module, last, torch.nn.Parameter(value, before.requires_grad) if is_parameter else value)
 
 
 def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Checkpoint:

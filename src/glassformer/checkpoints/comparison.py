@@ -86,6 +86,7 @@ def parity(
     length: int = 12,
     steps: int = 8,
     tolerance: float | None = None,
+    patterns: bool = True,
     seed: int = 0,
     revision: str | None = None,
     report: Callable[[int, int, str], None] | None = None,
@@ -99,6 +100,7 @@ def parity(
         length: Random tokens per row.
         steps: Greedy tokens generated from a cache.
         tolerance: Largest error, relative to the reference's root mean square; 1e-9 in float64, 1e-4 in float32.
+        patterns: Run the reference's eager attention and compare its patterns; otherwise its fused attention runs.
         seed: Of the random tokens.
         revision: Of a hub model.
         report: Told (steps done, of how many, what is done now).
@@ -125,7 +127,7 @@ def parity(
         )
     tokens = _tokens(checkpoint, text, length, seed)
     tell(0, 4, "loading the reference")
-    theirs = reference(folder, dtype)
+    theirs = reference(folder, dtype, "eager" if patterns else "sdpa")
     tell(1, 4, "running the reference")
     comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
     kind = type(theirs).__name__
@@ -169,19 +171,38 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
 
 def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: Any) -> list[Comparison]:
     passes = [recorded(theirs, tokens, n, modules=modules) for n in (None, lengths)]
-    real = real_positions(tokens, lengths, left=True)
-    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False}
-    # models without position ids count by the mask
-    if "position_ids" in inspect.signature(theirs.forward).parameters:
-        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
-    left = _run(theirs, input_ids=tokens, **given).logits
-    greedy = _greedy(theirs, tokens, steps, "input_ids", {})
     return [
         lambda ours: compared_with(ours, passes[0], tokens),
         lambda ours: compared_with(ours, passes[1], tokens, lengths),
-        lambda ours: _one("padded left", ours(tokens, lengths=lengths, state=ours.begin(3))[0], left, real),
-        lambda ours: _steps(lambda new, state: ours(new, state=state), ours.begin(3), tokens, greedy),
+        left_padded(theirs, tokens, lengths),
+        # last: some references remember how long their longest text was
+        generated(theirs, tokens, steps),
     ]
+
+
+def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
+    """Run a decoder's reference on rows of unequal length, padded on the left; return what compares ours with it."""
+    real = real_positions(tokens, lengths, left=True)
+    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False}
+    # models without position ids count by the mask
+    if _takes_positions(theirs):
+        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
+    logits = _run(theirs, input_ids=tokens, **given).logits
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        return _one("padded left", ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))[0], logits, real)
+
+    return comparison
+
+
+def generated(theirs: Any, tokens: Tensor, steps: int) -> Comparison:
+    """Let a decoder's reference continue tokens greedily from its cache; return what compares ours with it."""
+    greedy = _greedy(theirs, tokens, steps, "input_ids", {})
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        return _steps(lambda new, state: ours(new, state=state), ours.begin(len(tokens)), tokens, greedy)
+
+    return comparison
 
 
 def _encoder(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tensor, modules: Any) -> list[Comparison]:

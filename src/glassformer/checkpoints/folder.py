@@ -30,6 +30,7 @@ from glassformer.checkpoints.checkpoint import (
     skeleton,
     translated,
 )
+from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
@@ -72,6 +73,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
+    stream: bool = False,
 ) -> Model:
     """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
 
@@ -86,6 +88,9 @@ def load(
             short to be small, come as float32.
         device: Where to; the CPU by default.
         revision: Of a hub model: branch, tag or commit.
+        stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
+            the forward pass comes to it, and dropped after it. Results are the same; a pass reads the files once, and
+            so does each token of a generation. See `checkpoints.streamed`.
 
     Raises:
         UnknownModel: No shipped model, no folder and no hub model of that name.
@@ -94,15 +99,13 @@ def load(
     folder = folder_of(name, revision)
     if not _is_own(folder):
         checkpoint = open_folder(folder)
-        model = checkpoint.fill(dtype, device)
+        model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
         model.tokenizer = _published_tokenizer(folder)
     else:
         envelope = _envelope(folder)
-        model = _own(folder, envelope)
+        model = _own(folder, envelope, dtype, device, stream)
         if TOKENIZER in envelope["sha256"]:
             model.tokenizer = _own_tokenizer(folder, envelope, model.config.vocab_size)
-        if dtype is not None or device is not None:
-            model = model.to(device=device, dtype=dtype)
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name
     return model.eval()
@@ -157,21 +160,33 @@ def _own_config(folder: Path, envelope: dict[str, Any]) -> ModelConfig:
         raise CheckpointError(f'"{folder / CONFIG}": {error}') from error
 
 
-def _own(folder: Path, envelope: dict[str, Any]) -> Model:
+def _own(
+    folder: Path,
+    envelope: dict[str, Any],
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    stream: bool,
+) -> Model:
     config = _own_config(folder, envelope)
-    if WEIGHTS not in envelope["sha256"]:
-        for name in envelope["sha256"]:
-            if name.endswith(".safetensors"):
-                _verified(folder, name, envelope)
-        return open_own(folder, config).fill()
-    weights = _verified(folder, WEIGHTS, envelope)
-    try:
-        tensors = parse(weights)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f'"{folder / WEIGHTS}" is not a whole safetensors file ({error}).') from error
-    model = skeleton(config, len(tensors), folder)
-    _fit(model, tensors, folder)
-    model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
+    if stream or WEIGHTS not in envelope["sha256"]:
+        if not stream:
+            for name in envelope["sha256"]:
+                if name.endswith(".safetensors"):
+                    _verified(folder, name, envelope)
+        checkpoint = open_own(folder, config)
+        dtype = dtype or (torch.float32 if checkpoint.dtype in HALF else None)
+        model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
+    else:
+        weights = _verified(folder, WEIGHTS, envelope)
+        try:
+            tensors = parse(weights)
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f'"{folder / WEIGHTS}" is not a whole safetensors file ({error}).') from error
+        model = skeleton(config, len(tensors), folder)
+        _fit(model, tensors, folder)
+        model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
+        if dtype is not None or device is not None:
+            model = model.to(device=device, dtype=dtype)
     origin = envelope.get("origin")
     model.origin = None if origin is None else Origin(origin["family"], origin["config"])
     return model

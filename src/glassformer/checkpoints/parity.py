@@ -24,7 +24,17 @@ DIVERGES = float("inf")
 
 
 class Wide(TorchFunctionMode):
-    """Inside this, whatever asks for float32 gets float64."""
+    """Inside this, whatever asks for float32 gets float64, and so does what asks for nothing."""
+
+    def __enter__(self) -> "Wide":
+        # a Python number times integers is of the default type
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self.default)
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
@@ -70,8 +80,8 @@ def library() -> Any:
     return transformers
 
 
-def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the reference model of a folder, in evaluation mode, with eager attention.
+def reference(folder: str | Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
+    """Return the reference model of a folder, in evaluation mode, with eager attention unless another is named.
 
     Code that a checkpoint brings along is not run.
 
@@ -84,8 +94,12 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         own = getattr(transformers, (config.architectures or [""])[0], None)
         kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+        # the reference's product over groups of experts knows no float64
+        config._experts_implementation = "eager"
         with wide(dtype):
-            model = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype, local_files_only=True)
+            model = kind.from_pretrained(
+                folder, config=config, attn_implementation=attention, dtype=dtype, local_files_only=True
+            )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
             f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
@@ -167,7 +181,9 @@ def recorded(
         source_lengths: Real tokens per source row.
         modules: Its modules by our site, see `counterparts`; those it does not have are left out.
     """
-    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": True}
+    # attention that is not eager gives no patterns
+    eager = theirs.config._attn_implementation == "eager"
+    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": eager}
     # an encoder has no cache to be told of
     given |= {"use_cache": False} if "use_cache" in inspect.signature(theirs.forward).parameters else {}
     own = {} if lengths is None else {"attention_mask": real_positions(tokens, lengths).long()}
@@ -293,20 +309,27 @@ def compared_with(
     rows = "one length" if lengths is None and source_lengths is None else "padded right"
     real = real_positions(tokens, lengths)
     read = None if source is None else real_positions(source, source_lengths)
-    sites = list(ours.sites())
-    names = [name for name in sites if name in recording and name != "logits"]
-    tape = Tape(ours, [*names, "logits"] if "logits" in sites else names)
+    order = {site: place for place, site in enumerate(ours.sites())}
+    # the reference gives each map of a differential head for a head of its own
+    places = {name: maps if (maps := f"{name}s") in order else name for name in recording}
+    there = sorted((name for name in recording if places[name] in order), key=lambda name: order[places[name]])
+    tape = Tape(ours, [*dict.fromkeys(places[name] for name in there)])
     with torch.no_grad():
         if source is None:
             ours(tokens, lengths=lengths, tape=tape)
         else:
             ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
     for name in recording:
-        if name not in sites:
+        if name not in there:
             yield Difference(name, DIVERGES, rows)
-    for name in [*names, *(["logits"] if "logits" in recording and "logits" in sites else [])]:
-        mine, other = tape.values[name], recording[name]
+    for name in there:
+        mine = tape.values[places[name]]
+        if places[name] != name:
+            mine = mine.flatten(1, 2)
+        elif name == "final.norm" and getattr(ours.config, "d_embed", None) is not None:
+            # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
+            mine = ours.unembed.map(mine)
         here = read if read is not None and name.startswith("encoder.") else real
         if mine.ndim == 4:
             here = here[:, None].expand(-1, mine.shape[1], -1)
-        yield Difference(name, relative(mine, other, here), rows)
+        yield Difference(places[name], relative(mine, recording[name], here), rows)

@@ -1,11 +1,15 @@
 """The tensors of a folder of safetensors files, one file or many: what there is, and reading it without a second copy.
 
-Headers are read when a folder is opened; numbers when they are asked for. A tensor read whole is a view on the file
-mapped into memory: nothing is copied, and pages come in as they are touched.
+Headers are read once, when a folder is opened; numbers when they are asked for. A tensor is a view on its file, mapped
+into memory: nothing is copied, pages come in as they are touched and count as this process's memory from then on, until
+they are released or the system wants them back. Writing to a tensor changes memory, never the file.
 """
 
 import json
-from collections.abc import Mapping
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +28,21 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
+# linux maps a file larger than memory for writing only if no room is set aside for what may be written
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+# what the system reads ahead at one request, at most
+_AHEAD = 1 << 19
+
+
 class Place(NamedTuple):
-    """Where a tensor lies; `dtype` is None for a type that weights do not have."""
+    """Where a tensor lies: its bytes in the file; `dtype` is None for a type that weights do not have."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: torch.dtype | None
     stored_as: str
+    start: int
+    stop: int
 
 
 class TensorFiles(Mapping[str, Place]):
@@ -46,6 +58,7 @@ class TensorFiles(Mapping[str, Place]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._places: dict[str, Place] = {}
+        self._mapped: dict[Path, mmap.mmap] = {}
         files, index = _files(folder)
         for path in files:
             self._places |= _header(path)
@@ -73,14 +86,70 @@ class TensorFiles(Mapping[str, Place]):
         return len(self._places)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as it is stored: a view on the mapped file."""
+        """Return a tensor as it is stored: a view on the mapped file.
+
+        Raises:
+            CheckpointError: Its file cannot be read, is shorter than it was, or stores it in a type weights do not have.
+        """
         place = self._places[name]
-        try:
-            # closed again at once: the tensor keeps its mapping, and nothing else does
-            with safe_open(place.path, "pt") as file:
-                return file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f'cannot read "{name}" from "{place.path}": {error}.') from error
+        if place.dtype is None:
+            raise CheckpointError(f'"{name}" is stored as {place.stored_as}; F16, BF16, F32 and F64 are read.')
+        if place.start == place.stop:
+            return torch.empty(place.shape, dtype=place.dtype)
+        content = torch.frombuffer(
+            self._map(place.path), dtype=torch.uint8, count=place.stop - place.start, offset=place.start
+        )
+        # a file that mixes types need not keep its tensors at multiples of their size
+        content = content if content.data_ptr() % place.dtype.itemsize == 0 else content.clone()
+        return content.view(place.dtype).view(place.shape)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give back the memory of tensors' pages; whoever looks at them again gets them from the file once more."""
+        for file, start, stop in self._runs(names):
+            # whole pages only: at the edges lie neighbours
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            _advise(file, "MADV_DONTNEED", first, stop // mmap.PAGESIZE * mmap.PAGESIZE)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Let the system begin to read tensors that will be wanted soon."""
+        for file, start, stop in self._runs(names):
+            for first in range(start // mmap.PAGESIZE * mmap.PAGESIZE, stop, _AHEAD):
+                _advise(file, "MADV_WILLNEED", first, min(first + _AHEAD, stop))
+
+    def _runs(self, names: Iterable[str]) -> Iterator[tuple[mmap.mmap, int, int]]:
+        """Yield where tensors lie, those that are neighbours together."""
+        places = sorted({self._places[name] for name in names}, key=lambda place: (place.path, place.start))
+        while places:
+            path, start, stop = places[0].path, places[0].start, places[0].stop
+            n = 1
+            while n < len(places) and places[n].path == path and places[n].start == stop:
+                stop, n = places[n].stop, n + 1
+            places = places[n:]
+            yield self._map(path), start, stop
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._mapped:
+            try:
+                with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    end = max(place.stop for place in self._places.values() if place.path == path)
+                    if size < end:
+                        raise CheckpointError(f'"{path}" has {size:,} bytes now, and had {end:,} when it was opened.')
+                    if sys.platform == "win32":
+                        found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+                    else:
+                        flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+                        found = mmap.mmap(file.fileno(), size, flags=flags, prot=rights)
+            except OSError as error:
+                raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+            self._mapped[path] = found
+        return self._mapped[path]
+
+
+def _advise(file: mmap.mmap, advice: str, start: int, stop: int) -> None:
+    """Tell the system what comes, where it can be told; start is the beginning of a page."""
+    if stop > start and (known := getattr(mmap, advice, None)) is not None:
+        file.madvise(known, start, stop - start)
 
 
 def is_pickle(start: bytes) -> bool:
@@ -146,16 +215,21 @@ def _header(path: Path) -> dict[str, Place]:
             f'"{path}" is a pointer of git-lfs, not the weights themselves; fetch them: git lfs pull.'
         )
     try:
-        with safe_open(path, "pt") as file:
-            found: dict[str, Place] = {}
-            for name in file.keys():  # noqa: SIM118  # no mapping
-                part = file.get_slice(name)
-                kind = str(part.get_dtype())
-                found[name] = Place(path, tuple(part.get_shape()), _TYPES.get(kind), kind)
-            return found
+        # checks that the header describes the file: nothing beyond its end, nothing twice, no gaps
+        with safe_open(path, "np"):
+            pass
+        with path.open("rb") as raw:
+            size = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(size))
     except (OSError, SafetensorError, ValueError) as error:
         size = path.stat().st_size
         raise CheckpointError(
             f'"{path}" ({size:,} bytes) is not a whole safetensors file ({error}); it is truncated or damaged. '
             "Copy or download it again."
         ) from error
+    found: dict[str, Place] = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            kind, (start, stop) = entry["dtype"], (8 + size + offset for offset in entry["data_offsets"])
+            found[name] = Place(path, tuple(entry["shape"]), _TYPES.get(kind), kind, start, stop)
+    return found

@@ -23,6 +23,7 @@ def parity(
     length: int = 12,
     steps: int = 8,
     tolerance: float | None = None,
+    patterns: bool = True,
     seed: int = 0,
     revision: str | None = None,
     json: Path | None = None,
@@ -47,6 +48,8 @@ def parity(
         length: Random tokens per row.
         steps: Greedy tokens from a cache.
         tolerance: Largest error that counts as equal; 1e-4 in float32, 1e-9 in float64.
+        patterns: Compare patterns, which the library's eager attention has. --no-patterns runs its fused attention,
+            which is another formula in a few models (Falcon with ALiBi).
         seed: Of the random tokens.
         revision: Of a hub model: branch, tag or commit.
         json: Write all errors to this file.
@@ -61,8 +64,8 @@ def parity(
     library().utils.logging.disable_progress_bar()
     with progress("parity") as report:
         found = checkpoints.parity(
-            path, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance, seed=seed,
-            revision=revision, report=report,
+            path, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
+            patterns=patterns, seed=seed, revision=revision, report=report,
         )  # fmt: skip
     console = Console()
     console.print(_layers(path, found))

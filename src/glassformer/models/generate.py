@@ -23,7 +23,7 @@ from glassformer.trace import Tape
 
 DRAW = Sampling()  # from the model's own distribution
 Ids = Sequence[Sequence[int]] | Tensor
-Model = Decoder | EncoderDecoder
+Model = Decoder | Encoder | EncoderDecoder
 
 
 class Step(NamedTuple):
@@ -154,6 +154,8 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
         if source is not None:
             raise TextError("a source was given, but a decoder reads its prompt only; put the text into the prompt.")
         return model.begin(batch)
+    if isinstance(model, Encoder):
+        model.begin(batch)
     if source is None:
         raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
     if len(source) != batch:

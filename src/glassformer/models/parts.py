@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
 from glassformer.config import Config, require
-from glassformer.errors import TextError
+from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 
@@ -444,6 +444,15 @@ class Unembedding(VocabularyMatrix):
         """
         return self._met(self.stored[ids])
 
+    def require_linear(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` if a readout stands between the stream and the matrix."""
+        if self.readout is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: this model has a layer with a non-linearity between the stream and the unembedding "
+                "(readout), so no matrix leads from one to the other.\n"
+                "    Frozen at one text it does: analysis.direct_effects(run), analysis.attribution(run)."
+            )
+
     def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
         """Return rows of the stored matrix as the stream meets them."""
         rows = rows if self.map is None else rows @ self.map.weight
@@ -479,6 +488,9 @@ def initialise(model: nn.Module, scheme: Literal["gpt", "xavier"], residual_writ
     `gpt`: normal of 0.02 everywhere, matrices that write to the stream divided by sqrt(residual writes), biases zero.
     `xavier`: Xavier-uniform for every matrix (each of W_Q, W_K, W_V on its own), embeddings normal of d_model^-0.5.
     """
+    # without memory there is nothing to draw into, and torch would load a second of symbolic algebra to say so
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, LinearMaps)):
             if module.bias is not None:

@@ -17,7 +17,7 @@ const ROLES = {
 const KINDS = {
   token: "token embedding", position: "position embedding", head: "attention heads", cross_head: "cross-attention heads",
   attn_bias: "attention biases", mlp: "MLPs", norm_bias: "norm biases", final_bias: "final norm bias",
-  unembed_bias: "unembedding bias", part: "other parts",
+  readout_bias: "readout biases", unembed_bias: "unembedding bias", part: "other parts",
 };
 const STACKS = {
   attn: { "": "", encoder: "Encoder: the source looks at itself", decoder: "Decoder: the target looks at itself" },
@@ -29,11 +29,14 @@ const knownRoles = (head) => head.roles.filter((r) => r.score !== null).sort((a,
 
 // ---- what is explained
 
+// an encoder's logits are of the token at a position, all others' of the one that follows
+const THERE = data.model.kind === "encoder";
+
 function title() {
   const answer = chip(data.answer.text);
   if (data.against) return [answer, " or ", chip(data.against.text), `: how ${data.model.name} decides`];
-  if (data.answer.rank === 1) return [`Why ${data.model.name} says `, answer, " next"];
-  return [`What ${data.model.name} thinks of `, answer, " as the next token"];
+  if (data.answer.rank === 1) return [`Why ${data.model.name} says `, answer, THERE ? " there" : " next"];
+  return [`What ${data.model.name} thinks of `, answer, THERE ? " as the token there" : " as the next token"];
 }
 
 function facts() {
@@ -59,7 +62,7 @@ function header() {
     facts(),
     el("div", { class: "columns" }, source,
       el("div", { class: "card" }, el("h2", {}, data.source_tokens ? "The decoder has so far" : "The text, as tokens"), strip(tokens, { here: data.position }))),
-    el("p", { class: "gloss" }, `Explained: what follows token ${data.position} `, chip(tokens[data.position]),
+    el("p", { class: "gloss" }, `Explained: what ${THERE ? "is" : "follows"} token ${data.position} `, chip(tokens[data.position]),
       " (outlined). The model gives ", outcome(data.answer), data.against ? [" and ", outcome(data.against)] : [],
       `. Its whole distribution holds ${bits.toFixed(2)} bits of uncertainty.`),
     data.notes.length ? el("ul", { class: "card" }, data.notes.map((note) => el("li", {}, note))) : null);
@@ -142,7 +145,7 @@ function sampling() {
   ];
 }
 
-const pipeline = () => section("pipeline", "From text to next token, in numbers",
+const pipeline = () => section("pipeline", `From text to ${THERE ? "the token there" : "next token"}, in numbers`,
   "What the model computes, in order, with the shape of what each stage hands on. Norms are lengths of the vector at the explained position.",
   flow(), tokenTable(), sampling());
 
@@ -186,8 +189,8 @@ function nextToken() {
     name: chip(c.text), value: c.probability, cells: [count(c.rank ?? i + 1), percent(c.probability), plain(c.logit)],
     className: picked.some((o) => o.id === c.id) ? "picked" : "",
   }));
-  return section("next", "What may come next",
-    "The likeliest next tokens; probability is the softmax of the logits. The token explained is outlined.",
+  return section("next", THERE ? "What may stand there" : "What may come next",
+    "The likeliest tokens; probability is the softmax of the logits. The token explained is outlined.",
     el("div", { class: "card" }, bars({ heads: ["token", "rank", "probability", "logit"], rows })));
 }
 
@@ -440,7 +443,7 @@ function build() {
   frame(header(), [
     ["Pipeline", pipeline()],
     data.translation ? ["Translation", translation()] : null,
-    ["Next token", nextToken()],
+    [THERE ? "Token there" : "Next token", nextToken()],
     data.lens.length ? ["Logit lens", lens()] : null,
     data.attribution.components.length ? ["Attribution", attribution()] : null,
     data.inputs ? ["Inputs", inputs()] : null,

@@ -82,17 +82,23 @@ def _header(found: Explanation) -> RenderableType:
     ]
     if found.source_tokens is not None:
         lines.append(Text.assemble(("source  ", QUIET), "".join(visible(t.text) for t in found.source_tokens)))
-    before = found.tokens[max(0, found.position - 30) : found.position + 1]
+    # what reads both ways has read what comes after the position too
+    last = found.position + (31 if model.kind == "encoder" else 1)
+    before = found.tokens[max(0, found.position - 30) : last]
     context = " ".join(visible(token.text) for token in before)
     outcome = found.answer
     fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
-    lines.append(Text.assemble(("reads   ", QUIET), ("… " if len(before) <= found.position else ""), context))
-    lines.append(Text.assemble(("next    ", QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
+    lines.append(Text.assemble(("reads   ", QUIET), ("… " if found.position > 30 else ""), context))
+    lines.append(Text.assemble((f"{'there' if model.kind == 'encoder' else 'next':8}", QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
     if found.against is not None:
         other = found.against
         fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"
         lines.append(Text.assemble(("against ", QUIET), (visible(other.text), f"{STRONG} {NEGATIVE}"), fate))
     return Group(*lines)
+
+
+def _asked(found: Explanation) -> str:
+    return "the token there" if found.model.kind == "encoder" else "next token"
 
 
 def _pipeline(found: Explanation) -> RenderableType:
@@ -104,7 +110,7 @@ def _pipeline(found: Explanation) -> RenderableType:
         if stage.stage == "ids":
             numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
         grid.add_row(stage.name, Text(shape, style=QUIET), numbers)
-    return section(f"From text to next token (norms at position {found.position})", grid)
+    return section(f"From text to {_asked(found)} (norms at position {found.position})", grid)
 
 
 def _next_token(found: Explanation) -> RenderableType:
@@ -112,7 +118,7 @@ def _next_token(found: Explanation) -> RenderableType:
     for candidate in found.next_token.candidates:
         shown = bar(candidate.probability, 1.0, 32)
         grid.add_row(_token(candidate), _percent(candidate.probability), shown, f"{candidate.logit:.2f}")
-    return section(f"Next token (entropy {found.next_token.entropy_bits:.2f} bits)", grid)
+    return section(f"{_asked(found).capitalize()} (entropy {found.next_token.entropy_bits:.2f} bits)", grid)
 
 
 def _sampling(found: Explanation) -> RenderableType:

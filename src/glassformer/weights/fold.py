@@ -54,7 +54,9 @@ def fold(w: HeadWeights) -> HeadWeights:
                 tables[name] = None if table is None else _centred(table)
             attention = [centre_write(a) if a.stack == name else a for a in attention]
             mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
-    final = _reading(stack_of(w.model, w.stack).final, norms)
+    # a readout is no matrix that could absorb the norm before it
+    read_on = w.model.unembed.readout is not None
+    final = Reading() if read_on else _reading(stack_of(w.model, w.stack).final, norms)
     unembed = _times(final, w.U)
     out_bias = _sum(w.bU, _through(final, w.U))
     if w.model.config.logit_cap is None:
@@ -149,10 +151,11 @@ def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
 def _read_through(w: HeadWeights) -> list[str]:
     """Return the norms that `fold` absorbs, as the paths of their outputs."""
     found: list[Norm] = []
+    last = None if w.model.unembed.readout is None else stack_of(w.model, w.stack).final
     # sub-layers that stay modules go on reading through their norms
     opaque = {f"{block.path}.{part}" for _, block, part in w.opaque}
     for stack in w.model.stacks.values():
-        found.append(stack.final)
+        found += [] if stack.final is last else [stack.final]
         for block in stack.blocks:
             read = [part for part in block.names if f"{block.path}.{part}" not in opaque]
             found += [] if block.wiring == "post" else [block.norm(part) for part in read]

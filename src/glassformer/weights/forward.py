@@ -34,12 +34,16 @@ def logits(
     if isinstance(w.model, EncoderDecoder):
         assert source is not None, "an encoder-decoder reads a source"
         encoded = _stack(w, "encoder", source, None)
-    x = _stack(w, w.stack, tokens, encoded) @ w.U
+    x = _stack(w, w.stack, tokens, encoded)
+    if (readout := w.model.unembed.readout) is not None:
+        body, one = (x[..., :-1], x[..., -1:]) if w.augmented else (x, None)
+        x = readout(body) if one is None else torch.cat((readout(body), one), -1)
+    x = x @ w.U
     return x if w.bU is None else x + w.bU
 
 
 def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) -> Tensor:
-    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=name != "encoder")
+    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not w.reads_ahead(name))
     x, table = w.embeddings[name][tokens], w.tables[name]
     x = w.normed(x if table is None else x + table[: tokens.shape[1]], w.entry_norm(name))
     stack = stack_of(w.model, name)

@@ -242,10 +242,12 @@ class HeadWeights:
 
         Exact, biases added, for a model without layers; position vectors are left out.
         """
+        self.model.unembed.require_linear("the direct path")
         return Factored(self.normed(self._without_constant(self.E), self.final_norm(), bias=False), self.U)
 
     def read_out(self) -> Float[Tensor, "d_model vocab"]:
         """Return the unembedding with the final norm's gain and centring, if they are not in there yet."""
+        self.model.unembed.require_linear("reading logits off the stream")
         final = self.final_norm()
         if self.folded or final.identity:
             return self.U
@@ -256,12 +258,17 @@ class HeadWeights:
         return torch.cat((body, self.U[final.d_model :])) if self.augmented else body
 
     def require_logits(self, layer: AttentionWeights, analysis: str) -> None:
-        """Raise `AnalysisUnavailable` unless the stream that a layer writes to ends in the logits."""
+        """Raise `AnalysisUnavailable` unless the stream that a layer writes to ends in the logits, and by a matrix."""
         if layer.stack != self.stack:
             raise AnalysisUnavailable(
                 f"{analysis}: {layer.labels[0]} writes to the {layer.stack}'s stream, which no unembedding reads.\n"
                 "    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
             )
+        self.model.unembed.require_linear(analysis)
+
+    def reads_ahead(self, stack: str) -> bool:
+        """Whether positions of a stack see those after them."""
+        return stack == "encoder" or isinstance(self.model, Encoder)
 
     def entry_norm(self, stack: str) -> Norm | None:
         """Return the norm that token and position vectors pass together on their way into a stack, or None.

@@ -26,7 +26,7 @@ from glassformer.analysis.subspaces import dimensions
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block, Decoder
+from glassformer.models import Block, EncoderDecoder
 from glassformer.trace import Apply, Edit, Set, Tape
 
 Variant = Literal["attention only", "+ MLP", "+ skip", "full"]
@@ -81,7 +81,7 @@ def rank_of_stream(
     if not inputs:
         raise ShapeMismatch("rank_of_stream: give at least one text.")
     decoder_side(model)
-    name = "" if isinstance(model, Decoder) else stack or "decoder"
+    name = stack or "decoder" if isinstance(model, EncoderDecoder) else ""
     models = {"trained": model}
     if initial is not None:
         models["initial"] = model.config.build(initial).to(model.unembed.stored)

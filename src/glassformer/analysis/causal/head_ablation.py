@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.causal.cells import write_site
+from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.heads import Head, heads
 from glassformer.analysis.icl import icl_or_nan
 from glassformer.analysis.inputs import token_ids
@@ -209,6 +210,7 @@ def _losses(
     report: Report | None = None,
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
+    require_next_tokens(model, "ablate")
     batches = [_batch(model, given) for given in inputs]
     if not batches:
         raise ShapeMismatch("ablate: give at least one batch.")
@@ -368,7 +370,7 @@ def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
 
 def _scales(model: Any) -> list[str]:
     """Return the sites of every scale that something is divided by, z included."""
-    found = [module.at_scale for module in model.modules() if isinstance(module, Norm) and module.weight is not None]
+    found = [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
     found += [m.at.z_scale for m in model.modules() if isinstance(m, AttentionLayer) and not m.merge.linear]
     return found
 

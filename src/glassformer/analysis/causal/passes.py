@@ -1,7 +1,7 @@
 """What one pass leaves behind for circuits: the stream, and what every sender wrote to it."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from glassformer.analysis.inputs import Inputs
 from glassformer.attention import Context
 from glassformer.errors import ShapeMismatch
+from glassformer.models import Encoder, EncoderDecoder
 from glassformer.models.stack import cross_context, make_context
 
 Off = Literal["corrupt", "zero", "mean"]
@@ -45,7 +46,8 @@ class Pass:
         return found
 
 
-def context_of(given: Inputs, worlds: int, crossed: bool) -> Context:
+def context_of(given: Inputs, worlds: int, model: Any) -> Context:
+    """Return the facts of a pass of the stack that ends in the logits, with so many worlds side by side."""
     assert given.ids is not None
     batch, length = given.ids.shape
 
@@ -54,10 +56,10 @@ def context_of(given: Inputs, worlds: int, crossed: bool) -> Context:
         return None if value is None else value.repeat(worlds, *[1] * (value.ndim - 1))
 
     context = make_context(
-        batch * worlds, length, given.ids.device, is_causal=True, lengths=repeated("lengths"),
+        batch * worlds, length, given.ids.device, is_causal=not isinstance(model, Encoder), lengths=repeated("lengths"),
         document_ids=repeated("documents"),
     )  # fmt: skip
-    if not crossed:
+    if not isinstance(model, EncoderDecoder):
         return context
     assert given.source_ids is not None
     source = cross_context(context, given.source_ids.shape[1], repeated("source_lengths"))

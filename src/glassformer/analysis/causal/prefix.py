@@ -12,6 +12,7 @@ from glassformer.analysis.causal.schedule import Entry
 from glassformer.analysis.components import blocks_of
 from glassformer.analysis.inputs import Inputs
 from glassformer.attention import AttentionLayer
+from glassformer.models import Encoder
 from glassformer.models.block import pick
 from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.trace import Edit, Site, Tape
@@ -88,6 +89,9 @@ class Prefix:
             touched: Sites that it edits or reads.
         """
         first = Entry(len(self.stacks) - 1, 0)
+        # what reads both ways leaves nothing behind that later edits do not change
+        if isinstance(self.model, Encoder):
+            return False
         if entry.stack != first.stack or TOKENS in (entry.layer, self._known(first).layer):
             return False
         if self.given.kwargs.get("documents") is not None:

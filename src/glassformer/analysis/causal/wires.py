@@ -238,7 +238,7 @@ class Wires:
     def context(self, worlds: int) -> Context:
         """Return the facts of a pass with so many worlds side by side."""
         if worlds not in self._contexts:
-            self._contexts[worlds] = context_of(self.given, worlds, isinstance(self.model, EncoderDecoder))
+            self._contexts[worlds] = context_of(self.given, worlds, self.model)
         return self._contexts[worlds]
 
     def _place(self, pos: int, row: int) -> int:
@@ -248,7 +248,7 @@ class Wires:
         return pos % length
 
     def _recorded(self, given: Inputs) -> Pass:
-        self._contexts = {1: (context := context_of(given, 1, isinstance(self.model, EncoderDecoder)))}
+        self._contexts = {1: (context := context_of(given, 1, self.model))}
         source = None
         if isinstance(self.model, EncoderDecoder):
             source = self.model.encode(given.source_ids, given.kwargs.get("source_lengths"))

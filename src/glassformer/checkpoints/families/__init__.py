@@ -5,6 +5,9 @@ from typing import Any
 
 from glassformer.checkpoints.families.bart import BART, MARIAN
 from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
+from glassformer.checkpoints.families.bloom import BLOOM
+from glassformer.checkpoints.families.diffllama import DIFFLLAMA
+from glassformer.checkpoints.families.falcon import FALCON
 from glassformer.checkpoints.families.family import (
     Family,
     Piece,
@@ -16,12 +19,27 @@ from glassformer.checkpoints.families.family import (
     taken_apart,
 )
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from glassformer.checkpoints.families.gpt2 import GPT2
+from glassformer.checkpoints.families.gpt_neo import GPT_NEO
+from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
+from glassformer.checkpoints.families.gpt_oss import GPT_OSS
+from glassformer.checkpoints.families.gptj import GPTJ
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from glassformer.checkpoints.families.olmo import OLMO, OLMO2
+from glassformer.checkpoints.families.opt import OPT
+from glassformer.checkpoints.families.phi import PHI
+from glassformer.checkpoints.families.phi3 import PHI3
+from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
+from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.errors import CheckpointError, nearest
 
-FAMILIES: tuple[Family, ...] = (BART, BERT, DISTILBERT, GPT2, LLAMA, MARIAN, ROBERTA, T5)
+FAMILIES: tuple[Family, ...] = (
+    BART, BERT, BLOOM, DIFFLLAMA, DISTILBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GPT2, GPTJ, GPT_NEO, GPT_NEOX,
+    GPT_OSS, LLAMA, MARIAN, MISTRAL, MIXTRAL, OLMO, OLMO2, OPT, PHI, PHI3, QWEN2, QWEN3, ROBERTA, STABLELM, T5,
+)  # fmt: skip
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:

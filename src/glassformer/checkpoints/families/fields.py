@@ -12,13 +12,16 @@ T = TypeVar("T")
 # their names of activations, ours
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu_squared",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 
 

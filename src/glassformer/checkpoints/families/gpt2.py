@@ -2,28 +2,37 @@
 
 from typing import Any
 
+from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
+from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block
 
 
 def _config(fields: Fields) -> DecoderConfig:
     d_model = fields.whole("n_embd")
     fields.only("add_cross_attention", False, "it reads an encoder that is not there")
-    fields.only("scale_attn_by_inverse_layer_idx", False, "scores are not scaled by layer")
-    fields.only("scale_attn_weights", True, "scores are scaled by 1 / sqrt(d_head)")
+    n_heads, n_layers = fields.whole("n_head"), fields.whole("n_layer")
     norm = LayerNorm(fields.number("layer_norm_epsilon", 1e-5))
     mlp = Mlp(fields.whole("n_inner", 4 * d_model), fields.activation("activation_function", "gelu_new"))
-    layer = block(n_heads=fields.whole("n_head"), bias=True, norm=norm, mlp=mlp)
+    scales = _scales(fields, d_model // max(n_heads, 1), n_layers)
+    layers = (block(Softmax(scale=scale), n_heads=n_heads, bias=True, norm=norm, mlp=mlp) for scale in scales)
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
-        repeat(layer, fields.whole("n_layer")),
+        tuple(layers),
         max_len=fields.whole("n_positions", 1024),
         positions=Learned(),
         final_norm=norm,
         tied=fields.flag("tie_word_embeddings", True),
     )
+
+
+def _scales(fields: Fields, d_head: int, n_layers: int) -> list[float | None]:
+    """Return what the scores of each layer are multiplied by; None for 1 / sqrt(d_head)."""
+    by_width = fields.flag("scale_attn_weights", True)
+    if not fields.flag("scale_attn_by_inverse_layer_idx", False):
+        return [None if by_width else 1.0] * n_layers
+    return [(d_head**-0.5 if by_width else 1.0) / (layer + 1) for layer in range(n_layers)]
 
 
 def _table(fields: Fields, config: Any) -> Table:

@@ -68,6 +68,7 @@ GPT_NEOX = Family(
     _config,
     _table,
     prefixes=("gpt_neox.",),
+    endings={"embed_out.weight": "lm_head.weight"},
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
     copies={"embed_out.weight": "gpt_neox.embed_in.weight"},
 )

@@ -2,34 +2,67 @@
 
 from typing import Any
 
+from glassformer.attention import Softmax, SubLayerConfig
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.rotary import rope, rope_parameters
 from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
 
 
 def _config(fields: Fields) -> DecoderConfig:
+    return llama_config(
+        fields,
+        mlp=gated_mlp(fields, bias=fields.flag("mlp_bias", False)),
+        bias=fields.flag("attention_bias", False),
+    )
+
+
+def llama_config(
+    fields: Fields,
+    *,
+    mlp: SubLayerConfig,
+    bias: bool = False,
+    window: int | None = None,
+    eps: float = 1e-6,
+    base: float = 10000.0,
+    max_len: int = 2048,
+    n_kv_heads: int | None = None,
+) -> DecoderConfig:
+    """Return a decoder of the usual blocks, from fields by the names that Llama gave them.
+
+    Args:
+        fields: The config.
+        mlp: Second sub-layer of every block.
+        bias: Biases on all four maps of attention.
+        window: Keys that a query sees.
+        eps: Of the norms, where the file gives none.
+        base: Of the rotary positions, likewise; max_len and n_kv_heads (as many as query heads) alike.
+    """
     d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    norm = RmsNorm(fields.number("rms_norm_eps", 1e-6))
-    mlp_bias = fields.flag("mlp_bias", False)
-    attention_bias = fields.flag("attention_bias", False)
+    norm = RmsNorm(fields.number("rms_norm_eps", eps))
     layer = block(
+        Softmax(window=window),
         n_heads=n_heads,
-        n_kv_heads=fields.whole("num_key_value_heads", n_heads),
+        n_kv_heads=fields.whole("num_key_value_heads", n_kv_heads or n_heads),
         d_head=fields.whole("head_dim", d_model // n_heads),
-        positions=rope(fields),
-        bias=attention_bias,
+        positions=rope(fields, base=base),
+        bias=bias,
         norm=norm,
-        mlp=Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), True, mlp_bias),
+        mlp=mlp,
     )
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
         repeat(layer, fields.whole("num_hidden_layers")),
-        max_len=fields.whole("max_position_embeddings", 2048),
+        max_len=fields.whole("max_position_embeddings", max_len),
         final_norm=norm,
         tied=fields.flag("tie_word_embeddings", False),
     )
+
+
+def gated_mlp(fields: Fields, *, bias: bool = False) -> Mlp:
+    """Return the MLP of such models."""
+    return Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), gated=True, bias=bias)
 
 
 def _table(fields: Fields, config: Any) -> Table:
@@ -57,27 +90,42 @@ def separate_qkv(config: Any, prefix: str = "model.layers.{i}.self_attn") -> tup
     return tuple(Piece(f"{prefix}.{name}_proj", size) for name, size in zip("qkv", rows))
 
 
-def _express(config: DecoderConfig) -> dict[str, Any]:
+def express_llama(config: DecoderConfig) -> dict[str, Any]:
+    """Return a config as fields by the names that Llama gave them, MLP aside; the first block speaks for all."""
     attention: Any = config.layers[0].parts[0]
-    mlp: Any = config.layers[0].parts[1]
     dims = attention.dims(config.d_model, config.max_len)
+    scaling = attention.positions.scaling
+    own = getattr(scaling, "original_length", None)
     return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
-        "intermediate_size": mlp.d_mlp or 4 * config.d_model,
         "num_hidden_layers": len(config.layers),
         "num_attention_heads": dims.n_heads,
         "num_key_value_heads": dims.n_kv_heads,
         "head_dim": dims.d_head,
-        "hidden_act": mlp.activation,
-        "max_position_embeddings": config.max_len,
+        # such a scaling starts where the trained length ends
+        "max_position_embeddings": own if scaling is not None and scaling.kind == "dynamic" else config.max_len,
         "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
-        "rope_parameters": {"rope_type": "default", "rope_theta": attention.positions.base},
-        "attention_bias": attention.projection.bias,
-        "mlp_bias": mlp.bias,
+        "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,
+    }
+
+
+def express_mlp(config: DecoderConfig) -> dict[str, Any]:
+    """Return the sizes of the first block's MLP."""
+    mlp: Any = config.layers[0].parts[1]
+    return {"intermediate_size": mlp.d_mlp or 4 * config.d_model, "hidden_act": mlp.activation}
+
+
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    attention, mlp = config.layers[0].parts
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": attention.projection.bias,  # type: ignore[union-attr]
+        "mlp_bias": mlp.bias,  # type: ignore[union-attr]
+        **express_llama(config),
+        **express_mlp(config),
     }
 
 

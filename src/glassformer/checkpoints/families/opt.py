@@ -1,4 +1,4 @@
-"""OPT: learned positions that begin at the table's third row, ReLU; norms behind and narrow token vectors in one size."""
+"""OPT: learned positions from the table's third row on, ReLU; in one size norms behind parts, narrow token vectors."""
 
 from typing import Any
 

@@ -1,0 +1,117 @@
+"""Gemma 1 to 3: scaled embeddings, gains stored less one, tanh GELU gates.
+
+Gemma 2 adds a norm behind each sub-layer, caps on scores and logits, and a window in every other layer; Gemma 3 has
+norms on queries and keys in place of the cap on scores, five layers with a window to one without, and slower rotary
+positions in the latter.
+"""
+
+from typing import Any
+
+from glassformer.attention import QueryKeyNorm, Rope, Softmax
+from glassformer.checkpoints.families.family import Family, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.shared import (
+    FULL,
+    SLIDING,
+    gated_decoder,
+    layer_kinds,
+    query_key_names,
+    window_of,
+)
+from glassformer.models import DecoderConfig, RmsNorm
+
+_BIDIRECTIONAL = "here every position sees those before it"
+
+
+def _config_1(fields: Fields) -> DecoderConfig:
+    fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
+    positions, bias = rope(fields), fields.flag("attention_bias", False)
+    # the first files say "gelu" and mean its tanh form
+    act = fields.get("hidden_act", "gelu")
+    activation = "gelu_tanh" if act == "gelu" else fields.activation("hidden_act")
+    return _decoder(fields, lambda i: {"positions": positions, "bias": bias}, activation, max_len=8192)
+
+
+def _config_2(fields: Fields) -> DecoderConfig:
+    fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
+    kinds = layer_kinds(fields, lambda i: i % 2 == 0)
+    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    cap = _cap(fields, "attn_logit_softcapping", 50.0)
+    positions, bias = rope(fields), fields.flag("attention_bias", False)
+
+    def layer(i: int) -> dict[str, Any]:
+        mixer = Softmax(window_of(fields, kinds[i]), scale, cap)
+        return {"mixer": mixer, "positions": positions, "bias": bias, "wiring": "sandwich"}
+
+    logit_cap = _cap(fields, "final_logit_softcapping", 30.0)
+    return _decoder(fields, layer, _activation(fields), max_len=8192, logit_cap=logit_cap)
+
+
+def _config_3(fields: Fields) -> DecoderConfig:
+    fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
+    fields.only("attn_logit_softcapping", None, "scores have no cap in the reference, whatever the file says")
+    period = fields.whole("sliding_window_pattern", fields.whole("_sliding_window_pattern", 6))
+    kinds = layer_kinds(fields, lambda i: (i + 1) % period != 0)
+    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    positions = {FULL: rope(fields, FULL, 1_000_000.0), SLIDING: _local_rope(fields)}
+    norm = QueryKeyNorm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
+    bias = fields.flag("attention_bias", False)
+
+    def layer(i: int) -> dict[str, Any]:
+        mixer = Softmax(window_of(fields, kinds[i]), scale)
+        kind = {"positions": positions[kinds[i]], "mixer": mixer}
+        return kind | {"bias": bias, "qk_norm": norm, "wiring": "sandwich"}
+
+    cap = _cap(fields, "final_logit_softcapping", None)
+    return _decoder(fields, layer, _activation(fields), max_len=131_072, logit_cap=cap)
+
+
+def _local_rope(fields: Fields) -> Rope:
+    if "rope_parameters" in fields:
+        return rope(fields, SLIDING)
+    # older files scale only the layers that see everything
+    return Rope(fields.number("rope_local_base_freq", 10_000.0))
+
+
+def _decoder(fields: Fields, layer: Any, activation: str, **whole: Any) -> DecoderConfig:
+    # the width of a head is no share of the model's
+    sized = Fields({"head_dim": 256, **fields.data}, fields.where)
+    norm = RmsNorm(fields.number("rms_norm_eps", 1e-6), offset=1.0)
+    return gated_decoder(sized, norm, layer, activation=activation, tied=True, embed_scale=True, **whole)
+
+
+def _activation(fields: Fields) -> str:
+    return fields.activation("hidden_activation", "gelu_pytorch_tanh")
+
+
+def _cap(fields: Fields, name: str, default: float | None) -> float | None:
+    # null is a value here: no cap
+    if name not in fields.data:
+        return default
+    return fields.number(name) if name in fields else None
+
+
+def _table(fields: Fields, config: Any) -> Table:
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+
+
+def _sandwich_table(fields: Fields, config: Any) -> Table:
+    return {
+        **_table(fields, config),
+        **query_key_names(config, ("q_norm", "k_norm")),
+        "stack.blocks.{i}.attn_norm_after": "model.layers.{i}.post_attention_layernorm",
+        "stack.blocks.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
+        "stack.blocks.{i}.mlp_norm_after": "model.layers.{i}.post_feedforward_layernorm",
+    }
+
+
+_LAYOUT: dict[str, Any] = {
+    "prefixes": ("model.",),
+    "ignored": ("*.rotary_emb.inv_freq",),
+    "copies": {"lm_head.weight": "model.embed_tokens.weight"},
+}
+GEMMA = Family("Gemma", ("gemma",), _config_1, _table, **_LAYOUT)
+GEMMA2 = Family("Gemma 2", ("gemma2",), _config_2, _sandwich_table, **_LAYOUT)
+GEMMA3 = Family("Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, **_LAYOUT)

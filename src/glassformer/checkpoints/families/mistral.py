@@ -1,0 +1,97 @@
+"""Mistral, Llama's blocks with a sliding window; and Mixtral, those with a mixture of experts in place of the MLP."""
+
+from typing import Any
+
+from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import (
+    LLAMA_NAMES,
+    express_llama,
+    express_mlp,
+    gated_mlp,
+    llama_config,
+    separate_qkv,
+)
+from glassformer.models import DecoderConfig, MixtureOfExperts
+
+LONGEST = 4096 * 32
+
+
+def _mistral_config(fields: Fields) -> DecoderConfig:
+    # null is no window, and no field at all is the window of the first model
+    window = fields.whole("sliding_window") if "sliding_window" in fields else None
+    window = window if "sliding_window" in fields.data else 4096
+    return llama_config(fields, mlp=gated_mlp(fields), window=window, max_len=LONGEST, n_kv_heads=8)
+
+
+def _mistral_table(fields: Fields, config: Any) -> Table:
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+
+
+def _mixtral_config(fields: Fields) -> DecoderConfig:
+    experts = MixtureOfExperts(
+        fields.whole("num_local_experts", 8),
+        fields.whole("num_experts_per_tok", 2),
+        fields.whole("intermediate_size"),
+        fields.activation("hidden_act", "silu"),
+    )
+    window = fields.whole("sliding_window") if "sliding_window" in fields else None
+    return llama_config(fields, mlp=experts, window=window, eps=1e-5, base=1e6, max_len=LONGEST, n_kv_heads=8)
+
+
+def _mixtral_table(fields: Fields, config: Any) -> Table:
+    experts: Any = config.layers[0].parts[1]
+    shapes = {"gate": ("w1", experts.d_mlp, config.d_model), "input": ("w3", experts.d_mlp, config.d_model)}
+    shapes |= {"output": ("w2", config.d_model, experts.d_mlp)}
+    theirs = "model.layers.{i}.block_sparse_moe"
+    stacked = {
+        f"stack.blocks.{{i}}.mlp.{ours}": tuple(
+            Piece(f"{theirs}.experts.{e}.{name}", shape=tuple(shape)) for e in range(experts.n_experts)
+        )
+        for ours, (name, *shape) in shapes.items()
+    }
+    return {
+        **LLAMA_NAMES,
+        **stacked,
+        "stack.blocks.{i}.attn.projection.qkv": separate_qkv(config),
+        "stack.blocks.{i}.mlp.router": f"{theirs}.gate",
+    }
+
+
+def _express_mistral(config: DecoderConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].parts[0]
+    return {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": attention.mixer.window,
+        **express_llama(config),
+        **express_mlp(config),
+    }
+
+
+def _express_mixtral(config: DecoderConfig) -> dict[str, Any]:
+    experts: Any = config.layers[0].parts[1]
+    return _express_mistral(config) | {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": experts.n_experts,
+        "num_experts_per_tok": experts.n_chosen,
+    }
+
+
+MISTRAL, MIXTRAL = (
+    Family(
+        name,
+        (name.lower(),),
+        config,
+        table,
+        prefixes=("model.",),
+        ignored=("*.rotary_emb.inv_freq",),
+        copies={"lm_head.weight": "model.embed_tokens.weight"},
+        express=express,
+    )
+    for name, config, table, express in (
+        ("Mistral", _mistral_config, _mistral_table, _express_mistral),
+        ("Mixtral", _mixtral_config, _mixtral_table, _express_mixtral),
+    )
+)

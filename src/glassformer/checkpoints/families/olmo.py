@@ -1,0 +1,52 @@
+"""OLMo 1 and 2: Llama's shape with norms that have no parameters and clipped projections (1), or with norms behind each
+sub-layer, none before, and over all queries and all keys (2)."""
+
+from typing import Any
+
+from glassformer.attention import QueryKeyNorm
+from glassformer.checkpoints.families.family import Family, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.shared import gated_decoder, query_key_names
+from glassformer.models import DecoderConfig, LayerNorm, NoNorm, RmsNorm
+
+
+def _config_1(fields: Fields) -> DecoderConfig:
+    clip = fields.number("clip_qkv") if "clip_qkv" in fields else None
+    layer = {"positions": rope(fields), "bias": fields.flag("attention_bias", False), "clip": clip}
+    return gated_decoder(fields, LayerNorm(1e-5, bias=False, gain=False), lambda i: layer)
+
+
+def _config_2(fields: Fields) -> DecoderConfig:
+    eps = fields.number("rms_norm_eps", 1e-5)
+    layer = {
+        "positions": rope(fields),
+        "bias": fields.flag("attention_bias", False),
+        "qk_norm": QueryKeyNorm(over="all", eps=eps),
+        "wiring": "sandwich",
+        "norm_after": RmsNorm(eps),
+    }
+    return gated_decoder(fields, NoNorm(), lambda i: layer, final_norm=RmsNorm(eps))
+
+
+def _table_1(fields: Fields, config: Any) -> Table:
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+
+
+def _table_2(fields: Fields, config: Any) -> Table:
+    return {
+        **_table_1(fields, config),
+        **query_key_names(config, ("q_norm", "k_norm")),
+        "stack.blocks.{i}.attn_norm_after": "model.layers.{i}.post_attention_layernorm",
+        "stack.blocks.{i}.mlp_norm_after": "model.layers.{i}.post_feedforward_layernorm",
+    }
+
+
+_LAYOUT: dict[str, Any] = {
+    "prefixes": ("model.",),
+    "ignored": ("*.rotary_emb.inv_freq",),
+    "copies": {"lm_head.weight": "model.embed_tokens.weight"},
+}
+OLMO = Family("OLMo", ("olmo",), _config_1, _table_1, **_LAYOUT)
+OLMO2 = Family("OLMo 2", ("olmo2",), _config_2, _table_2, **_LAYOUT)

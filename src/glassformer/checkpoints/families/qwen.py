@@ -1,0 +1,58 @@
+"""Qwen 2 and 3: Llama's shape with biases on queries, keys and values (2), or norms on queries and keys (3)."""
+
+from typing import Any
+
+from glassformer.attention import Merge, QueryKeyNorm, Softmax
+from glassformer.checkpoints.families.family import Family, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.shared import gated_decoder, layer_kinds, query_key_names, window_of
+from glassformer.models import DecoderConfig, RmsNorm
+
+
+def _config(fields: Fields, **more: Any) -> DecoderConfig:
+    # the window of files that do not use it is there all the same
+    first = fields.whole("max_window_layers", 28) if fields.flag("use_sliding_window", False) else None
+    kinds = layer_kinds(fields, lambda i: first is not None and i >= first)
+    positions = rope(fields)
+
+    def layer(i: int) -> dict[str, Any]:
+        return {"mixer": Softmax(window_of(fields, kinds[i])), "positions": positions, **more}
+
+    return gated_decoder(fields, RmsNorm(fields.number("rms_norm_eps", 1e-6)), layer, max_len=32768)
+
+
+def _config_2(fields: Fields) -> DecoderConfig:
+    return _config(fields, bias=True, merge=Merge())
+
+
+def _config_3(fields: Fields) -> DecoderConfig:
+    norm = QueryKeyNorm(eps=fields.number("rms_norm_eps", 1e-6))
+    # the head's width has a default of its own, not a share of the model's
+    fields = Fields({"head_dim": 128, **fields.data}, fields.where)
+    return _config(fields, bias=fields.flag("attention_bias", False), qk_norm=norm)
+
+
+def _table(fields: Fields, config: Any) -> Table:
+    norms = query_key_names(config, ("q_norm", "k_norm"))
+    return LLAMA_NAMES | norms | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+
+
+QWEN2 = Family(
+    "Qwen 2",
+    ("qwen2",),
+    _config_2,
+    _table,
+    prefixes=("model.",),
+    ignored=("*.rotary_emb.inv_freq",),
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+)
+QWEN3 = Family(
+    "Qwen 3",
+    ("qwen3",),
+    _config_3,
+    _table,
+    prefixes=("model.",),
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+)

@@ -1,0 +1,92 @@
+"""What many families have in common: Llama's shape, with its details up to the family or even the layer."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from glassformer.attention import QueryKeyNorm, Separate
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.errors import CheckpointError
+from glassformer.models import DecoderConfig, Mlp, NormConfig, block
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def gated_decoder(
+    fields: Fields,
+    norm: NormConfig,
+    layer: Callable[[int], Mapping[str, Any]],
+    *,
+    activation: str | None = None,
+    tied: bool = False,
+    max_len: int = 2048,
+    **whole: Any,
+) -> DecoderConfig:
+    """Return a decoder of grouped heads and gated MLPs without biases.
+
+    Args:
+        fields: The config.
+        norm: The norm everything reads through.
+        layer: What a layer has beside, or instead, as arguments of `block`.
+        activation: Of the MLPs, as we call it; by default what `hidden_act` says.
+        tied: Whether the output matrix is the embedding, where the file does not say.
+        max_len: Longest context, where the file does not say.
+        whole: Further fields of the decoder.
+    """
+    d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    act: Any = fields.activation("hidden_act", "silu") if activation is None else activation
+    shared: dict[str, Any] = {
+        "n_heads": n_heads,
+        "n_kv_heads": fields.whole("num_key_value_heads", n_heads),
+        "d_head": fields.whole("head_dim", d_model // n_heads),
+        "norm": norm,
+        "mlp": Mlp(fields.whole("intermediate_size"), act, gated=True, bias=False),
+    }
+    return DecoderConfig(
+        fields.whole("vocab_size"),
+        d_model,
+        tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers"))),
+        max_len=fields.whole("max_position_embeddings", max_len),
+        tied=fields.flag("tie_word_embeddings", tied),
+        **({"final_norm": norm} | whole),
+    )
+
+
+def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
+    """Return for each layer whether it sees everything or a window: `layer_types`, or a rule where there are none.
+
+    Args:
+        fields: The config.
+        slides: The rule: whether a layer, counted from 0, sees a window.
+
+    Raises:
+        CheckpointError: There are not as many as layers, or one is of neither kind.
+    """
+    n = fields.whole("num_hidden_layers")
+    found = fields.get("layer_types", [SLIDING if slides(i) else FULL for i in range(n)])
+    if not isinstance(found, list) or len(found) != n:
+        raise fields.wrong("layer_types", found, f"a list of {n} names, one per layer")
+    for kind in found:
+        if kind not in (FULL, SLIDING):
+            raise CheckpointError(f'"{fields.where}": layer_types has "{kind}"; {FULL} and {SLIDING} are known.')
+    return found
+
+
+def window_of(fields: Fields, kind: str) -> int | None:
+    """Return the window of a kind of layer; raises `CheckpointError` if the file does not give it."""
+    return fields.whole("sliding_window") if kind == SLIDING else None
+
+
+def query_key_names(config: Any, theirs: tuple[str, str]) -> dict[str, str]:
+    """Return rows of a table for the norms on queries and keys, if there are any.
+
+    Args:
+        config: Our config.
+        theirs: Their names for the norm of the queries and that of the keys.
+    """
+    projection = config.layers[0].parts[0].projection
+    if not (isinstance(projection, Separate) and isinstance(projection.qk_norm, QueryKeyNorm)):
+        return {}
+    return {
+        f"stack.blocks.{{i}}.attn.projection.norms.{n}": f"model.layers.{{i}}.self_attn.{name}"
+        for n, name in enumerate(theirs)
+    }

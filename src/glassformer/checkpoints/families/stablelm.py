@@ -1,0 +1,58 @@
+"""StableLM: Llama's shape with LayerNorm, a part of each head rotary, and optionally biases, norms for each head, and
+attention and MLP side by side behind one norm."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.attention import Merge, QueryKeyNorm
+from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.rotary import rope, turned_share
+from glassformer.checkpoints.families.shared import gated_decoder
+from glassformer.models import DecoderConfig, LayerNorm
+
+
+def _config(fields: Fields) -> DecoderConfig:
+    eps = fields.number("layer_norm_eps", 1e-5)
+    layer: dict[str, Any] = {
+        # the first files call it rope_pct
+        "positions": rope(fields, fraction=turned_share(fields, fields.number("rope_pct", 0.25))),
+        "bias": fields.flag("use_qkv_bias", False),
+        "merge": Merge(),
+    }
+    if fields.flag("qk_layernorm", False):
+        layer["qk_norm"] = QueryKeyNorm(gains="own", centred=True, eps=eps)
+    if fields.flag("use_parallel_residual", False):
+        layer |= {"wiring": "parallel", "shared_norm": True}
+    return gated_decoder(fields, LayerNorm(eps), lambda i: layer, max_len=4096)
+
+
+def _table(fields: Fields, config: Any) -> Table:
+    attention = config.layers[0].parts[0]
+    dims = attention.dims(config.d_model, config.max_len)
+    norms = {
+        f"stack.blocks.{{i}}.attn.projection.norms.{n}": tuple(
+            Piece(f"model.layers.{{i}}.self_attn.{name}_layernorm.norms.{head}", 1, view=_row, shape=(dims.d_head,))
+            for head in range(heads)
+        )
+        for n, (name, heads) in enumerate((("q", dims.n_heads), ("k", dims.n_kv_heads)))
+    }
+    return LLAMA_NAMES | norms | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+
+
+def _row(gain: Tensor) -> Tensor:
+    return torch.atleast_2d(gain)
+
+
+STABLELM = Family(
+    "StableLM",
+    ("stablelm", "stablelm_epoch"),
+    _config,
+    _table,
+    prefixes=("model.",),
+    ignored=("*.rotary_emb.inv_freq",),
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+)

@@ -1,0 +1,71 @@
+"""Configs as they were published, in the layout of their day: read alike in today's, with the published sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer.checkpoints.checkpoint import translated
+from glassformer.models.accounting import count_parameters
+
+WHERE = Path("config.json")
+# what config.json of each says, and how many parameters its authors count
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "gpt-neo-125m": (
+        {
+            "model_type": "gpt_neo", "vocab_size": 50257, "hidden_size": 768, "num_layers": 12, "num_heads": 12,
+            "intermediate_size": None, "attention_types": [[["global", "local"], 6]], "window_size": 256,
+            "max_position_embeddings": 2048, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+        },
+        125_198_592,
+    ),
+    "pythia-70m": (
+        {
+            "model_type": "gpt_neox", "vocab_size": 50304, "hidden_size": 512, "num_hidden_layers": 6,
+            "num_attention_heads": 8, "intermediate_size": 2048, "hidden_act": "gelu", "rotary_pct": 0.25,
+            "rotary_emb_base": 10000, "max_position_embeddings": 2048, "layer_norm_eps": 1e-5,
+            "use_parallel_residual": True, "tie_word_embeddings": False,
+        },
+        70_426_624,
+    ),
+    "gpt-j-6b": (
+        {
+            "model_type": "gptj", "vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
+            "n_inner": None, "n_positions": 2048, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+            "rotary": True, "scale_attn_weights": True, "tie_word_embeddings": False,
+        },
+        6_050_882_784,
+    ),
+    "opt-350m": (
+        {
+            "model_type": "opt", "vocab_size": 50272, "hidden_size": 1024, "word_embed_proj_dim": 512, "ffn_dim": 4096,
+            "num_hidden_layers": 24, "num_attention_heads": 16, "max_position_embeddings": 2048,
+            "do_layer_norm_before": False, "activation_function": "relu",
+        },
+        331_196_416,
+    ),
+    "phi-2": (
+        {
+            "model_type": "phi", "vocab_size": 51200, "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": None, "hidden_act": "gelu_new",
+            "partial_rotary_factor": 0.4, "rope_theta": 10000.0, "rope_scaling": None, "qk_layernorm": False,
+            "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
+        },
+        2_779_683_840,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
+    config, expected = PUBLISHED[name]
+    assert sum(count_parameters(translated(config, WHERE)[1]).values()) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_says_the_same_in_the_layout_of_its_day_and_in_todays(name: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config, _ = PUBLISHED[name]
+    today = CONFIG_MAPPING[config["model_type"]].from_dict(config).to_dict()
+    assert translated(config, WHERE)[1] == translated(today, WHERE)[1]
