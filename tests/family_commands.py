@@ -13,8 +13,10 @@ import re
 import tempfile
 from pathlib import Path
 
+from glassformer.checkpoints import config_of
 from glassformer.cli import main
 from glassformer.data import word_tokenizer
+from glassformer.models import DecoderConfig, EncoderDecoderConfig
 
 WORKS = "works"
 TEXT = "the cat sat on the"
@@ -39,26 +41,22 @@ def with_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def outcomes(folder: Path, commands: dict[str, str] = COMMANDS, reads_pairs: bool = False) -> dict[str, str]:
-    """Return what each command made of a folder.
-
-    Args:
-        folder: A checkpoint with a tokenizer, see `with_tokenizer`.
-        commands: By verb.
-        reads_pairs: Whether it is an encoder-decoder.
-    """
+def outcomes(folder: Path) -> dict[str, str]:
+    """Return what each command made of a checkpoint with a tokenizer, see `with_tokenizer`."""
+    kind = type(config_of(folder))
     with tempfile.TemporaryDirectory() as scratch:
-        return {verb: _outcome(verb, line, folder, Path(scratch), reads_pairs) for verb, line in commands.items()}
+        return {verb: _outcome(verb, line, folder, Path(scratch), kind) for verb, line in COMMANDS.items()}
 
 
-def _outcome(verb: str, line: str, folder: Path, scratch: Path, reads_pairs: bool) -> str:
+def _outcome(verb: str, line: str, folder: Path, scratch: Path, kind: type) -> str:
     document, data = scratch / f"{verb}.json", scratch / "text.txt"
-    data.write_text("the cat sat on the mat and his dog ran to the mat\n" * 8, encoding="utf-8")
+    data.write_text("the cat sat on the mat and his dog ran to the mat\n" * 60, encoding="utf-8")
     places = {"folder": folder, "text": TEXT, "other": "the dog sat on the", "json": document, "data": data}
-    if reads_pairs:
+    if kind is not DecoderConfig:
+        # losses on text are of next tokens
         line = line.replace(" --data {data} --rows 2", "")
-        line += READ if verb == "patch" else ""
-        places["target"] = "a cat"
+    if kind is EncoderDecoderConfig and verb == "patch":
+        line, places["target"] = line + READ, "a cat"
     arguments = [word.format(**places) for word in line.split()]
     code, error = _run(arguments)
     if code == 0:
