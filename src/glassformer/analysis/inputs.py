@@ -1,6 +1,7 @@
 """From what a caller gives (text, ids, a batch, arguments of any module) to what a model reads."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,6 +147,14 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
     # a model may have more rows in its embedding than its tokenizer has tokens
     known = tokenizer.vocab_size
     return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of ids; those that a model has beyond its tokenizer's tokens appear as `<id>`."""
+    known, parts = tokenizer.vocab_size, []
+    for beyond, some in itertools.groupby(ids, lambda id: id >= known):
+        parts += [f"<{id}>" for id in some] if beyond else [tokenizer.decode(some)]
+    return "".join(parts)
 
 
 def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.analysis.inputs import Inputs, prepare
-from glassformer.errors import CheckpointError, ShapeMismatch, SiteNotRead, nearest
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, Encoder, EncoderDecoder
@@ -68,6 +68,16 @@ class Run(Mapping[str, Labelled]):
     def source_tokens(self) -> list[str]:
         """Readable tokens of the encoder's first row; empty for a decoder."""
         return list(self.source_rows[0]) if self.source_rows else []
+
+    def predictions(self) -> Tensor:
+        """Return the logits, `batch pos vocab`; raises `AnalysisUnavailable` if the model gives none."""
+        if self.logits is None:
+            raise AnalysisUnavailable(
+                f'"{getattr(self.model, "name", "this model")}" gives no logits, which predictions are read from.\n'
+                "    Read its sites instead: gf.run(model, text, read=[\"blocks.*.resid_post\", \"*.pattern\"]); a "
+                "checkpoint with a language-model head gives logits."
+            )
+        return self.logits
 
     def __getitem__(self, name: str) -> Labelled:
         if name not in self.sites:

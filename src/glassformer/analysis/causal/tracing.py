@@ -285,13 +285,10 @@ def _tokens(
     model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any
 ) -> tuple[int, int]:
     if answer is None:
-        logits = run(model, *_copies(asked, 1)).logits
-        assert logits is not None, "our models have logits"
-        answer = int(logits[0, -1].argmax())
+        answer = int(run(model, *_copies(asked, 1)).predictions()[0, -1].argmax())
     answer = token_id(model, answer)
     if wrong is None:
-        logits = run(model, *many, edit=edit).logits
-        assert logits is not None, "our models have logits"
+        logits = run(model, *many, edit=edit).predictions()
         likely = logits[:, -1].log_softmax(-1).exp().mean(0)
         likely[answer] = -1
         wrong = int(likely.argmax())
