@@ -8,8 +8,9 @@
 Whose layout the folder has, ours or a published family's, matters nowhere else.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,9 +82,7 @@ class Checkpoint:
         for name in names:
             if name not in self.parts:
                 raise CheckpointError(f'"{self.folder}" has no tensor "{name}".{nearest(name, self.parts)}')
-            found[name] = assembled(
-                name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), wanted
-            )
+            found[name] = assembled(name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), wanted)
             if not self.is_mapped(name, wanted):
                 self.files.release(self.stored_as(name))
         return found
@@ -91,6 +90,8 @@ class Checkpoint:
     def is_mapped(self, name: str, dtype: torch.dtype | None = None) -> bool:
         """Whether one of our tensors lies in a file as it is wanted, so that reading it copies nothing."""
         pieces = self.parts[name].pieces
+        if not pieces:
+            return False
         as_stored = self.files[self.stored[pieces[0].name]].dtype == (dtype or self.dtype)
         return len(pieces) == 1 and pieces[0].is_whole and as_stored
 
@@ -131,9 +132,9 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
     files = TensorFiles(folder)
     quantised = [(name, place.stored_as) for name, place in files.items() if place.dtype is None]
     model = skeleton(ours, len(files), folder)
-    parts = sources(
-        {name: tuple(v.shape) for name, v in model.state_dict().items()}, family.table(Fields(config, str(where)), ours)
-    )
+    with _read_as(family, where):
+        table = family.table(Fields(config, str(where)), ours)
+    parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
     stored = stored_names(family, parts, files)
     wanted = set(stored.values())
     for name, kind in quantised:
@@ -157,13 +158,28 @@ def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelCon
             "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
         )
     family = recognise(config, str(where))
-    try:
+    with _read_as(family, where):
         return family, family.config(Fields(config, str(where)))
+
+
+@contextlib.contextmanager
+def _read_as(family: Family, where: Path) -> Iterator[None]:
+    """Turn what goes wrong while a config is translated into an error about that config."""
+    try:
+        yield
+    except CheckpointError:
+        raise
     except ConfigError as error:
         raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # no heads to divide by, no layers to look at, a list where a number belongs
+        raise CheckpointError(
+            f'"{where}" contradicts itself, read as {family.name} ({type(error).__name__}: {error}); check its sizes '
+            "and lists."
+        ) from error
 
 
-def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
+def open_own(folder: Path, config: ModelConfig, origin: Origin | None = None) -> Checkpoint:
     """Open a folder in our own layout, whole or in several files, whose config was read already."""
     files = TensorFiles(folder)
     model = skeleton(config, len(files), folder)
@@ -175,7 +191,7 @@ def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
         problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in extra[:3]]
         raise CheckpointError(f'"{folder}" does not fit its config: {" ".join(problems)}')
     parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes})
+    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes}, origin)
 
 
 def config_file(folder: Path) -> tuple[dict[str, Any], Path]:
