@@ -81,9 +81,7 @@ class Checkpoint:
         for name in names:
             if name not in self.parts:
                 raise CheckpointError(f'"{self.folder}" has no tensor "{name}".{nearest(name, self.parts)}')
-            found[name] = assembled(
-                name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), wanted
-            )
+            found[name] = assembled(name, self.parts[name], lambda theirs: self.files.read(self.stored[theirs]), wanted)
             if not self.is_mapped(name, wanted):
                 self.files.release(self.stored_as(name))
         return found

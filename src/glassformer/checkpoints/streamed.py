@@ -27,9 +27,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint, place
 from glassformer.errors import CheckpointError
 
 
-def streamed(
-    checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Any:
+def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Any:
     """Return the model of a checkpoint with the weights of its blocks left in their files.
 
     Args:

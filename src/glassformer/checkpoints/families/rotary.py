@@ -44,6 +44,23 @@ def rope(
     return Rope(own.number("rope_theta", fields.number("rope_theta", base)), scaling=scaling, **more)
 
 
+def longest(fields: Fields, positions: object, default: int) -> int:
+    """Return the longest context that a config means: what its scaling of rotary positions is made for.
+
+    Args:
+        fields: The config.
+        positions: Its positions.
+        default: Where the file gives none.
+    """
+    length = fields.whole("max_position_embeddings", default)
+    scaling = positions.scaling if isinstance(positions, Rope) else None
+    if isinstance(scaling, LinearScaling | DynamicScaling):
+        return round(length * scaling.factor)
+    if isinstance(scaling, Llama3Scaling | YarnScaling | LongScaling):
+        return max(length, round(scaling.original_length * scaling.factor))
+    return length
+
+
 def turned_share(fields: Fields, default: float = 1.0) -> float:
     """Return the share of each head that turns (`partial_rotary_factor`)."""
     own = _described(fields, None, 10000.0)
