@@ -89,7 +89,7 @@ class TensorFiles(Mapping[str, Place]):
         """Return a tensor as it is stored: a view on the mapped file.
 
         Raises:
-            CheckpointError: Its file cannot be read, is shorter than it was, or stores it in a type weights do not have.
+            CheckpointError: Its file cannot be read or is shorter than it was, or it is of a type weights do not have.
         """
         place = self._places[name]
         if place.dtype is None:

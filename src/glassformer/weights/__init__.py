@@ -4,6 +4,7 @@ w = weights.of(model)
 w["L1H6"].ov().eigenvalues()
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from glassformer.weights.factored import Entries, Factored, Svd
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
+def of(model: Any, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return a model's matrices, head by head.
 
     Args:
@@ -47,7 +48,7 @@ def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
         >>> w.Q[0].data_ptr() == model.stack.blocks[0].attn.projection.qkv.weight.data_ptr()
         True
     """
-    w = views(model)
+    w = views(model, layers)
     w = _fold(w) if fold else w
     return _augment(w) if augment else w
 

@@ -1,25 +1,75 @@
 """Llama 1 to 3.x: RMSNorm, rotary positions, grouped keys, SwiGLU."""
 
+from collections.abc import Callable
 from typing import Any
 
-from glassformer.attention import DynamicScaling, LinearScaling
+from torch import Tensor
+
+from glassformer.attention import DynamicScaling, Rope, Softmax, SubLayerConfig
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
-from glassformer.checkpoints.families.shared import gated_decoder
-from glassformer.models import DecoderConfig, Mlp, RmsNorm
+from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
 
 
 def _config(fields: Fields) -> DecoderConfig:
-    mlp = Mlp(
-        fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), True, fields.flag("mlp_bias", False)
+    return llama_config(
+        fields,
+        mlp=gated_mlp(fields, bias=fields.flag("mlp_bias", False)),
+        bias=fields.flag("attention_bias", False),
     )
-    layer = {"positions": rope(fields), "bias": fields.flag("attention_bias", False), "mlp": mlp}
-    return gated_decoder(fields, RmsNorm(fields.number("rms_norm_eps", 1e-6)), lambda i: layer)
+
+
+def llama_config(
+    fields: Fields,
+    *,
+    mlp: SubLayerConfig,
+    bias: bool = False,
+    window: int | None = None,
+    eps: float = 1e-6,
+    base: float = 10000.0,
+    max_len: int = 2048,
+    n_kv_heads: int | None = None,
+) -> DecoderConfig:
+    """Return a decoder of the usual blocks, from fields by the names that Llama gave them.
+
+    Args:
+        fields: The config.
+        mlp: Second sub-layer of every block.
+        bias: Biases on all four maps of attention.
+        window: Keys that a query sees.
+        eps: Of the norms, where the file gives none.
+        base: Of the rotary positions, likewise; max_len and n_kv_heads (as many as query heads) alike.
+    """
+    d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    norm = RmsNorm(fields.number("rms_norm_eps", eps))
+    layer = block(
+        Softmax(window=window),
+        n_heads=n_heads,
+        n_kv_heads=fields.whole("num_key_value_heads", n_kv_heads or n_heads),
+        d_head=fields.whole("head_dim", d_model // n_heads),
+        positions=rope(fields, base=base),
+        bias=bias,
+        norm=norm,
+        mlp=mlp,
+    )
+    return DecoderConfig(
+        fields.whole("vocab_size"),
+        d_model,
+        repeat(layer, fields.whole("num_hidden_layers")),
+        max_len=fields.whole("max_position_embeddings", max_len),
+        final_norm=norm,
+        tied=fields.flag("tie_word_embeddings", False),
+    )
+
+
+def gated_mlp(fields: Fields, *, bias: bool = False) -> Mlp:
+    """Return the MLP of such models."""
+    return Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), gated=True, bias=bias)
 
 
 def _table(fields: Fields, config: Any) -> Table:
-    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config, pairing="half")}
 
 
 LLAMA_NAMES: dict[str, Any] = {
@@ -35,12 +85,34 @@ LLAMA_NAMES: dict[str, Any] = {
 }
 
 
-def separate_qkv(config: Any, prefix: str = "model.layers.{i}.self_attn") -> tuple[Piece, ...]:
-    """Return query, key and value maps that are stored one by one, as most models store them."""
+def separate_qkv(
+    config: Any,
+    prefix: str = "model.layers.{i}.self_attn",
+    names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+    pairing: str | None = None,
+) -> tuple[Piece, ...]:
+    """Return query, key and value maps that are stored one by one, as most models store them.
+
+    Args:
+        config: Ours.
+        prefix: Of their names.
+        names: Of the three.
+        pairing: How they order rotary pairs, where ours may have the other order; by default as ours does.
+    """
     attention = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
+    heads = (dims.n_heads, dims.n_kv_heads)
     rows = (dims.n_heads * dims.d_head, dims.n_kv_heads * dims.d_head, dims.n_kv_heads * dims.d_value)
-    return tuple(Piece(f"{prefix}.{name}_proj", size) for name, size in zip("qkv", rows))
+    turned = [_reordered(attention.positions, pairing, n, dims.d_head) for n in heads]
+    return tuple(Piece(f"{prefix}.{name}", size, view=view) for name, size, view in zip(names, rows, (*turned, None)))
+
+
+def _reordered(positions: Any, pairing: str | None, n_heads: int, d_head: int) -> Callable[[Tensor], Tensor] | None:
+    """Return the view on rows in which their rotary pairs are in our order; None where they are already."""
+    if pairing is None or not isinstance(positions, Rope) or positions.pairing == pairing:
+        return None
+    pairs = (2, d_head // 2) if pairing == "half" else (d_head // 2, 2)
+    return lambda rows: rows.unflatten(0, (n_heads, *pairs)).transpose(1, 2)
 
 
 def express_llama(config: DecoderConfig) -> dict[str, Any]:
@@ -48,7 +120,6 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
     scaling = attention.positions.scaling
-    from_there = isinstance(scaling, LinearScaling | DynamicScaling)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -56,8 +127,8 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
         "num_attention_heads": dims.n_heads,
         "num_key_value_heads": dims.n_kv_heads,
         "head_dim": dims.d_head,
-        # in files with these scalings, the length trained on
-        "max_position_embeddings": round(config.max_len / scaling.factor) if from_there else config.max_len,
+        # dynamic scaling starts where the trained length ends
+        "max_position_embeddings": scaling.original_length if isinstance(scaling, DynamicScaling) else config.max_len,
         "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
         "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,
@@ -91,4 +162,5 @@ LLAMA = Family(
     ignored=("*.rotary_emb.inv_freq",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     express=_express,
+    any_pairing=True,
 )
