@@ -75,5 +75,6 @@ def test_an_unknown_scaling_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(CheckpointError) as caught:
         rope(fields)
     assert str(caught.value) == (
-        '"model/config.json": rope scaling "spiral" is not known. Known: default, dynamic, linear, llama3, longrope, yarn.'
+        '"model/config.json": rope scaling "spiral" is not known. '
+        "Known: default, dynamic, linear, llama3, longrope, yarn."
     )
