@@ -61,7 +61,8 @@ def test_scaled_frequencies_equal_the_references(name: str) -> None:
         ({"rope_type": "default"}, 256),
         ({"rope_type": "linear", "factor": 4.0}, 1024),
         ({"rope_type": "dynamic", "factor": 2.0}, 512),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
         ({"rope_type": "longrope", "original_max_position_embeddings": 32} | FACTORS, 256),
     ],
 )

@@ -45,7 +45,9 @@ def rope(
 
 
 def longest(fields: Fields, positions: object, default: int) -> int:
-    """Return the longest context that a config means: what its scaling of rotary positions is made for.
+    """Return the longest context that a config means.
+
+    Where it gives the length trained on, that is as many times longer as the scaling of rotary positions makes it.
 
     Args:
         fields: The config.
@@ -54,11 +56,8 @@ def longest(fields: Fields, positions: object, default: int) -> int:
     """
     length = fields.whole("max_position_embeddings", default)
     scaling = positions.scaling if isinstance(positions, Rope) else None
-    if isinstance(scaling, LinearScaling | DynamicScaling):
-        return round(length * scaling.factor)
-    if isinstance(scaling, Llama3Scaling | YarnScaling | LongScaling):
-        return max(length, round(scaling.original_length * scaling.factor))
-    return length
+    trained = length if isinstance(scaling, LinearScaling) else getattr(scaling, "original_length", None)
+    return round(length * getattr(scaling, "factor", 1.0)) if trained == length else length
 
 
 def turned_share(fields: Fields, default: float = 1.0) -> float:

@@ -44,14 +44,15 @@ def gated_decoder(
         "norm": norm,
         "mlp": Mlp(fields.whole("intermediate_size"), act, gated=True, bias=False),
     }
-    layers = tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers")))
+    rest: dict[str, Any] = {"final_norm": norm} | whole
+    layers = tuple(block(**(shared | dict(layer(i)))) for i in range(fields.whole("num_hidden_layers")))
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
         layers,
         max_len=longest(fields, layer(0).get("positions"), max_len),
         tied=fields.flag("tie_word_embeddings", tied),
-        **({"final_norm": norm} | whole),
+        **rest,
     )
 
 
