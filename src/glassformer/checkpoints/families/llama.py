@@ -8,8 +8,8 @@ from torch import Tensor
 from glassformer.attention import DynamicScaling, LinearScaling, Rope
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
-from glassformer.checkpoints.families.shared import gated_decoder
 from glassformer.models import DecoderConfig, Mlp, RmsNorm
 
 

@@ -6,8 +6,8 @@ from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
 from glassformer.checkpoints.families.rotary import rope, turned_share
-from glassformer.checkpoints.families.shared import gated_decoder
 from glassformer.models import DecoderConfig, RmsNorm
 
 # what files written before the scaling had a name of its own call it
