@@ -6,6 +6,7 @@ from typing import Any
 from glassformer.attention import QueryKeyNorm, Separate
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import express_llama, express_mlp
+from glassformer.checkpoints.families.rotary import longest
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Mlp, NormConfig, block
 
@@ -20,6 +21,7 @@ def gated_decoder(
     activation: str | None = None,
     tied: bool = False,
     max_len: int = 2048,
+    n_kv_heads: int | None = None,
     **whole: Any,
 ) -> DecoderConfig:
     """Return a decoder of grouped heads and gated MLPs without biases.
@@ -31,23 +33,25 @@ def gated_decoder(
         activation: Of the MLPs, as we call it; by default what `hidden_act` says.
         tied: Whether the output matrix is the embedding, where the file does not say.
         max_len: Longest context, where the file does not say.
+        n_kv_heads: Key heads, likewise; as many as query heads by default.
         whole: Further fields of the decoder.
     """
     d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     act: Any = fields.activation("hidden_act", "silu") if activation is None else activation
     shared: dict[str, Any] = {
         "n_heads": n_heads,
-        "n_kv_heads": fields.whole("num_key_value_heads", n_heads),
+        "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads or n_heads),
         "d_head": fields.whole("head_dim", d_model // n_heads),
         "norm": norm,
         "mlp": Mlp(fields.whole("intermediate_size"), act, gated=True, bias=False),
     }
     more: dict[str, Any] = {"final_norm": norm} | whole
+    layers = tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers")))
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
-        tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers"))),
-        max_len=fields.whole("max_position_embeddings", max_len),
+        layers,
+        max_len=longest(fields, layer(0).get("positions"), max_len),
         tied=fields.flag("tie_word_embeddings", tied),
         **more,
     )
