@@ -10,7 +10,16 @@ from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
 
 Kind = Literal[
-    "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "readout_bias",
+    "token",
+    "position",
+    "head",
+    "cross_head",
+    "attn_bias",
+    "mlp",
+    "part",
+    "norm_bias",
+    "final_bias",
+    "readout_bias",
     "unembed_bias",
 ]
 
