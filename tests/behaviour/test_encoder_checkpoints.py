@@ -113,14 +113,8 @@ def masked(tmp_path: Path) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     saved("BertForMaskedLM", tmp_path)
-    names = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"the cat sat on a mat dog ran to house and of in was".split(),
-    ]
+    words = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "to", "house", "and", "of", "in", "was"]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     inner = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.add_special_tokens(names[:5])

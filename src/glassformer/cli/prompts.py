@@ -217,6 +217,4 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
 def _likeliest(model: Any, side: Any, target: Any, pos: int) -> int:
     from glassformer.analysis import run
 
-    logits = run(model, side, target).logits
-    assert logits is not None, "one of our models gives logits"
-    return int(logits[0, pos].argmax())
+    return int(run(model, side, target).predictions()[0, pos].argmax())

@@ -113,8 +113,8 @@ class Tokenizer:
         return found
 
     def naming(self, special: int | None, text: str) -> Self:
-        """Return the tokenizer to read a text with in which a special token may be named: names then stand for tokens."""
-        if special is None or self.specials.get(special, "") not in text or special not in self.specials:
+        """Return the tokenizer to read a text with that may name a special token: if so, names stand for tokens."""
+        if special not in self.specials or self.specials[special] not in text:
             return self
         found = copy.copy(self)
         found._specials_in_text = True

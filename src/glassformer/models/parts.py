@@ -85,6 +85,8 @@ class Norm(nn.Module):
     what the norm multiplies by and adds are `gain` and `shift`.
     """
 
+    tied: "Norm | None"
+
     def __init__(
         self,
         config: NormConfig,
