@@ -32,7 +32,7 @@ from glassformer.checkpoints.checkpoint import (
     translated,
 )
 from glassformer.checkpoints.streamed import streamed
-from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
+from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle, way_from_pickle
 from glassformer.data import Roles, Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
 from glassformer.models import ModelConfig
@@ -268,7 +268,7 @@ def _envelope(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
-        advice = " Pickles can run code and are refused; convert them to safetensors." if pickles else ""
+        advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
     try:
         envelope = json.loads(path.read_text(encoding="utf-8"))
