@@ -132,6 +132,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
     return open_published(folder, data, where)
 
 
+def check_contents(folder: str | Path) -> None:
+    """Raise `CheckpointError` if a file of one of our folders is not what its digest says; others have no digests."""
+    folder = folder_of(folder)
+    if not _is_own(folder):
+        return
+    digests = _envelope(folder)["sha256"]
+    for name in digests:
+        if name != "model" and (not (folder / name).is_file() or sha256_of(folder / name) != digests[name]):
+            raise CheckpointError(
+                f'"{folder / name}" is missing, or does not match the digest in {CONFIG}; it is truncated or damaged. '
+                "Copy it again from its source."
+            )
+
+
 def tokenizer_of(folder: str | Path) -> Tokenizer | None:
     """Return the tokenizer of a folder of ours or a published one, None if there is none that can be read."""
     folder = folder_of(folder)
