@@ -2,8 +2,8 @@
 
 python large_checkpoint.py FOLDER [--rounds 3] [--threads 1 2] [--json FILE]
 
-Writes random weights of the shape of Llama 3.2 1B, with an unembedding of its own, in bfloat16 and in several files, one
-after the other, into FOLDER (3 GB; removed at the end unless --keep). Every number is of a process of its own
+Writes random weights of the shape of Llama 3.2 1B, with an unembedding of its own, in bfloat16 and in several files,
+one after the other, into FOLDER (3 GB; removed at the end unless --keep). Every number is of a process of its own
 (`large_side.py`); those of both libraries take turns. The files were just written or read, so they come from the
 system's cache, not from the disk.
 """
@@ -60,7 +60,8 @@ def write(folder: Path, size: str) -> None:
         save_file({name: _drawn(name, shapes[name], i) for name in names}, folder / file, {"format": "pt"})
         places |= dict.fromkeys(names, file)
     total = 2 * sum(torch.Size(shape).numel() for shape in shapes.values())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     _tokenizer().save(str(folder / "tokenizer.json"))
     config.save_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""One process of the large checkpoint's benchmark: `python large_side.py SIDE FOLDER [--threads 1] [--tiny]`; prints JSON.
+"""One process of the large checkpoint's benchmark: `python large_side.py SIDE FOLDER [--threads 1]`; prints JSON.
 
 SIDE is `glassformer` or `transformers`: load, the first token of a prompt, new tokens one by one, each with wall and
 processor seconds; or `explain`: load, and one explanation; or `streamed`: a forward pass that reads the layers as it

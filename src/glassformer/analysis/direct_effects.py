@@ -112,8 +112,8 @@ def direct_effects(
             and position.
         positions: One or several, negative ones counted from the end of each row's text; a tensor `batch place` gives
             every row its own. All by default; those of padding mean nothing.
-        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from removing a component alone, all other writes as they
-            were, the final norm's scale recomputed.
+        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from
+            removing a component alone, all other writes as they were, the final norm's scale recomputed.
 
     Returns:
         Contributions `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …, `final norm bias`, `unembed bias`.
@@ -199,8 +199,7 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
         return Target(directions, total, readout_bias=inside)
     cap = model.unembed.cap
     run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
-    assert run.logits is not None, "a run of one of our models has logits"
-    logits = at.of_stream((run.logits if cap is None else run[model.unembed.at_raw].values).detach())
+    logits = at.of_stream((run.predictions() if cap is None else run[model.unembed.at_raw].values).detach())
     chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
     total = logits.gather(-1, chosen[..., None])[..., 0]
     other = None if against is None else tokens_at(model, against, at)

@@ -37,7 +37,7 @@ from glassformer.analysis.explanation import (
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.analysis.inputs import token_id
+from glassformer.analysis.inputs import decoded, token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.analysis.lens_grid import lens_grid
@@ -45,6 +45,7 @@ from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
+from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -73,7 +74,9 @@ def explain(
     sampling: Sampling | None = None,
     specials: bool | None = None,
 ) -> Explanation:
-    """Explain one next token of a text (of an encoder: the token at a position, usually a masked one): the way there in numbers, what each part adds, which heads matter and why.
+    """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
+
+    Of an encoder it is the token at a position, usually a masked one.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
     vectors do for the answer is a gradient with everything live; roles are scored on this text.
@@ -99,8 +102,7 @@ def explain(
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
     at = position_in(passed, position)
-    assert passed.logits is not None
-    logits = passed.logits[0, at]
+    logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
     other = None if against is None else token_id(model, against)
     inputs = input_attribution(graph, chosen, other, at)
@@ -194,7 +196,7 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
     assert run.logits is not None and run.ids is not None
     logits = run.logits[0, at]
     seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
-    drawn = sampling_steps(logits[None], sampling, seen=seen[None])
+    drawn = sampling_steps(generable(run.model, logits[None]), sampling, seen=seen[None])
     steps = tuple(
         SamplingStep(
             name=stage.name,
@@ -371,5 +373,5 @@ def _translation(run: Run) -> Translation | None:
         for i, (read, id, p) in enumerate(zip(run.tokens, ids, best))
     )
     tokenizer = run.model.tokenizer
-    text = " ".join(run.tokens) if tokenizer is None else tokenizer.decode(run.ids[0].tolist())
+    text = " ".join(run.tokens) if tokenizer is None else decoded(tokenizer, run.ids[0].tolist())
     return Translation(text, run.generated, steps)

@@ -40,7 +40,8 @@ class TokenReads:
         instead: What to ask of a model with post-norm blocks.
 
     Raises:
-        AnalysisUnavailable: The weights are augmented, or the model is post-norm: tokens pass norms on the stream.
+        AnalysisUnavailable: The weights are augmented, or of some blocks only where the stream is wanted, or the model
+            is post-norm: tokens pass norms on the stream.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class TokenReads:
             raise AnalysisUnavailable(
                 f"{analysis}: biases are left out; give weights without their constant coordinate, augment=False."
             )
+        if through == "stream":
+            w.require_all_layers(f'{analysis} through="stream"', 'Or ask through="token".')
         self.w, self.layers, self.through = w, {a.path: a for a in layers}, through
         self.current = {a.path: c for a, c in zip(layers, current)}
         self.stack = layers[0].stack

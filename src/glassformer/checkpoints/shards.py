@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.attention import AttentionLayer
-from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.checkpoint import CONFIG, place
 from glassformer.checkpoints.folder import FORMAT, HALF, digest_of, open_folder, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
@@ -77,6 +77,7 @@ class AttentionReader:
         if not isinstance(self.model, Decoder):
             raise CheckpointError(f'"{folder}" holds no decoder; load it whole: glassformer.load.')
         blocks: list[Any] = list(self.model.stack.blocks)
+        self._last: list[str] = []
         self.keys = [(b, part) for b in blocks for part in b.names if isinstance(b.part(part), AttentionLayer)]
 
     @property
@@ -116,6 +117,8 @@ class AttentionReader:
         prefix = f"stack.blocks.{block.layer}."
         names = [prefix + name for name in own.state_dict() if name.partition(".")[0] in parts]
         wanted = torch.float32 if self.checkpoint.dtype in HALF else None
-        found = self.checkpoint.read(names, wanted)
-        own.load_state_dict({n.removeprefix(prefix): v for n, v in found.items()}, strict=False, assign=True)
+        self.checkpoint.files.release(self._last)
+        self._last = [stored for name in names for stored in self.checkpoint.stored_as(name)]
+        for name, value in self.checkpoint.read(names, wanted).items():
+            place(own, name.removeprefix(prefix), value)
         return own.eval().requires_grad_(False)

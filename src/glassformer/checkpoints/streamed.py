@@ -2,10 +2,10 @@
 
     model = load("a-large-model", stream=True)
 
-The model is the one that `load` gives, and whatever walks over it works the same: its code, sites, states and results
-are the same to the last bit. Its embeddings, final norms and unembedding are in memory or mapped; parameters of its
-blocks are not. Looking at one of those reads its block's tensors, and lets go of the block that was looked at before,
-while the system begins to read the one after it. A graph for gradients keeps the names of weights, not the weights.
+The model is the one that `load` gives, and whatever walks over it works the same: code, sites, states and, to the last
+bit where both are mapped, results. Its embeddings, vectors (gains, biases) and unembedding are in memory or mapped; the
+matrices of its blocks are not. Looking at one of those reads it, and lets go of the block that was looked at before,
+while the system begins to read the block after it. A graph for gradients keeps the names of weights, not the weights.
 
 Memory: what lies outside the blocks, one block, and activations. Cost: a pass reads every block once, so does each
 token of a generation, and a backward pass once more; a tensor that lies in its file as it is wanted is mapped, the
@@ -27,9 +27,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint, place
 from glassformer.errors import CheckpointError
 
 
-def streamed(
-    checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> Any:
+def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Any:
     """Return the model of a checkpoint with the weights of its blocks left in their files.
 
     Args:
@@ -37,8 +35,8 @@ def streamed(
         dtype: Of the weights; the checkpoint's by default.
         device: Where they are brought to; the CPU by default.
     """
-    model = checkpoint.model
-    model.requires_grad_(False)
+    # what has no memory has a type all the same
+    model = checkpoint.model.to(dtype or checkpoint.dtype).requires_grad_(False)
     reader = BlockReader(checkpoint, dtype, device)
     own: dict[str, dict[str, str]] = {}
     for name in checkpoint.parts:
@@ -59,7 +57,7 @@ def streamed(
 
 
 class BlockReader:
-    """Reads tensors of blocks, and keeps those of the block that was asked for last.
+    """Reads matrices of blocks, and keeps those of the block that was asked for last.
 
     Args:
         checkpoint: Where they lie.
@@ -71,15 +69,16 @@ class BlockReader:
         self, checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
-        matches = {name: re.match(r"(?:.+\.)?blocks\.\d+(?=\.)", name) for name in checkpoint.parts}
-        # by tensor, in the order of the forward pass
+        matrices = [name for name, part in checkpoint.parts.items() if len(part.shape) > 1]
+        matches = {name: re.match(r"(?:.+\.)?blocks\.\d+(?=\.)", name) for name in matrices}
+        # by matrix, in the order of the forward pass
         self.blocks = {name: match.group() for name, match in matches.items() if match}
         self.order = list(dict.fromkeys(self.blocks.values()))
         self.at: str | None = None
         self.held: dict[str, Tensor] = {}
 
     def __call__(self, name: str) -> Tensor:
-        """Return a tensor of a block."""
+        """Return a matrix of a block."""
         if self.blocks[name] != self.at:
             self._turn(self.blocks[name])
         value = self.held.get(name)

@@ -89,7 +89,7 @@ class TensorFiles(Mapping[str, Place]):
         """Return a tensor as it is stored: a view on the mapped file.
 
         Raises:
-            CheckpointError: Its file cannot be read, is shorter than it was, or stores it in a type weights do not have.
+            CheckpointError: Its file cannot be read or is shorter than it was, or it is of a type weights do not have.
         """
         place = self._places[name]
         if place.dtype is None:
@@ -217,7 +217,7 @@ def way_from_pickle(name: str) -> str:
 def _header(path: Path) -> dict[str, Place]:
     try:
         with path.open("rb") as raw:
-            start = raw.read(16)
+            start = raw.read(32)
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
     if is_pickle(start):

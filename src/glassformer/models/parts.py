@@ -85,6 +85,8 @@ class Norm(nn.Module):
     what the norm multiplies by and adds are `gain` and `shift`.
     """
 
+    tied: "Norm | None"
+
     def __init__(
         self,
         config: NormConfig,
@@ -441,9 +443,9 @@ class Unembedding(VocabularyMatrix):
         return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
-        """Return the direction of the stream (behind a readout, if there is one) whose dot product is the token's logit.
+        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside.
 
-        Bias and cap are left aside.
+        With a readout it is a direction of what the readout gives.
         """
         return self._met(self.stored[ids])
 

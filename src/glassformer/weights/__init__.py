@@ -4,6 +4,7 @@ w = weights.of(model)
 w["L1H6"].ov().eigenvalues()
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from glassformer.weights.factored import Entries, Factored, Svd
@@ -28,11 +29,12 @@ __all__ = [
 ]
 
 
-def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
+def of(model: Any, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return a model's matrices, head by head.
 
     Args:
-        model: A `Decoder`, an `Encoder` or an `EncoderDecoder`.
+        model: A `Decoder`, an `Encoder`, an `EncoderDecoder`, or a module whose spec says what it is made of
+            (`foreign`).
         fold: Absorb norms' gains and biases into what reads through them, take means out of what is written and out of
             the unembedding, and move value biases into the output's, all in a copy; see `weights.fold` for what stays.
             Without it everything is a view on the live parameters.
@@ -47,7 +49,7 @@ def of(model: Any, fold: bool = False, augment: bool = False) -> HeadWeights:
         >>> w.Q[0].data_ptr() == model.stack.blocks[0].attn.projection.qkv.weight.data_ptr()
         True
     """
-    w = views(model)
+    w = views(model, layers)
     w = _fold(w) if fold else w
     return _augment(w) if augment else w
 

@@ -29,7 +29,11 @@ def logits(
         w: Weights, folded or augmented or as they are.
         tokens: Ids of the stack that ends in the logits.
         source: Ids for the encoder, if there is one.
+
+    Raises:
+        AnalysisUnavailable: These are the matrices of some blocks only.
     """
+    w.require_all_layers("weights.logits", "Ask the model itself.")
     encoded = None
     if isinstance(w.model, EncoderDecoder):
         assert source is not None, "an encoder-decoder reads a source"

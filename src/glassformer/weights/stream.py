@@ -12,7 +12,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 # pyright: reportUnnecessaryComparison=false
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding, MlpLayer, Norm
+from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
 
@@ -49,6 +50,7 @@ class HeadWeights:
         model: The model they belong to.
         folded: Whether norms, value biases and means were absorbed: see `of`.
         augmented: Whether a constant coordinate carries the biases.
+        layers: Blocks that attention and MLPs are of; None for all.
     """
 
     attention: tuple[AttentionWeights, ...]
@@ -61,6 +63,7 @@ class HeadWeights:
     model: Any
     folded: bool = False
     augmented: bool = False
+    layers: tuple[int, ...] | None = None
 
     @property
     def stack(self) -> str:
@@ -112,12 +115,21 @@ class HeadWeights:
             if not isinstance(block.part(name), AttentionLayer | MlpLayer)
         ]
 
+    def require_all_layers(self, analysis: str, instead: str) -> None:
+        """Raise `AnalysisUnavailable` if these are the matrices of some blocks only."""
+        if self.layers is not None:
+            raise AnalysisUnavailable(
+                f"{analysis} needs what every layer writes, and these weights are of layers {list(self.layers)}.\n"
+                f"    Leave out layers= in weights.of. {instead}"
+            )
+
     def require_matrices(self, analysis: str, instead: str) -> None:
         """Raise `AnalysisUnavailable` unless all sub-layers are attention or MLPs, told by their matrices."""
         for _, block, name in self.opaque:
+            kind = block.config.parts[block.names.index(name)].kind
             raise AnalysisUnavailable(
-                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{block.part(name).config.kind}", '
-                f"which is not one set of matrices: which of them count differs by position.\n    {instead}"
+                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{kind}", which is not one set of '
+                f"matrices: which of them count differs by position.\n    {instead}"
             )
 
     def __getitem__(self, which: int | str) -> AttentionWeights:
@@ -392,13 +404,19 @@ class HeadWeights:
         )
 
 
-def views(model: Any) -> HeadWeights:
-    """Return the matrices of a model as views on its parameters."""
+def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
+    """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
+    model = parts_of(model)
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
             "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them."
+            f"{type(model).__name__} is none of them.\n"
+            "    Of any other module a spec says what it is made of: foreign(module, Spec(…, config=…, weights=…))."
         )
+    n = max(len(stack.blocks) for stack in model.stacks.values())
+    unknown = [i for i in layers or () if not 0 <= i < n]
+    if unknown:
+        raise AnalysisUnavailable(f"weights.of: no layer {unknown[0]}; this model has layers 0 to {n - 1}.")
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
     norms: dict[str, tuple[Tensor | None, Tensor | None]] = {}
@@ -408,7 +426,9 @@ def views(model: Any) -> HeadWeights:
             assert isinstance(block, Block), "a stack is made of blocks"
             for part in block.names:
                 layer = block.part(part)
-                if isinstance(layer, AttentionLayer):
+                if layers is not None and block.layer not in layers:
+                    pass
+                elif isinstance(layer, AttentionLayer):
                     after = block.norm_after(part) if block.wiring == "sandwich" else None
                     attention.append(attention_views(layer, name, part, after))
                 elif isinstance(layer, MlpLayer):
@@ -425,6 +445,7 @@ def views(model: Any) -> HeadWeights:
     return HeadWeights(
         tuple(attention), tuple(mlps), embeddings, tables, model.unembed.weight.detach().mT,
         None if bias is None else bias.detach(), norms, model,
+        layers=None if layers is None else tuple(layers),
     )  # fmt: skip
 
 

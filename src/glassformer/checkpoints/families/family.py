@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.tensors import TensorFiles
-from glassformer.errors import CheckpointError, nearest
+from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
 
 
@@ -134,7 +134,7 @@ def sources(shapes: Mapping[str, tuple[int, ...]], table: Table) -> dict[str, So
             found[name] = Source(shape, tuple(_named(piece, layer, suffix) for piece in listed))
             break
         else:
-            raise AssertionError(f"the table has no row for {name}")
+            raise ConfigError(f'the table has no row for our tensor "{name}".{nearest(name, table)}')
     return found
 
 
@@ -266,7 +266,7 @@ def _same(files: TensorFiles, one: str, other: str) -> bool:
 
 
 def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
-    """Return how a name of the table is written in these files: as it is, with a prefix more or less, with old endings."""
+    """Return how a name is written in these files: as in the table, with a prefix more or less, with old endings."""
 
     def with_less(prefix: str) -> Callable[[str], str]:
         return lambda name: name.removeprefix(prefix)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.attention import Rope, Softmax, SubLayerConfig
+from glassformer.attention import DynamicScaling, Rope, Softmax, SubLayerConfig
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
@@ -120,7 +120,6 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
     scaling = attention.positions.scaling
-    own = getattr(scaling, "original_length", None)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -128,8 +127,8 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
         "num_attention_heads": dims.n_heads,
         "num_key_value_heads": dims.n_kv_heads,
         "head_dim": dims.d_head,
-        # such a scaling starts where the trained length ends
-        "max_position_embeddings": own if scaling is not None and scaling.kind == "dynamic" else config.max_len,
+        # dynamic scaling starts where the trained length ends
+        "max_position_embeddings": scaling.original_length if isinstance(scaling, DynamicScaling) else config.max_len,
         "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
         "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,
