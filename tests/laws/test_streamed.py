@@ -2,6 +2,7 @@
 
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def alive(monkeypatch) -> Alive:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_one_block_is_in_memory_at_a_time(name: str, tmp_path: Path, alive: Alive) -> None:
-    model = gf.load(_folder(name, tmp_path), stream=True)
+    model: Any = gf.load(_folder(name, tmp_path), stream=True)
     outside = alive.now
     block = _bytes(model.stack.blocks[0])
     assert len(model.stack.blocks) >= 2
@@ -174,7 +175,7 @@ def test_analyses_of_weights_take_a_streamed_model_a_layer_at_a_time(name: str, 
     loaded = gf.load(folder)
     expected = copying(loaded), copying_rates(loaded), token_pairs(loaded, k=3)
     before = alive.now
-    model = gf.load(folder, stream=True)
+    model: Any = gf.load(folder, stream=True)
     outside = alive.now - before
     for i in range(len(model.stack.blocks)):
         w = weights.of(model, fold=True, layers=[i])

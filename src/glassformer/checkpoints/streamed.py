@@ -110,7 +110,7 @@ class BlockReader:
         memory = value.untyped_storage().data_ptr()
         for name, held in self.held.items():
             if held.untyped_storage().data_ptr() == memory and held.dtype == value.dtype:
-                return View(name, tuple(value.shape), value.stride(), value.storage_offset())
+                return View(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
         return value.detach()
 
     def _recall(self, kept: "Tensor | View") -> Tensor:
