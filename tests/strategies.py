@@ -294,8 +294,16 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     # a bias by distance for scores that are not scaled, and an unembedding of its own
     "translator_relative": _translator(
-        "pre", Softmax(scale=1.0), RmsNorm(), Mlp(12, "gelu_tanh", gated=True, bias=False), positions_inside=(_BOTH_WAYS, _BACK), positions=None,
-        final_norm=RmsNorm(), tied=False, embed_scale=False, start_id=1,
+        "pre",
+        Softmax(scale=1.0),
+        RmsNorm(),
+        Mlp(12, "gelu_tanh", gated=True, bias=False),
+        positions_inside=(_BOTH_WAYS, _BACK),
+        positions=None,
+        final_norm=RmsNorm(),
+        tied=False,
+        embed_scale=False,
+        start_id=1,
     ),
     "translator_linear": _translator(
         "pre",
@@ -313,13 +321,22 @@ ARCHITECTURES: dict[str, ModelConfig] = {
 ENCODERS: dict[str, ModelConfig] = {
     # an encoder alone: reads both ways, and predicts through a layer of its own
     "masked_post": EncoderConfig(
-        layers=(block(n_heads=4, wiring="post", **_GPT2),) * 2, positions=Learned(offset=2), n_types=2,
-        embed_norm=LayerNorm(), final_norm=NoNorm(), readout=Readout(), unembed_bias=True, **_DEEP,
+        layers=(block(n_heads=4, wiring="post", **_GPT2),) * 2,
+        positions=Learned(offset=2),
+        n_types=2,
+        embed_norm=LayerNorm(),
+        final_norm=NoNorm(),
+        readout=Readout(),
+        unembed_bias=True,
+        **_DEEP,
     ),
     # the same before the sub-layers, with a bias by distance in place of position vectors
     "masked_pre": EncoderConfig(
-        layers=(block(n_heads=2, positions=_BOTH_WAYS, norm=RmsNorm(), mlp=Mlp(12)),) * 2, final_norm=RmsNorm(),
-        readout=Readout("relu", RmsNorm(), bias=False), tied=False, **_DEEP,
+        layers=(block(n_heads=2, positions=_BOTH_WAYS, norm=RmsNorm(), mlp=Mlp(12)),) * 2,
+        final_norm=RmsNorm(),
+        readout=Readout("relu", RmsNorm(), bias=False),
+        tied=False,
+        **_DEEP,
     ),
 }
 

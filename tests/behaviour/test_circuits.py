@@ -148,6 +148,7 @@ def test_page_and_document_are_written_and_say_what_was_asked_for(capsys: pytest
     assert f"JSON: {Path('new/found.json').absolute()}" in out and "page.html" in out
 
 
+@pytest.mark.full
 def test_a_text_is_run_once_however_many_rows_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     losses = []
     for rows in ("3", "500"):

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+# the page itself runs with the documentation
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[2] / "docs/how-to/prove-a-circuit.md"
 
 

@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = {"vocab_size": 23, "hidden_size": 24, "pad_token_id": No
 def _bloom(**changes: Any) -> tuple[Any, Any]:
     from transformers import BloomConfig, BloomForCausalLM
 
-    return BloomForCausalLM, BloomConfig(**(SIZES | {"n_layer": 2} | changes))
+    return BloomForCausalLM, BloomConfig(**{**SIZES, "n_layer": 2, **changes})
 
 
 @case("Bloom")
@@ -31,7 +31,7 @@ def bloom_of_six_heads_untied() -> tuple[Any, Any]:
 def _falcon(**changes: Any) -> tuple[Any, Any]:
     from transformers import FalconConfig, FalconForCausalLM
 
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
     return FalconForCausalLM, FalconConfig(**(SIZES | sizes | changes))
 
 

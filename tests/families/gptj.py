@@ -8,8 +8,10 @@ from families import case
 def _gptj(**changes: Any) -> tuple[Any, Any]:
     from transformers import GPTJConfig, GPTJForCausalLM
 
-    sizes: dict[str, Any] = {"vocab_size": 23, "n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 3}
-    return GPTJForCausalLM, GPTJConfig(**(sizes | {"rotary_dim": 4} | changes))
+    sizes: dict[str, Any] = {
+        "vocab_size": 23, "n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 3, "rotary_dim": 4,
+    }  # fmt: skip
+    return GPTJForCausalLM, GPTJConfig(**(sizes | changes))
 
 
 @case("GPT-J")

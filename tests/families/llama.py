@@ -102,7 +102,7 @@ def mixtral() -> tuple[Any, Any]:
 def mixtral_three_of_five_with_a_window() -> tuple[Any, Any]:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    sizes = SIZES | {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 3}
+    sizes: dict[str, Any] = SIZES | {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 3}
     return MixtralForCausalLM, MixtralConfig(**sizes)
 
 

@@ -1,4 +1,4 @@
-"""Scalings of rotary frequencies: what they keep, what they change, and what a state makes of those that go by length."""
+"""Scalings of rotary frequencies: what they keep, what they change, and what states make of those that go by length."""
 
 import math
 from typing import Any

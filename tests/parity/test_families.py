@@ -9,7 +9,9 @@ from families import all_cases
 CASES = all_cases()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.full)], ids=["float64", "float32"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_gives_the_references_numbers(name: str, dtype: torch.dtype, tmp_path) -> None:
     case = CASES[name]

@@ -112,8 +112,8 @@ def direct_effects(
             and position.
         positions: One or several, negative ones counted from the end of each row's text; a tensor `batch place` gives
             every row its own. All by default; those of padding mean nothing.
-        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from removing a component alone, all other writes as they
-            were, the final norm's scale recomputed.
+        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from
+            removing a component alone, all other writes as they were, the final norm's scale recomputed.
 
     Returns:
         Contributions `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …, `final norm bias`, `unembed bias`.

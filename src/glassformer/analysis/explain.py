@@ -45,6 +45,7 @@ from glassformer.analysis.run import Run, TextOrIds
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
+from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -71,8 +72,11 @@ def explain(
     against: str | int | None = None,
     position: int | None = None,
     sampling: Sampling | None = None,
+    specials: bool | None = None,
 ) -> Explanation:
-    """Explain one next token of a text (of an encoder: the token at a position, usually a masked one): the way there in numbers, what each part adds, which heads matter and why.
+    """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
+
+    Of an encoder it is the token at a position, usually a masked one.
 
     The model runs once, forwards and backwards. Contributions are direct effects with norm scales frozen, what tokens'
     vectors do for the answer is a gradient with everything live; roles are scored on this text.
@@ -86,13 +90,14 @@ def explain(
         position: Position whose next token is explained; the last by default. For a translation that is complete, the
             one before, where the last word is written rather than the end token.
         sampling: How the next token would be drawn.
+        specials: Put special tokens around the text always or never, as in `run`.
 
     Raises:
         TextError: The text is empty or too long, or answer or against is not one token.
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    graph = run_for_gradients(model, text, target, needs(model))
+    graph = run_for_gradients(model, text, target, needs(model), specials)
     passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
@@ -106,6 +111,7 @@ def explain(
     log_probs = logits.double().log_softmax(-1)
     split = attribution(passed, chosen, other, position=at)
     facts, notes = _heads(passed, split)
+    notes = [passed.added, *notes] if passed.added else notes
     if split.cap is not None:
         notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
     if isinstance(model, Encoder):
@@ -145,7 +151,8 @@ def position_in(run: Run, position: int | None) -> int:
         return run.place(position)
     last = run.place(-1)
     if run.source_ids is not None and last > 0 and run.logits is not None:
-        ended = int(run.logits[0, last].argmax()) == getattr(run.model.tokenizer, "eos", None)
+        tokenizer = run.model.tokenizer
+        ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
         return last - 1 if ended else last
     return last
 
@@ -190,7 +197,7 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
     assert run.logits is not None and run.ids is not None
     logits = run.logits[0, at]
     seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
-    drawn = sampling_steps(logits[None], sampling, seen=seen[None])
+    drawn = sampling_steps(generable(run.model, logits[None]), sampling, seen=seen[None])
     steps = tuple(
         SamplingStep(
             name=stage.name,

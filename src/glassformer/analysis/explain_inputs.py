@@ -18,11 +18,14 @@ from glassformer.analysis.run import Run, TextOrIds, run
 from glassformer.models import EncoderDecoder
 
 
-def run_for_gradients(model: Any, text: TextOrIds, target: TextOrIds | None, read: list[str]) -> Run:
+def run_for_gradients(
+    model: Any, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None = None
+) -> Run:
     """Run a model once, keeping the graph from its token vectors on."""
     entries = _entries(model)
     edit = [(site, _leaf) for site in entries]
-    return run(model, text, target, read=list(dict.fromkeys([*read, *entries])), edit=edit, grad=True)
+    sites = list(dict.fromkeys([*read, *entries]))
+    return run(model, text, target, read=sites, edit=edit, specials=specials, grad=True)
 
 
 def input_attribution(run: Run, answer: int, against: int | None, at: int) -> InputAttribution:

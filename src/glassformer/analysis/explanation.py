@@ -55,7 +55,7 @@ class Outcome(Candidate):
 class Stage:
     """One step on the way from text to probabilities; norms are taken at the explained position."""
 
-    stage: Literal["text", "tokens", "ids", "embed", "encoder", "block", "final", "logits", "probabilities"]
+    stage: Literal["text", "tokens", "ids", "embed", "encoder", "block", "final", "readout", "logits", "probabilities"]
     name: str
     shape: Mapping[str, int]
     numbers: Mapping[str, int | float]

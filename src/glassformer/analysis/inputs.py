@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.data import Batch
+from glassformer.data import Batch, Tokenizer
+from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, generate
 from glassformer.models.generate import padded
@@ -26,28 +27,30 @@ class Inputs:
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
+    added: str = ""
 
 
-def prepare(model: Any, inputs: Any, target: Any) -> Inputs:
+def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if isinstance(inputs, Batch):
         return _batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
-        return _pair(model, inputs, target, text)
+        return _pair(model, inputs, target, text, specials)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
     if isinstance(model, Decoder | Encoder):
-        ids = token_ids(model, inputs)
-        return Inputs((ids,), {}, ids, readable(model, ids), text=text)
+        ids = token_ids(model, inputs, specials=specials)
+        added = said(model, inputs, "prompt", specials)
+        return Inputs((ids,), {}, ids, readable(model, ids), text=text, added=added)
     return _foreign(model, inputs, text)
 
 
-def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
-    """Return `batch pos` ids of a text (with the beginning token if `begin`) or of ids, checked against the model."""
+def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
+    """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
     device = next(model.parameters()).device
     if isinstance(given, str):
-        ids = torch.tensor([encode(model, given, begin=begin)], device=device)
+        ids = torch.tensor([encode(model, given, reading, specials)], device=device)
     else:
         try:
             ids = torch.as_tensor(given, device=device)
@@ -70,15 +73,36 @@ def token_ids(model: Any, given: Any, *, begin: bool = True) -> Tensor:
     return ids
 
 
-def encode(model: Any, text: str, *, begin: bool = True) -> list[int]:
-    """Return the ids of a text; raises `TextError` if it is empty or the model has no tokenizer."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
+    """Return the ids of a text.
+
+    Args:
+        model: One of ours with a tokenizer.
+        text: The text.
+        reading: What it is, which decides on the specials around it.
+        specials: In place of the tokenizer's own way: always (True) or never (False).
+
+    Raises:
+        TextError: The text is empty, or the model has no tokenizer.
+    """
+    tokenizer = _tokenizer(model, specials)
     ids = tokenizer.encode(text)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
-    return [tokenizer.bos, *ids] if begin and tokenizer.bos is not None else ids
+    begin, end = tokenizer.around(reading)
+    return [*begin, *ids, *end]
+
+
+def said(model: Any, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()) -> str:
+    """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
+    return _tokenizer(model, specials).said(reading, first) if isinstance(given, str) else ""
+
+
+def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
+    if model.tokenizer is None:
+        why = f"\n    {model.no_tokenizer}" if model.no_tokenizer else ""
+        raise TextError(f"this model has no tokenizer: give token ids, or set model.tokenizer first.{why}")
+    return model.tokenizer if specials is None else model.tokenizer.adding(specials)
 
 
 def token_id(model: Any, token: str | int) -> int:
@@ -96,7 +120,9 @@ def token_id(model: Any, token: str | int) -> int:
     special = {name: id for id, name in getattr(tokenizer, "specials", {}).items()}
     if token in special:
         return special[token]
-    ids = encode(model, token, begin=False)
+    ids = _tokenizer(model, None).continuing(token)
+    if not ids:
+        raise TextError("the text is empty: give at least one token.")
     if len(ids) > 1:
         parts = " ".join(repr(tokenizer.token(i)) for i in ids)
         raise TextError(f"{token!r} is {len(ids)} tokens ({parts}), and one next token is explained: give the first.")
@@ -123,7 +149,7 @@ def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | 
     start, tokenizer = start_of(model), model.tokenizer
     if start is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
-    stops = [] if tokenizer is None or tokenizer.eos is None else [tokenizer.eos]
+    stops = () if tokenizer is None else tokenizer.roles.stops
     room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
     made = generate(model, [[start]] * len(source), GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
     return padded(model, [[start, *row] for row in made.trimmed], left=False)
@@ -136,22 +162,25 @@ def start_of(model: EncoderDecoder) -> int | None:
     return None if model.tokenizer is None else model.tokenizer.bos
 
 
-def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None) -> Inputs:
-    source_ids = token_ids(model, source, begin=False)
+def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None) -> Inputs:
+    source_ids = token_ids(model, source, "source", specials)
     generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target), None)
+    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target, specials), None)
+    start = () if (first := start_of(model)) is None else (first,)
+    told = said(model, source, "source", specials), said(model, target, "target", specials, start)
+    added = " ".join(filter(None, told))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
     kwargs = {"lengths": lengths}
-    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated)
+    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, added)
 
 
-def _target_ids(model: EncoderDecoder, target: Any) -> Tensor:
+def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Tensor:
     """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
     if not isinstance(target, str):
         return token_ids(model, target)
-    start, ids = start_of(model), encode(model, target, begin=False)
+    start, ids = start_of(model), encode(model, target, "target", specials)
     return token_ids(model, ids if start is None else [start, *ids])
 
 

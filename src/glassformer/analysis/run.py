@@ -41,6 +41,7 @@ class Run(Mapping[str, Labelled]):
         lengths: Real tokens per row, if rows are padded.
         text: The text that was given, if it was one.
         generated: The decoder's text was generated, not given.
+        added: Which special tokens the tokenizer put around the text, in words.
         output: What a model we did not write returned.
         model: The model that ran; None after loading.
     """
@@ -54,6 +55,7 @@ class Run(Mapping[str, Labelled]):
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
+    added: str = ""
     output: Any = None
     model: Any = None
 
@@ -136,7 +138,7 @@ class Run(Mapping[str, Labelled]):
 
         sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}) for n, s in self.sites.items()}
         rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
-        return json.dumps({"sites": sites, "text": self.text, "generated": self.generated} | rows)
+        return json.dumps({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
 
     def __repr__(self) -> str:
         shown = " ".join(self.tokens[:8]) + (" …" if len(self.tokens) > 8 else "")
@@ -160,13 +162,14 @@ def run(
     *,
     read: Iterable[str | Read] | str = (),
     edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+    specials: bool | None = None,
     grad: bool = False,
 ) -> Run:
     """Run a model once, reading and editing at named sites.
 
-    The model runs in evaluation mode and is put back as it was. A text gets the beginning-of-sequence token if the
-    tokenizer has one; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder; its decoder reads
-    `target`, or what it generates greedily when there is no target.
+    The model runs in evaluation mode and is put back as it was. A text gets the special tokens that its tokenizer puts
+    around texts, and `added` says which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
+    its decoder reads `target`, or what it generates greedily when there is no target.
 
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`).
@@ -175,6 +178,8 @@ def run(
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, or `Read` for a part or a reduced value.
         edit: Edits, or pairs of a site and a plain function.
+        specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
+            the tokenizer was made or published.
         grad: Keep the graph, so that gradients at sites can be taken.
 
     Raises:
@@ -190,7 +195,7 @@ def run(
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, read, edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
-        given = prepare(model, inputs, target)
+        given = prepare(model, inputs, target, specials)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
@@ -199,7 +204,7 @@ def run(
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, None if ours and not silent else output, model,
+        given.generated, given.added, None if ours and not silent else output, model,
     )  # fmt: skip
 
 

@@ -17,16 +17,16 @@ from glassformer.attention.positions import (
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
 from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
-from glassformer.attention.rotary import (
+from glassformer.attention.rope_scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
-    Rope,
     RopeScaling,
     YarnScaling,
     yarn_amplitude,
 )
+from glassformer.attention.rotary import Rope
 from glassformer.attention.smear import Smear, SmearedState
 
 __all__ = [

@@ -131,7 +131,7 @@ class Alibi(PositionsConfig, kind="alibi"):
     Args:
         factor: On the penalty; 1 / sqrt(d_head) where scores are scaled after it was added to them.
         rounded: The precision that slopes, and slope * key position, are rounded to before anything else; None for no
-            rounding. The bias is then counted from the first position, since the error grows from there: bias = factor *
+            rounding. The bias is then counted from the first position, where the error grows from: bias = factor *
             rounded(rounded(slope) * key). Without rounding softmax could not tell the two apart.
 
     Source: Press et al. 2021, "Train Short, Test Long"; Almazrouei et al. 2023, "The Falcon Series" (factor, rounding).

@@ -1,12 +1,16 @@
 """Saving and loading models, ours and published ones: safetensors and JSON, never a pickle."""
 
+from glassformer.checkpoints.convert import convert
+from glassformer.checkpoints.expressed import LAYOUTS
 from glassformer.checkpoints.folder import config_of, folder_of, load, open_folder, save, sha256, shipped
 from glassformer.checkpoints.hub import is_id
 from glassformer.checkpoints.shards import AttentionReader, save_shards
 
 __all__ = [
+    "LAYOUTS",
     "AttentionReader",
     "config_of",
+    "convert",
     "folder_of",
     "is_id",
     "load",

@@ -89,6 +89,8 @@ class Checkpoint:
     def is_mapped(self, name: str, dtype: torch.dtype | None = None) -> bool:
         """Whether one of our tensors lies in a file as it is wanted, so that reading it copies nothing."""
         pieces = self.parts[name].pieces
+        if not pieces:
+            return False
         as_stored = self.files[self.stored[pieces[0].name]].dtype == (dtype or self.dtype)
         return len(pieces) == 1 and pieces[0].is_whole and as_stored
 
@@ -161,7 +163,7 @@ def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelCon
         raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
 
 
-def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
+def open_own(folder: Path, config: ModelConfig, origin: Origin | None = None) -> Checkpoint:
     """Open a folder in our own layout, whole or in several files, whose config was read already."""
     files = TensorFiles(folder)
     model = skeleton(config, len(files), folder)
@@ -173,7 +175,7 @@ def open_own(folder: Path, config: ModelConfig) -> Checkpoint:
         problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in extra[:3]]
         raise CheckpointError(f'"{folder}" does not fit its config: {" ".join(problems)}')
     parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes})
+    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes}, origin)
 
 
 def config_file(folder: Path) -> tuple[dict[str, Any], Path]:

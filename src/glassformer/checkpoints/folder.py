@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from glassformer.checkpoints.checkpoint import (
 )
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
-from glassformer.data import Tokenizer
+from glassformer.data import Roles, Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
 from glassformer.models import ModelConfig
 
@@ -63,6 +64,8 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
     envelope: dict[str, Any] = {"format": FORMAT, "model": config, "sha256": digests | {"model": digest_of(config)}}
     if model.origin is not None:
         envelope["origin"] = model.origin._asdict()
+    if model.tokenizer is not None and model.tokenizer.published is not None:
+        envelope["tokenizer"] = model.tokenizer.published.to_dict()
     # the envelope goes last: a folder without it is no model yet
     return files.write_all(folder, contents | {CONFIG: json.dumps(envelope, indent=1)})
 
@@ -100,7 +103,8 @@ def load(
     if not _is_own(folder):
         checkpoint = open_folder(folder)
         model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
-        model.tokenizer = _published_tokenizer(folder)
+        model.tokenizer = published(folder)
+        model.no_tokenizer = "" if model.tokenizer is not None else lack_of_tokenizer(folder)
     else:
         envelope = _envelope(folder)
         model = _own(folder, envelope, dtype, device, stream)
@@ -122,9 +126,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
     """
     folder = folder_of(folder)
     if _is_own(folder):
-        return open_own(folder, _own_config(folder, _envelope(folder)))
+        envelope = _envelope(folder)
+        return open_own(folder, _own_config(folder, envelope), _own_origin(envelope))
     data, where = config_file(folder)
     return open_published(folder, data, where)
+
+
+def tokenizer_of(folder: str | Path) -> Tokenizer | None:
+    """Return the tokenizer of a folder of ours or a published one, None if there is none that can be read."""
+    folder = folder_of(folder)
+    if not _is_own(folder):
+        return published(folder)
+    envelope = _envelope(folder)
+    vocab_size = _own_config(folder, envelope).vocab_size
+    return _own_tokenizer(folder, envelope, vocab_size) if TOKENIZER in envelope["sha256"] else None
 
 
 def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
@@ -173,7 +188,7 @@ def _own(
             for name in envelope["sha256"]:
                 if name.endswith(".safetensors"):
                     _verified(folder, name, envelope)
-        checkpoint = open_own(folder, config)
+        checkpoint = open_own(folder, config, _own_origin(envelope))
         dtype = dtype or (torch.float32 if checkpoint.dtype in HALF else None)
         model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
     else:
@@ -187,15 +202,22 @@ def _own(
         model.load_state_dict({k: v.float() if v.dtype in HALF else v for k, v in tensors.items()}, assign=True)
         if dtype is not None or device is not None:
             model = model.to(device=device, dtype=dtype)
-    origin = envelope.get("origin")
-    model.origin = None if origin is None else Origin(origin["family"], origin["config"])
+    model.origin = _own_origin(envelope)
     return model
+
+
+def _own_origin(envelope: Mapping[str, Any]) -> Origin | None:
+    origin = envelope.get("origin")
+    return None if origin is None else Origin(origin["family"], origin["config"])
 
 
 def _own_tokenizer(folder: Path, envelope: dict[str, Any], vocab_size: int) -> Tokenizer:
     text = _verified(folder, TOKENIZER, envelope)
     try:
-        tokenizer = Tokenizer.from_json(text.decode("utf-8"))
+        roles = None if (said := envelope.get("tokenizer")) is None else Roles.from_dict(said)
+        tokenizer = Tokenizer.from_json(text.decode("utf-8"), roles)
+    except ConfigError as error:
+        raise CheckpointError(f'"{folder / CONFIG}": {error}') from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f'"{folder / TOKENIZER}" is not UTF-8.') from error
     if tokenizer.vocab_size > vocab_size:
@@ -203,10 +225,6 @@ def _own_tokenizer(folder: Path, envelope: dict[str, Any], vocab_size: int) -> T
             f'"{folder / TOKENIZER}" has {tokenizer.vocab_size} tokens, the model vocab_size={vocab_size}.'
         )
     return tokenizer
-
-
-def _published_tokenizer(folder: Path) -> Tokenizer | None:
-    return Tokenizer.load(folder) if (folder / TOKENIZER).is_file() else None
 
 
 def shipped() -> list[str]:
@@ -240,7 +258,7 @@ def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = 
     return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
 
 
-_SHARD = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 HALF = (torch.float16, torch.bfloat16)
 _TYPES = (*HALF, torch.float32, torch.float64)
 
@@ -264,7 +282,7 @@ def _envelope(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f'"{path}" is in format {envelope.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(envelope.keys() - {"format", "model", "origin", "sha256"}),
+        *(envelope.keys() - {"format", "model", "origin", "sha256", "tokenizer"}),
         *(digests.keys() - {"model", TOKENIZER, *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:
@@ -272,6 +290,12 @@ def _envelope(folder: Path) -> dict[str, Any]:
     if digests.get("model") != digest_of(envelope["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
     return envelope
+
+
+def sha256_of(path: Path) -> str:
+    """Return the digest of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256(content: bytes | str) -> str:

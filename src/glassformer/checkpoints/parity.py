@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from glassformer.errors import MissingExtra
-from glassformer.models import Encoder
+from glassformer.models import Decoder, Encoder
 from glassformer.trace import Tape
 
 
@@ -168,7 +168,7 @@ def compared(
             logits = ours(tokens, lengths=lengths, tape=tape)
         else:
             logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
-    if getattr(ours.config, "d_embed", None) is not None:
+    if isinstance(ours, Decoder) and ours.unembed.map is not None:
         # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
         tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
     if source is None:

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "models": "list the shipped models with their figures",
     "plot": "draw a run's metrics",
     "generate": "continue a text, or translate one",
+    "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",
     "sites": "what a forward pass can record and be edited at",
 }

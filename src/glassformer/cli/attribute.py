@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import model_of, prompt_of, token_of
+from glassformer.cli.given import Specials, model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.reading import reading_of
 
 Method = Literal["direct", "sources", "neurons", "saliency", "gradient", "integrated", "rollout", "alti", "norms"]
 GRADIENTS = {"saliency": "saliency", "gradient": "gradient_x_input", "integrated": "integrated"}
@@ -29,6 +30,7 @@ def attribute(
     norm: Literal["frozen", "live"] = "frozen",
     steps: int = 32,
     layers: bool = False,
+    specials: Specials = "default",
     top: int = 12,
     html: Path | None = None,
     json: Path | None = None,
@@ -61,6 +63,8 @@ def attribute(
         norm: In direct, the final norm's scale as it was, or recomputed without each component.
         steps: Points of integrated gradients.
         layers: Gradients at the stream entering each layer instead of at tokens.
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
         top: Largest entries per table.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/results-json.md.
@@ -76,13 +80,15 @@ def attribute(
     require(method is None or bool(method), "--method needs at least one method.")
     one_source(text, pairs, answer=answer, against=against, target=target, position=position)
     check(html, json)
-    loaded = model_of(model)
+    loaded = model_of(model, specials)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
         run, encoded = clean_run(loaded, pairs, fitting, analysis.direct_sites(loaded))
         split = analysis.direct_effects(run, encoded.answer, encoded.wrong, positions=encoded.last[:, None], norm=norm)
-        Console().print(largest(split, top))
-        deliver("attribute", loaded, {"pairs": str(pairs), "n": len(encoded), "norm": norm}, [split], html, json)
+        reading = reading_of(run)
+        Console().print(reading.shown(), largest(split, top))
+        told = {"pairs": str(pairs), "n": len(encoded), "norm": norm}
+        deliver("attribute", loaded, told, [split], html, json, reading)
         return
     assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
@@ -105,12 +111,13 @@ def attribute(
             result = _by_part(run, name, ids, place, norm)
         found.append(result)
     console = Console()
-    console.print(_heading(run, place, chosen, ids[1]))
+    reading = reading_of(run)
+    console.print(reading.shown(), _heading(run, place, chosen, ids[1]))
     for result in found:
         console.print()
         console.print(_view(result, place, top))
     asked = {"text": text, "target": target, "position": place, "method": list(methods), "answer": ids[0]}
-    deliver("attribute", loaded, asked | {"against": ids[1]}, found, html, json)
+    deliver("attribute", loaded, asked | {"against": ids[1]}, found, html, json, reading)
 
 
 def _sites(model: Any, methods: tuple[str, ...], norm: str) -> list[str]:

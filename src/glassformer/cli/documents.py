@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from glassformer.cli.reading import Reading
 from glassformer.config import require
 from glassformer.files import check_writable, write
 from glassformer.labelled import Result
@@ -27,7 +28,13 @@ def check(html: Path | None, json: Path | None, *others: Path | None) -> None:
 
 
 def deliver(
-    command: str, model: Any, given: Mapping[str, Any], results: Sequence[Result], html: Path | None, json: Path | None
+    command: str,
+    model: Any,
+    given: Mapping[str, Any],
+    results: Sequence[Result],
+    html: Path | None,
+    json: Path | None,
+    reading: Reading | None = None,
 ) -> None:
     """Write what was asked for, whole, and say where.
 
@@ -38,10 +45,11 @@ def deliver(
         results: What was found.
         html: File of the page.
         json: File of the document.
+        reading: What the model read.
     """
     if html is None and json is None:
         return
-    document = payload(command, model, given, results)
+    document = payload(command, model, given, results, reading)
     if json is not None:
         print(f"JSON: {write(json, _text(document)).absolute()}")
     if html is not None:
@@ -50,7 +58,9 @@ def deliver(
         print(f"page: {write(html, results_page(document)).absolute()}")
 
 
-def payload(command: str, model: Any, given: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+def payload(
+    command: str, model: Any, given: Mapping[str, Any], results: Sequence[Result], reading: Reading | None = None
+) -> dict[str, Any]:
     """Return the document of a command: see docs/results-json.md."""
     import dataclasses
 
@@ -59,7 +69,8 @@ def payload(command: str, model: Any, given: Mapping[str, Any], results: Sequenc
     facts = dataclasses.asdict(model_facts(model))
     head = {"format": "glassformer.results", "version": VERSION, "command": command, "model": facts}
     asked = {name: value for name, value in given.items() if value is not None}
-    return head | {"given": asked, "results": [result.to_dict() for result in results]}
+    read = {} if reading is None else {"reading": reading.to_dict()}
+    return head | {"given": asked} | read | {"results": [result.to_dict() for result in results]}
 
 
 def _text(document: Mapping[str, Any]) -> str:

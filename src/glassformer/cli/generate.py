@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from glassformer.cli.given import model_of, text_of
+from glassformer.cli.given import Specials, model_of, prompt_of
+from glassformer.cli.reading import Reading, tell
 from glassformer.errors import ConfigError, TextError
 
 
@@ -22,6 +23,7 @@ def generate(
     repetition_penalty: float = 1.0,
     seed: int = 0,
     beams: int | None = None,
+    specials: Specials = "default",
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -31,7 +33,7 @@ def generate(
         head -c 300 script.py | glassformer generate - --temperature 0
 
     Args:
-        text: What to continue or to translate; - reads standard input.
+        text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer.
         model: A shipped model or a folder.
         max_new_tokens: Stop after this many tokens, or at the model's end token.
         temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.
@@ -41,41 +43,51 @@ def generate(
         repetition_penalty: Above 1, tokens that occurred already become less likely.
         seed: Of the draws.
         beams: Search for the most probable text with so many beams instead of drawing.
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
     """
+    import torch
+
+    from glassformer.analysis.inputs import readable, said
     from glassformer.models import Decoder, Sampling, beam_search, stream
 
     if max_new_tokens < 1:
         raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
-    given = text_of(text)
-    loaded = model_of(model)
+    loaded = model_of(model, specials)
+    given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     prompt, source = _prompt(loaded, given)
-    end = loaded.tokenizer.eos
-    options: dict[str, Any] = {
-        "source": source, "max_new_tokens": max_new_tokens, "stop_ids": () if end is None else (end,)
-    }  # fmt: skip
+    stops = () if tokenizer is None else tokenizer.roles.stops
+    options: dict[str, Any] = {"source": source, "max_new_tokens": max_new_tokens, "stop_ids": stops}
+    # on standard error: the text itself goes on into other programs
+    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
+    tell(Reading({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
     if isinstance(loaded, Decoder):
-        print(given, end="", flush=True)
+        print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
     if beams is None:
         drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
     else:
         drawn = iter(beam_search(loaded, [prompt], n_beams=beams, **options).best[0].tokens)
-    _print(loaded.tokenizer, (id for id in drawn if id is not None and id != end))
+    new = (id for id in drawn if id is not None and id not in stops)
+    if tokenizer is None:
+        print("", *new)
+    else:
+        _print(tokenizer, new)
 
 
-def _prompt(model: Any, text: str) -> tuple[list[int], list[list[int]] | None]:
+def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.inputs import encode, start_of
+    from glassformer.analysis.inputs import start_of, token_ids
     from glassformer.models import EncoderDecoder
 
     if not isinstance(model, EncoderDecoder):
-        return encode(model, text), None
-    source, start = encode(model, text, begin=False), start_of(model)
+        return token_ids(model, given)[0].tolist(), None
+    source, start = token_ids(model, given, "source").tolist(), start_of(model)
     if start is None:
         raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return [start], [source]
+    return [start], source
 
 
 def _print(tokenizer: Any, ids: Iterable[int]) -> None:

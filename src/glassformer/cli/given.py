@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glassformer import checkpoints
+from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
 from glassformer.models import PRESETS, ModelConfig, preset
+
+Specials = Literal["default", "on", "off", "in-text"]
 
 
 def config_of(name: str) -> ModelConfig:
@@ -21,15 +24,31 @@ def config_of(name: str) -> ModelConfig:
     return checkpoints.config_of(name)
 
 
-def model_of(name: str) -> Any:
-    """Return a model with weights; raises `UnknownModel` for a preset, which has none, and for unknown names."""
+def model_of(name: str, specials: Specials = "default") -> Any:
+    """Return a model with weights.
+
+    Args:
+        name: A shipped model, or a folder.
+        specials: What its tokenizer does about special tokens.
+
+    Raises:
+        UnknownModel: A preset, which has no weights, or an unknown name.
+        ConfigError: It has no tokenizer that could be told about specials.
+    """
     if name in PRESETS:
         raise UnknownModel(
             f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
     _known(name)
-    return checkpoints.load(name)
+    model = checkpoints.load(name)
+    if specials != "default":
+        require(
+            model.tokenizer is not None,
+            f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
+        )
+        model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+    return model
 
 
 def _known(name: str) -> None:
@@ -68,6 +87,7 @@ def prompt_of(model: Any, given: str) -> str | list[int]:
     except ValueError as error:
         raise TextError(
             f"this model has no tokenizer, so it takes token ids like 5 17 3; found {text[:40]!r}."
+            + (f"\n    {model.no_tokenizer}" if model.no_tokenizer else "")
         ) from error
 
 

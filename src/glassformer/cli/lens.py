@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import tyro
 
 from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import model_of, prompt_of, token_of
+from glassformer.cli.given import Specials, model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.reading import reading_of
 
 FITTED, MEASURED = 16, 4  # batches a tuned lens is fitted to, and measured on
 
@@ -26,6 +27,7 @@ def lens(
     data: tuple[str, ...] = (),
     pairs: Path | None = None,
     fitting: bool = False,
+    specials: Specials = "default",
     top: int = 3,
     html: Path | None = None,
     json: Path | None = None,
@@ -58,6 +60,8 @@ def lens(
         pairs: In place of a text, the clean prompts of a .csv, .tsv or .jsonl file: probability and rank of their
             answers by depth, averaged.
         fitting: Leave out pairs that do not fit the model's tokenizer.
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
         top: Likeliest tokens shown at each depth.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/results-json.md.
@@ -79,8 +83,8 @@ def lens(
     require(tuned is None or train is None, "--train makes a tuned lens and --tuned reads one: give one of them.")
     require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
     check(html, json, train)
-    loaded = model_of(model)
-    console, found = Console(), list[Any]()
+    loaded = model_of(model, specials)
+    console, found, reading = Console(), list[Any](), None
     translators = None if tuned is None else analysis.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it
     run = None if text is None else _run(loaded, text, target)
@@ -93,7 +97,8 @@ def lens(
         found.append(measured)
     if run is not None and place is not None:
         shown = analysis.lens_grid(run, followed, k=max(top, 5), translators=translators)
-        console.print(tables(shown))
+        reading = reading_of(run)
+        console.print(reading.shown(), tables(shown))
         console.print()
         console.print(depth(shown, place, top, answer))
         found.append(shown)
@@ -102,11 +107,12 @@ def lens(
         shown = analysis.lens_grid(
             batch, encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
         )
-        console.print(answers_by_depth(shown))
+        reading = reading_of(batch)
+        console.print(reading.shown(), answers_by_depth(shown))
         found.append(shown)
     asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
     asked |= {"pairs": None if pairs is None else str(pairs)}
-    deliver("lens", loaded, asked, found, html, json)
+    deliver("lens", loaded, asked, found, html, json, reading)
 
 
 def _run(model: Any, text: str, target: str | None) -> Any:

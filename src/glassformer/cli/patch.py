@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import model_of
+from glassformer.cli.given import Specials, model_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import Prompts, prompts_of
 
@@ -33,6 +33,7 @@ def patch(
     paths: tuple[str, ...] = (),
     edges: int | None = None,
     prune: float | None = None,
+    specials: Specials = "default",
     top: int = 6,
     save_to: Path | None = None,
     html: Path | None = None,
@@ -74,6 +75,8 @@ def patch(
         paths: Path patching: what every head and MLP does through these receivers alone, such as L1H6.k or logits.
         edges: Estimate all edges between heads by gradients, and patch so many of the largest to compare.
         prune: Find a circuit by pruning edges whose loss costs less than this (ACDC).
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
         top: Largest cells, senders or edges per table.
         save_to: Keep finished rows of the sweep in this file; the same command goes on from it.
         html: Write a page that opens in a browser, with pictures.
@@ -94,7 +97,7 @@ def patch(
     require(sweeps or save_to is None, "--save-to is for sweeps over sites: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
     check(html, json, save_to)
-    loaded = model_of(model)
+    loaded = model_of(model, specials)
     asked = prompts_of(
         loaded, pairs=pairs, task=task, n=n, seed=seed, fitting=fitting, clean=clean, corrupt=corrupt, answer=answer,
         wrong=wrong, target=target,
@@ -107,7 +110,8 @@ def patch(
     if further:
         found += _further(loaded, asked, metrics[0], paths, edges, prune, seed)
     console = Console()
-    console.print(_heading(loaded, asked))
+    reading = asked.reading(loaded)
+    console.print(_heading(loaded, asked), reading.shown())
     for result in found:
         # estimates are shown beside what they are checked against
         if not isinstance(result, EdgeAttribution):
@@ -115,7 +119,7 @@ def patch(
             console.print(largest(result, top))
     given: dict[str, Any] = {"prompts": asked.name, "n": asked.n, "metric": [m.name for m in metrics], "seed": seed}
     given |= {"sites": list(sites or SITES)} if sweeps else {}
-    deliver("patch", loaded, given, found, html, json)
+    deliver("patch", loaded, given, found, html, json, reading)
 
 
 def _swept(

@@ -1,11 +1,13 @@
 """The pairs of prompts that a command compares: from a file, from a template, or typed."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glassformer.cli.given import prompt_of, token_of
+from glassformer.cli.reading import Reading
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
 
@@ -25,6 +27,7 @@ class Prompts:
         labels: Names of positions that all pairs share, if there are any.
         name: Of the set.
         n: How many pairs.
+        added: Which special tokens the tokenizer added to their texts, in words.
     """
 
     clean: Any
@@ -35,6 +38,17 @@ class Prompts:
     labels: Sequence[str] | None = None
     name: str = "pair"
     n: int = 1
+    added: str = ""
+
+    def reading(self, model: Any) -> Reading:
+        """Return what a model reads of them."""
+        from glassformer.analysis.inputs import prepare
+
+        clean, corrupt = (prepare(model, side, self.target) for side in (self.clean, self.corrupt))
+        if not clean.source_rows:
+            return Reading({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
+        sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
+        return Reading(sides, clean.added)
 
 
 def prompts_of(
@@ -90,9 +104,16 @@ def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[str]) -> tup
     """Run a model on the clean prompts of a file of pairs; return the run and the encoded pairs."""
     from glassformer import analysis, data
 
-    encoded = usable(model, data.read_pairs(path), fitting).encode(model, pad="right")
+    found = usable(model, data.read_pairs(path), fitting)
+    encoded = found.encode(model, pad="right")
     given = encoded.clean if encoded.lengths is None else encoded.batch("clean")
-    return analysis.run(model, given, read=read), encoded
+    run = analysis.run(model, given, read=read)
+    return dataclasses.replace(run, added=added_to(model, found)), encoded
+
+
+def added_to(model: Any, pairs: Any) -> str:
+    """Return in words which specials the tokenizer added to the texts of pairs: none to ids."""
+    return model.tokenizer.said("opening") if any(isinstance(pair.clean, str) for pair in pairs) else ""
 
 
 def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
@@ -133,11 +154,14 @@ def usable(model: Any, pairs: Any, fitting: bool) -> Any:
 
 
 def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
-    found = usable(model, pairs, fitting).encode(model, pad="right")
+    kept = usable(model, pairs, fitting)
+    found = kept.encode(model, pad="right")
     same = found.lengths is None
     clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
     labels = found.labels if same and len(found) > 1 else None
-    return Prompts(clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found))
+    return Prompts(
+        clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found), added_to(model, kept)
+    )
 
 
 def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:

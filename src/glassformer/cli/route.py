@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 import tyro
 
 from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import model_of, prompt_of
+from glassformer.cli.given import Specials, model_of, prompt_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.reading import reading_of
 
 
 def route(
@@ -21,6 +22,7 @@ def route(
     stack: Literal["encoder", "decoder"] | None = None,
     pairs: Path | None = None,
     fitting: bool = False,
+    specials: Specials = "default",
     top: int = 12,
     html: Path | None = None,
     json: Path | None = None,
@@ -46,6 +48,8 @@ def route(
         pairs: In place of a text, the clean prompts of a .csv, .tsv or .jsonl file: what passes through each head on
             the way to their last tokens, averaged.
         fitting: Leave out pairs that do not fit the model's tokenizer.
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
         top: Largest entries per table.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, see docs/results-json.md.
@@ -59,15 +63,16 @@ def route(
     require(top >= 1, f"--top must be at least 1, found {top}.")
     one_source(text, pairs, target=target, stack=stack)
     check(html, json)
-    loaded = model_of(model)
+    loaded = model_of(model, specials)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
         batch, encoded = clean_run(loaded, pairs, fitting, analysis.flow_sites(loaded))
         with progress("tracing") as report:
             averaged = analysis.average_routes(batch, threshold=threshold, report=report)
-        Console().print(largest(averaged, top))
+        reading = reading_of(batch)
+        Console().print(reading.shown(), largest(averaged, top))
         told = {"pairs": str(pairs), "n": len(encoded), "threshold": threshold}
-        deliver("route", loaded, told, [averaged], html, json)
+        deliver("route", loaded, told, [averaged], html, json, reading)
         return
     assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
@@ -76,6 +81,7 @@ def route(
     side = "encoder" if stack == "encoder" else None
     run = analysis.run(loaded, given, read, read=analysis.flow_sites(loaded, side))
     found = analysis.information_flow_routes(run, positions, threshold=threshold, stack=side)
-    Console().print(largest(found, top))
+    reading = reading_of(run)
+    Console().print(reading.shown(), largest(found, top))
     asked = {"text": text, "target": target, "positions": list(positions), "threshold": threshold}
-    deliver("route", loaded, asked, [found], html, json)
+    deliver("route", loaded, asked, [found], html, json, reading)

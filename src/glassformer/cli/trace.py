@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import model_of, prompt_of, token_of
+from glassformer.cli.given import Specials, model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
-from glassformer.cli.prompts import usable
+from glassformer.cli.prompts import added_to, usable
+from glassformer.cli.reading import Reading, reading_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 
@@ -30,6 +31,7 @@ def trace(
     window: int | None = None,
     samples: int = 10,
     noise: float = 3.0,
+    specials: Specials = "default",
     top: int = 6,
     save_to: Path | None = None,
     html: Path | None = None,
@@ -60,6 +62,8 @@ def trace(
         window: Layers of mlp and attn outputs restored together; by default 10, and a third of a shallower model's.
         samples: Draws of noise.
         noise: Its standard deviation, in units of the deviation of the subject's token vectors.
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
         top: Largest cells per table.
         save_to: Keep finished cells in this file; the same command goes on from it.
         html: Write a page that opens in a browser, with pictures.
@@ -69,6 +73,7 @@ def trace(
     from rich.console import Console
 
     from glassformer import analysis
+    from glassformer.analysis.inputs import prepare
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -78,14 +83,14 @@ def trace(
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(html, json, save_to)
-    loaded = model_of(model)
+    loaded = model_of(model, specials)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)
     }  # fmt: skip
     if pairs is not None:
         require(subject is None and not positions, "the subject of pairs is a role of theirs: name it with --role.")
         require(answer is None and wrong is None, "pairs bring their own --answer and --wrong.")
-        found: Any = _averaged(loaded, pairs, role, fitting, options)
+        found, reading = _averaged(loaded, pairs, role, fitting, options)
     else:
         assert text is not None, "one of the two was given"
         require(
@@ -94,14 +99,15 @@ def trace(
         given = prompt_of(loaded, text)
         read = _target(loaded, target)
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
+        reading = reading_of(prepare(loaded, given, read))
         with progress("restoring") as report:
             found = analysis.causal_trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=read, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(largest(found, top))
+    Console().print(reading.shown(), largest(found, top))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
-    deliver("trace", loaded, asked, [found], html, json)
+    deliver("trace", loaded, asked, [found], html, json, reading)
 
 
 def _window(model: Any, given: int | None) -> int:
@@ -124,11 +130,13 @@ def _target(model: Any, target: str | None) -> Any:
     return None if target is None else prompt_of(model, target)
 
 
-def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> Any:
+def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> tuple[Any, Reading]:
     from glassformer import analysis, data
+    from glassformer.analysis.inputs import readable
     from glassformer.errors import DataError
 
-    encoded = usable(model, data.read_pairs(path), fitting).encode(model, pad="right")
+    kept = usable(model, data.read_pairs(path), fitting)
+    encoded = kept.encode(model, pad="right")
     if role not in encoded.roles:
         known = ", ".join(encoded.roles) or 'none: a .jsonl file names them as "roles"'
         raise DataError(f'"{path}" has no role "{role}". Roles: {known}.')
@@ -144,4 +152,5 @@ def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[st
                 answers = int(encoded.answer[i]), int(encoded.wrong[i])
                 traces.append(analysis.causal_trace(model, ids, where, *answers, deviation=unit, **options))
             report(i + 1, len(encoded))
-    return analysis.average_traces(traces)
+    rows = [readable(model, encoded.clean[i : i + 1, : int(n)])[0] for i, n in enumerate(lengths)]
+    return analysis.average_traces(traces), Reading({"reads": rows}, added_to(model, kept))

@@ -8,6 +8,7 @@ from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pair_files import read_pairs, write_pairs
 from glassformer.data.pairs import EncodedPairs, Misfit, Pair, Pairs
 from glassformer.data.planted import Planted, PlantedData, PlantedRows
+from glassformer.data.published import lack_of_tokenizer, published
 from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
 from glassformer.data.senses import Phrase, Senses, phrases
 from glassformer.data.sources import Document, python_stdlib, read_source
@@ -22,7 +23,7 @@ from glassformer.data.templates import (
     templates_for,
 )
 from glassformer.data.text import TextConfig, TextData
-from glassformer.data.tokenizer import Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
 from glassformer.data.translation import ZhEnConfig
 from glassformer.data.words import UnseenWords
 
@@ -52,6 +53,7 @@ __all__ = [
     "Recall",
     "Repeat",
     "Reverse",
+    "Roles",
     "Senses",
     "SkipTrigram",
     "Split",
@@ -66,7 +68,9 @@ __all__ = [
     "greater_than",
     "indirect_objects",
     "induction",
+    "lack_of_tokenizer",
     "phrases",
+    "published",
     "python_stdlib",
     "read_pairs",
     "read_source",

@@ -4,7 +4,8 @@ Patching moves what happens inside a model from one prompt of a pair to the othe
 equally many tokens and each answer is one token; whether that is so depends on the tokenizer, and is checked there.
 
 A pair may know the roles of its words (`subject`, …): as characters of the clean prompt, or as positions if prompts are
-token ids. Text gets the tokenizer's `<bos>`; ids are taken as they are. Axes: `batch pos`.
+token ids. Text gets the specials that its tokenizer puts in front, and none behind, where the answer follows; ids are
+taken as they are. Axes: `batch pos`.
 """
 
 import dataclasses
@@ -274,7 +275,7 @@ class _Reader:
                 return f"{prompt!r} holds no token."
             if tokenizer.unk in ids:
                 return f"a word of {prompt!r} is not in the vocabulary: {self._shown(ids)}."
-            ids = ids if tokenizer.bos is None else [tokenizer.bos, *ids]
+            ids = [*tokenizer.around("opening")[0], *ids]
         else:
             ids = list(prompt)
             outside = [id for id in ids if id < 0 or (self.vocab_size is not None and id >= self.vocab_size)]
@@ -286,7 +287,7 @@ class _Reader:
 
     def _answer(self, token: Token) -> int | str:
         if isinstance(token, str):
-            ids = self._with_tokenizer().encode(token)
+            ids = self._with_tokenizer().continuing(token)
             if len(ids) != 1:
                 return f"the answer {token!r} is {len(ids)} tokens ({self._shown(ids)}); it has to be one."
             if ids[0] == self._with_tokenizer().unk:
@@ -304,7 +305,7 @@ class _Reader:
                     continue
                 tokenizer = self._with_tokenizer()
                 together = tokenizer.encode(prompt + token)
-                if together != [*tokenizer.encode(prompt), *tokenizer.encode(token)]:
+                if together != [*tokenizer.encode(prompt), *tokenizer.continuing(token)]:
                     end = prompt if len(prompt) < 60 else f"…{prompt[-40:]}"
                     return (
                         f"{token!r} is no token of its own behind the prompt: {end + token!r} ends in "

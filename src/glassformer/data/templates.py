@@ -116,8 +116,8 @@ def induction(
     (what followed it, which is the answer), `last`.
 
     Args:
-        vocabulary: What to draw from: a tokenizer, whose specials are left out and whose `<bos>` opens each prompt;
-            ids; or how many ids there are.
+        vocabulary: What to draw from: a tokenizer, whose specials are left out, and which opens prompts as it opens
+            texts; ids; or how many ids there are.
         n: How many pairs.
         seed: Of the tokens.
         unit: Tokens before the repetition.
@@ -129,7 +129,7 @@ def induction(
     require(1 <= again < unit, f"induction: again={again} must be at least 1 and less than unit={unit}.")
     bos: tuple[int, ...] = ()
     if isinstance(vocabulary, Tokenizer):
-        bos = () if vocabulary.bos is None else (vocabulary.bos,)
+        bos, _ = vocabulary.around("opening")
         ids = [id for id in range(vocabulary.vocab_size) if id not in vocabulary.specials]
     else:
         ids = list(range(vocabulary) if isinstance(vocabulary, int) else dict.fromkeys(vocabulary))

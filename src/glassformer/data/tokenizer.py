@@ -1,25 +1,34 @@
 """Tokenizers: text to token ids and back, with a readable form of every single token.
 
-One class wraps a `tokenizers.Tokenizer`; four functions build one: byte-level BPE, bytes, words, or any tokenizer.json.
-Specials are found by name (`<bos>`, `<eos>`, `<pad>`, `<unk>` and what well-known files call them). Text never turns
-into a special token: a document that happens to contain "<bos>" cannot forge a document boundary.
+One class wraps a `tokenizers.Tokenizer`; four functions build one: byte-level BPE, bytes, words, or symbols; any
+tokenizer.json loads, and `published` reads one with the files that lie beside it.
+
+Specials are found by name (`<bos>`, `<eos>`, `<pad>`, `<unk>` and what well-known files call them), or by what
+published files say. Text does not turn into a special token unless asked: a document that happens to contain "<bos>"
+cannot forge a document boundary. (transformers does turn it into one, unless told `split_special_tokens=True`. A
+Unigram model, as of T5, has no such boundary: its specials are pieces like others, found in a text by their names.)
 """
 
+import contextlib
+import copy
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, Self
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
 
 from glassformer import files
+from glassformer.config import Config
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
 
 FILE_NAME = "tokenizer.json"
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
-_NAMES = {
+NAMES = {
     "bos": ("<bos>", "<s>", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]"),
@@ -28,19 +37,57 @@ _NAMES = {
 _CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
 
 
-class Tokenizer:
-    """Text to token ids and back."""
+Reading = Literal["prompt", "opening", "source", "target"]
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        inner.encode_special_tokens = True
-        self._inner = inner
+
+@dataclass(frozen=True)
+class Roles(Config):
+    """Special tokens by what they are for, as ids.
+
+    Args:
+        bos: Opens a text.
+        eos: Ends one.
+        pad: Fills rows up.
+        unk: Stands for what is not in the vocabulary.
+        stops: Where generation ends.
+        begin: Put in front of a text.
+        end: Put behind it.
+    """
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    unk: int | None = None
+    stops: tuple[int, ...] = ()
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        inner: What does the work.
+        published: What published files say of its specials; without them they go by their names, and `<bos>` alone is
+            put in front of a prompt.
+        text: The tokenizer.json it comes from, which `to_json` then gives back as it was.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, published: Roles | None = None, text: str | None = None) -> None:
+        # files may ask for rows cut or filled to one length, which is for whoever makes batches
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner, self._text, self.published = inner, text, published
+        self._adds: bool | None = None
+        self._specials_in_text = False
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without specials; raises `TextError` if it has none."""
+        """Return the token ids of a text, nothing put around it; raises `TextError` if it has none."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of many texts; faster than one by one."""
+        self._inner.encode_special_tokens = not self._specials_in_text
         try:
             encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError as error:
@@ -48,6 +95,53 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
         return [item.ids for item in encoded]
+
+    def adding(self, specials: bool | None, in_text: bool = False) -> Self:
+        """Return a tokenizer that differs in what it does about special tokens.
+
+        Args:
+            specials: Put them around a text: as made or published (None), never (False), or always (True): the
+                beginning token then, where none would be added.
+            in_text: Names of specials in a text stand for the tokens, as in transformers; a conversation that brings
+                its own marks needs that.
+        """
+        found = copy.copy(self)
+        found._adds, found._specials_in_text = specials, in_text
+        return found
+
+    def around(self, reading: Reading = "prompt") -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the special tokens put in front of a text and behind it.
+
+        Args:
+            reading: What the text is: a `prompt`; the `opening` of a text that goes on, behind which nothing is put;
+                the `source` of an encoder-decoder; or what its decoder has read so far, its `target`, behind the token
+                that decoders start from, which is the model's.
+
+        Raises:
+            TextError: Specials are to be added and the tokenizer has none to open a text with.
+        """
+        roles = self.roles
+        begin, end = roles.begin, roles.end
+        if self.published is None and reading in ("source", "target"):
+            begin = end = ()
+        if self._adds is False:
+            begin = end = ()
+        elif self._adds and not begin and not end and reading != "target":
+            if roles.bos is None:
+                raise TextError(f"{self} has no beginning token to put in front of a text: leave specials as they are.")
+            begin = (roles.bos,)
+        return begin, end if reading in ("prompt", "source") else ()
+
+    def said(self, reading: Reading = "prompt", first: tuple[int, ...] = ()) -> str:
+        """Return in words which special tokens, and others before them, are put around a text; empty if none are."""
+        around = self.around(reading)
+        begin, end = (" ".join(self.tokens(ids)) for ids in ((*first, *around[0]), around[1]))
+        whole = reading if reading in ("source", "target") else "text"
+        if begin and end:
+            return f"The tokenizer added {begin} in front of the {whole} and {end} behind it."
+        if begin:
+            return f"The tokenizer added {begin} in front of the {whole}."
+        return f"The tokenizer added {end} behind the {whole}." if end else ""
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a text lies in it, as (first character, character behind the last).
@@ -85,25 +179,75 @@ class Tokenizer:
         """Special tokens by id."""
         return {id: t.content for id, t in self._inner.get_added_tokens_decoder().items() if t.special}
 
+    @cached_property
+    def roles(self) -> Roles:
+        """Special tokens by what they are for."""
+        if self.published is not None:
+            return self.published
+        bos, eos, pad, unk = (self.named(role) for role in NAMES)
+        stops, begin = (() if id is None else (id,) for id in (eos, bos))
+        return Roles(bos, eos, pad, unk, stops, begin=begin)
+
     @property
     def bos(self) -> int | None:
-        return self._special("bos")
+        return self.roles.bos
 
     @property
     def eos(self) -> int | None:
-        return self._special("eos")
+        return self.roles.eos
 
     @property
     def pad(self) -> int | None:
-        return self._special("pad")
+        return self.roles.pad
 
     @property
     def unk(self) -> int | None:
-        return self._special("unk")
+        return self.roles.unk
+
+    def named(self, role: str) -> int | None:
+        """Return the id of the special that well-known files call by this role, `bos`, `eos`, `pad` or `unk`."""
+        ids = (self._inner.token_to_id(name) for name in NAMES[role])
+        return next((id for id in ids if id is not None), None)
+
+    def continuing(self, text: str) -> list[int]:
+        """Return the ids of a text that goes on from another one.
+
+        Models of whole words with a sign for the space in front of them put that sign in front of every text, also of
+        one that begins with a space or within a word; there, the token that is shown as this text is meant.
+        """
+        ids = self.encode(text)
+        if self.tokens(ids) == [text] or text not in self._by_text:
+            return ids
+        return [self._by_text[text]]
+
+    @cached_property
+    def _by_text(self) -> dict[str, int]:
+        ids = sorted(self._inner.get_vocab(with_added_tokens=True).values(), reverse=True)
+        return {self.token(id): id for id in ids if id not in self.specials}
+
+    def id(self, name: str) -> int | None:
+        """Return the id of a token by its name in tokenizer.json, None if there is none."""
+        return self._inner.token_to_id(name)
+
+    def post_processed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the specials that the post-processor of tokenizer.json puts in front of a text and behind it."""
+        found = self._inner.encode(self._some_text())
+        own = [i for i, added in enumerate(found.special_tokens_mask) if not added]
+        return tuple(found.ids[: own[0]]), tuple(found.ids[own[-1] + 1 :])
 
     def to_json(self) -> str:
         """Return the content of its tokenizer.json."""
-        return self._inner.to_str()
+        return self._inner.to_str() if self._text is None else self._text
+
+    def with_post_processor(self) -> str:
+        """Return a tokenizer.json whose post-processor puts the same specials around a prompt, for other libraries."""
+        begin, end = ([(self.token(id), id) for id in ids] for ids in self.around())
+        if self.published is not None or not (begin or end):
+            return self.to_json()
+        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        template = " ".join([*(name for name, _ in begin), "$A", *(name for name, _ in end)])
+        inner.post_processor = processors.TemplateProcessing(template, special_tokens=[*begin, *end])
+        return inner.to_str()
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into the folder, whole or not at all; raises `SaveError`."""
@@ -121,19 +265,23 @@ class Tokenizer:
             raise CheckpointError(f'cannot read the tokenizer "{path}": {error}') from error
 
     @classmethod
-    def from_json(cls, text: str) -> "Tokenizer":
+    def from_json(cls, text: str, published: Roles | None = None) -> "Tokenizer":
         """Inverse of `to_json`; raises `CheckpointError`."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), published, text)
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"not a tokenizer.json of the tokenizers library ({error}).") from error
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._inner.model.__class__.__name__}, vocab_size={self.vocab_size})"
 
-    def _special(self, role: str) -> int | None:
-        ids = (self._inner.token_to_id(name) for name in _NAMES[role])
-        return next((id for id in ids if id is not None), None)
+    def _some_text(self) -> str:
+        """Return a text that has a token: one letter will do, but for vocabularies without that letter."""
+        for text in ("a", *self._inner.get_vocab()):
+            with contextlib.suppress(TextError):
+                if self.encode(text):
+                    return text
+        raise CheckpointError(f"{self} encodes none of its own tokens.")
 
     def _checked(self, id: int) -> int:
         if not 0 <= id < self.vocab_size:
@@ -217,7 +365,7 @@ def symbol_tokenizer(symbols: list[str], specials: Iterable[str] = ("<bos>", "<e
     return Tokenizer(inner)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the printable character that byte-level models write for each byte.
 
     Source: Radford et al. 2019 (GPT-2): printable bytes stand for themselves, the others move up past U+0100.
@@ -227,4 +375,4 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = byte_alphabet()

@@ -1,8 +1,9 @@
 """What a model costs, as integers: parameters by part, floating-point operations, bytes of state.
 
 Conventions: 2 FLOPs per multiply-add; matrix products only (no norms, activations, softmax); both products
-of attention over the full square, as kernels without block skipping compute them; of experts those that are chosen. The backward has two products for
-each forward one, so training costs three times the forward pass; a fused kernel that recomputes its scores spends more.
+of attention over the full square, as kernels without block skipping compute them; of experts those that are chosen. The
+backward has two products for each forward one, so training costs three times the forward pass; a fused kernel that
+recomputes its scores spends more.
 """
 
 from collections import Counter

@@ -99,6 +99,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # why there is none, and what would help
+        self.no_tokenizer = ""
         # family and config of a published checkpoint, set by whoever loads one
         self.origin: Any = None
         self.name = "decoder"

@@ -85,6 +85,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # why there is none, and what would help
+        self.no_tokenizer = ""
         self.name = "encoder"
         self.origin: Any = None
         d_model = config.d_model

@@ -46,6 +46,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         unembed_scale: Factor on the logits, before their bias.
         unembed_bias: A bias per token on the logits.
         start_id: Token that the decoder's text starts with; the tokenizer's beginning token by default.
+        never_ids: Tokens that are never generated, whatever their logits.
     """
 
     vocab_size: int
@@ -64,6 +65,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     unembed_bias: bool = False
     shared: bool = True
     start_id: int | None = None
+    never_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "max_len"):
@@ -75,10 +77,11 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             f"encoder_decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
         )
         check_unembed_scale("encoder_decoder", self.unembed_scale)
-        require(
-            self.start_id is None or 0 <= self.start_id < self.vocab_size,
-            f"encoder_decoder: start_id must be a token id, 0 to {self.vocab_size - 1}; found {self.start_id}.",
-        )
+        for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
+            require(
+                all(0 <= id < self.vocab_size for id in ids),
+                f"encoder_decoder: {name} must be of tokens, 0 to {self.vocab_size - 1}; found {getattr(self, name)}.",
+            )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -99,6 +102,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: Any = None
+        # why there is none, and what would help
+        self.no_tokenizer = ""
         # family and config of a published checkpoint, set by whoever loads one
         self.origin: Any = None
         self.name = "encoder-decoder"

@@ -150,7 +150,7 @@ class ExpertsLayer(nn.Module):
         return self.activation(gate) * (read if self.config.shift == 0 else read + self.config.shift)
 
     def _wants_dense(self, x: Tensor, tape: Tape | None) -> bool:
-        """Whether all experts have to run: for their sites, for derivatives by weights, where nothing has numbers yet."""
+        """Whether all experts run: for their sites, for derivatives by weights, and where no number is known yet."""
         if x.is_meta or torch.compiler.is_compiling() or wants(tape, self.at.expert_hidden, self.at.expert_out):
             return True
         return tape is not None and tape.grad and tape.wants(self.at.weights)

@@ -167,12 +167,18 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
 def next_logits(
     model: Model, tokens: Int[Tensor, "batch pos"], state: State, lengths: Int[Tensor, " batch"] | None = None
 ) -> tuple[Float[Tensor, "batch vocab"], State]:
-    """Return the logits after the last of `tokens`, and the state behind it."""
+    """Return the logits after the last of `tokens` (minus infinity for `never_ids`), and the state behind it."""
     # the logits of every position of a long prompt would outweigh all else, so the stack's output is asked for instead
     tape = None if tokens.shape[1] == 1 else Tape(model, logits=False)
     inputs: tuple[Any, ...] = (tokens,) if isinstance(model, Decoder) else (None, tokens)
     out, state = model(*inputs, state=state, lengths=lengths, tape=tape)
-    return out[:, -1] if tape is None else model.unembed.logits(out[:, -1]), state
+    return generable(model, out[:, -1] if tape is None else model.unembed.logits(out[:, -1])), state
+
+
+def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+    """Return logits with minus infinity for tokens that the model's config says are never generated."""
+    never = model.config.never_ids if isinstance(model, EncoderDecoder) else ()
+    return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
 
 
 def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
@@ -209,7 +215,7 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
 
 
 def check_room(model: Model, prompt: int, new: int) -> None:
-    """Raise `TextError` if prompt and new tokens exceed a learned position table; `AnalysisUnavailable` for an encoder."""
+    """Raise `TextError` if prompt and new tokens exceed a position table, `AnalysisUnavailable` for an encoder."""
     if isinstance(model, Encoder):
         model.begin(0)
     embed = model.embed if isinstance(model, Decoder) else model.decoder_embed

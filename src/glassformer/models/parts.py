@@ -58,16 +58,19 @@ class RmsNorm(NormConfig, kind="rms_norm"):
         eps: Added to the mean of squares.
         offset: What is added to the stored weight; with 1, weights near 0 are near the identity, where half precision
             has the most digits.
+        gain: Whether there is a gain; without it the norm has no parameters.
 
     Source: Zhang and Sennrich 2019; Gemma Team 2024, "Gemma" (stored around 0).
     """
 
     eps: float = 1e-5
     offset: float = 0.0
+    gain: bool = True
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
         require(math.isfinite(self.offset), f"rms_norm: offset must be a finite number, found {self.offset}.")
+        require(self.gain or not self.offset, f"rms_norm: offset={self.offset} is part of a gain, and there is none.")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Norm(nn.Module):
     With `tied` it has the parameters of another norm, stored there, and sites of its own. `weight` is the parameter;
     what the norm multiplies by and adds are `gain` and `shift`.
     """
+
+    tied: "Norm | None"
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Norm(nn.Module):
         self.identity, self.centred = isinstance(config, NoNorm), isinstance(config, LayerNorm)
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
         self.offset = config.offset if isinstance(config, RmsNorm) else 0.0
-        gain = isinstance(config, RmsNorm) or (isinstance(config, LayerNorm) and config.gain)
+        gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
         bias = isinstance(config, LayerNorm) and config.bias
         # a plain attribute: registering the other norm here would store its parameters twice
         self.__dict__["tied"] = tied
@@ -438,9 +443,9 @@ class Unembedding(VocabularyMatrix):
         return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
 
     def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
-        """Return the direction of the stream (behind a readout, if there is one) whose dot product is the token's logit.
+        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside.
 
-        Bias and cap are left aside.
+        With a readout it is a direction of what the readout gives.
         """
         return self._met(self.stored[ids])
 

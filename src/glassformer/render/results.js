@@ -112,7 +112,15 @@ function header() {
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : " · results of analyses"),
     el("h1", {}, names.length === 1 ? names[0] : `${names.slice(0, 3).join(", ")}${names.length > 3 ? " and more" : ""}`, model ? ` in ${model.name}` : ""),
     factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
-    Object.keys(given).length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(Object.entries(given))) : null);
+    Object.keys(given).length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(Object.entries(given))) : null,
+    data.reading ? readingCard(data.reading) : null);
+}
+
+// the first row of each side; a token's index shows when it is pointed at
+function readingCard({ tokens, added }) {
+  return el("div", { class: "card" }, el("h2", {}, "What it read"),
+    Object.entries(tokens).map(([name, rows]) => el("div", {}, el("p", { class: "gloss" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(rows[0] ?? []))),
+    added ? el("p", { class: "gloss" }, added) : null);
 }
 
 const READING = [

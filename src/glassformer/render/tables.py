@@ -1,5 +1,6 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -35,6 +36,11 @@ def visible(text: str, width: int = 16) -> str:
     signs = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
     shown = "".join(signs.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
     return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
+
+
+def numbered(name: str, tokens: Sequence[str]) -> Text:
+    """Return tokens as a line, each behind its index."""
+    return Text.assemble((name, QUIET), "  ", " ".join(f"{i}:{visible(token)}" for i, token in enumerate(tokens)))
 
 
 def bar(value: float, largest: float, width: int = BAR) -> Text:

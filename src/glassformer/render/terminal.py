@@ -18,7 +18,7 @@ from glassformer.render import circuits_terminal as circuits_terminal
 from glassformer.render import edges_terminal as edges_terminal
 from glassformer.render import flow_terminal as flow_terminal
 from glassformer.render import lenses_terminal as lenses_terminal
-from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, numbered, section, table, tables, visible
 from glassformer.render.tables import largest as largest
 
 N_COMPONENTS, N_LOOKS = 12, 5
@@ -81,15 +81,15 @@ def _header(found: Explanation) -> RenderableType:
         Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")
     ]
     if found.source_tokens is not None:
-        lines.append(Text.assemble(("source  ", QUIET), "".join(visible(t.text) for t in found.source_tokens)))
+        lines.append(numbered("source", [token.text for token in found.source_tokens]))
     # what reads both ways has read what comes after the position too
-    last = found.position + (31 if model.kind == "encoder" else 1)
-    before = found.tokens[max(0, found.position - 30) : last]
-    context = " ".join(visible(token.text) for token in before)
+    encoder = model.kind == "encoder"
+    read = found.tokens if encoder else found.tokens[: found.position + 1]
+    lines.append(numbered("reads ", [token.text for token in read]))
     outcome = found.answer
     fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
-    lines.append(Text.assemble(("reads   ", QUIET), ("… " if found.position > 30 else ""), context))
-    lines.append(Text.assemble((f"{'there' if model.kind == 'encoder' else 'next':8}", QUIET), (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
+    asked = (f"{'there' if encoder else 'next':8}", QUIET)
+    lines.append(Text.assemble(asked, (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
     if found.against is not None:
         other = found.against
         fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"

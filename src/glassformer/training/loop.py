@@ -248,8 +248,8 @@ def _model(config: TrainConfig, data: Data) -> Any:
     model = config.model.build(config.seed)
     if isinstance(model, Encoder):
         raise ConfigError(
-            "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as targets, "
-            "which no data here has. Encoders are loaded: glassformer.load(PATH)."
+            "train: an encoder reads both ways, so it sees each next token; training one takes masked tokens as "
+            "targets, which no data here has. Encoders are loaded: glassformer.load(PATH)."
         )
     batch = data.batch(1)
     if isinstance(model, EncoderDecoder) != (batch.source is not None):

@@ -125,9 +125,10 @@ class HeadWeights:
     def require_matrices(self, analysis: str, instead: str) -> None:
         """Raise `AnalysisUnavailable` unless all sub-layers are attention or MLPs, told by their matrices."""
         for _, block, name in self.opaque:
+            kind = block.config.parts[block.names.index(name)].kind
             raise AnalysisUnavailable(
-                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{block.part(name).config.kind}", '
-                f"which is not one set of matrices: which of them count differs by position.\n    {instead}"
+                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{kind}", which is not one set of '
+                f"matrices: which of them count differs by position.\n    {instead}"
             )
 
     def __getitem__(self, which: int | str) -> AttentionWeights:

@@ -26,7 +26,9 @@ from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.gptj import GPTJ
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from glassformer.checkpoints.families.nanogpt import NANOGPT
 from glassformer.checkpoints.families.olmo import OLMO, OLMO2
 from glassformer.checkpoints.families.opt import OPT
 from glassformer.checkpoints.families.phi import PHI
@@ -34,11 +36,13 @@ from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.checkpoints.families.t5 import T5
+from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
 from glassformer.errors import CheckpointError, nearest
 
 FAMILIES: tuple[Family, ...] = (
     BART, BERT, BLOOM, DIFFLLAMA, DISTILBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GPT2, GPTJ, GPT_NEO, GPT_NEOX,
-    GPT_OSS, LLAMA, MARIAN, MISTRAL, MIXTRAL, OLMO, OLMO2, OPT, PHI, PHI3, QWEN2, QWEN3, ROBERTA, STABLELM, T5,
+    GPT_OSS, LLAMA, LLAMA_PARAMS, MARIAN, MISTRAL, MIXTRAL, NANOGPT, OLMO, OLMO2, OPT, PHI, PHI3, QWEN2, QWEN3,
+    ROBERTA, STABLELM, T5, TRANSFORMER_LENS,
 )  # fmt: skip
 
 
@@ -69,6 +73,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
 
 __all__ = [
     "FAMILIES",
+    "LLAMA_PARAMS",
+    "NANOGPT",
+    "TRANSFORMER_LENS",
     "Family",
     "Fields",
     "Piece",

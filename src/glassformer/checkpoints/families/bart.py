@@ -32,7 +32,9 @@ def _bart_config(fields: Fields) -> EncoderDecoderConfig:
 def _marian_config(fields: Fields) -> EncoderDecoderConfig:
     vocab = fields.whole("vocab_size")
     fields.only("decoder_vocab_size", vocab, "both sides have one vocabulary")
-    return _config(fields, Sinusoidal("halves"), None, start=vocab - 1)
+    # padding has logit 0 where real tokens are negative, and would be said most
+    never = fields.whole("pad_token_id", vocab - 1)
+    return _config(fields, Sinusoidal("halves"), None, start=vocab - 1).replace(never_ids=(never,))
 
 
 def _config(

@@ -79,7 +79,7 @@ def _embeddings(root: str) -> dict[str, Any]:
     }
 
 
-def _layers(root: str, config: Any) -> Table:
+def _layers(root: str, config: Any) -> dict[str, Any]:
     ours, theirs = "stack.blocks.{i}", f"{root}.encoder.layer.{{i}}"
     parts = tuple(Piece(f"{theirs}.attention.self.{name}", config.d_model) for name in ("query", "key", "value"))
     return _embeddings(root) | {

@@ -8,8 +8,9 @@ A table maps our modules or tensors to theirs, `{i}` standing for a layer:
     "stack.blocks.{i}.attn.projection.qkv": (Piece("…q_proj", rows=64), Piece("…k_proj", rows=16), Piece("…v_proj"))
 
 A module stands for all of its tensors (weight, bias). A `Piece` says which part of their tensor ours is a copy of, as a
-view; the same view serves loading, which copies from it, and writing, which copies into it. Which of our tensors exist
-follows from the config, so one table covers variants with and without biases, tied or not.
+view; the same view serves loading, which copies from it, and writing, which copies into it. An empty tuple stands for
+zeros, which they do not store. Which of our tensors exist follows from the config, so one table covers variants with
+and without biases, tied or not.
 """
 
 import re
@@ -73,8 +74,12 @@ class Family:
         ignored: Patterns of tensors that hold no weights (masks, tables of angles).
         copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
         recognise: For layouts without `model_type`: whether a config is one of theirs.
-        express: From our config to theirs, for models that did not come from one; whatever it gives is accepted only if
-            `config` makes the same of it.
+        express: From our config to theirs, for models that did not come from one: decoders with attention and an MLP in
+            every block, unless `bare`. Whatever it gives is accepted only if `config` makes the same of it.
+        bare: `express` takes any decoder.
+        config_name: Where their config stands.
+        writes_copies: Their own code wants the copies in the files.
+        any_pairing: The table finds rotary pairs whichever way ours are ordered.
     """
 
     name: str
@@ -87,6 +92,10 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     recognise: Callable[[Mapping[str, Any]], bool] | None = None
     express: Callable[[Any], dict[str, Any]] | None = None
+    bare: bool = False
+    config_name: str = "config.json"
+    writes_copies: bool = False
+    any_pairing: bool = False
 
     def covers(self, config: Mapping[str, Any]) -> bool:
         """Whether a config.json is of this family."""
@@ -147,6 +156,8 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
     Raises:
         CheckpointError: A tensor is not of the shape that the config asks for.
     """
+    if not source.pieces:
+        return torch.zeros(source.shape, dtype=dtype)
     first = source.pieces[0]
     if len(source.pieces) == 1 and first.is_whole:
         theirs = read(first.name)
@@ -182,10 +193,15 @@ def taken_apart(
         parts: What each of our tensors is made of.
         read: Gives one of our tensors.
         names: Which of ours; all by default.
+
+    Raises:
+        CheckpointError: One that is zero in their layout is not zero.
     """
     found: dict[str, Tensor] = {}
     for name in parts if names is None else names:
         source, ours = parts[name], read(name)
+        if not source.pieces and bool(ours.any()):
+            raise CheckpointError(f'"{name}" has no place in this layout, where it is zero; in this model it is not.')
         start = 0
         for piece in source.pieces:
             left = source.shape[0] - start if source.shape else 0
@@ -250,7 +266,7 @@ def _same(files: TensorFiles, one: str, other: str) -> bool:
 
 
 def _prefix(family: Family, wanted: Mapping[str, None], files: TensorFiles) -> Callable[[str], str]:
-    """Return how a name of the table is written in these files: as it is, with a prefix more or less, with old endings."""
+    """Return how a name is written in these files: as in the table, with a prefix more or less, with old endings."""
 
     def with_less(prefix: str) -> Callable[[str], str]:
         return lambda name: name.removeprefix(prefix)

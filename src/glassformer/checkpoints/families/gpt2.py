@@ -35,6 +35,25 @@ def _scales(fields: Fields, d_head: int, n_layers: int) -> list[float | None]:
     return [(d_head**-0.5 if by_width else 1.0) / (layer + 1) for layer in range(n_layers)]
 
 
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].parts[0]
+    mlp: Any = config.layers[0].parts[1]
+    norm: Any = config.layers[0].norm
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_embd": config.d_model,
+        "n_layer": len(config.layers),
+        "n_head": attention.n_heads,
+        "n_inner": mlp.d_mlp or 4 * config.d_model,
+        "n_positions": config.max_len,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(mlp.activation, mlp.activation),
+        "layer_norm_epsilon": norm.eps,
+        "tie_word_embeddings": config.tied,
+    }
+
+
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
     return {
@@ -59,4 +78,5 @@ GPT2 = Family(
     prefixes=("transformer.",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     copies={"lm_head.weight": "transformer.wte.weight"},
+    express=_express,
 )

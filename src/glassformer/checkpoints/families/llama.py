@@ -1,8 +1,11 @@
 """Llama 1 to 3.x: RMSNorm, rotary positions, grouped keys, SwiGLU."""
 
+from collections.abc import Callable
 from typing import Any
 
-from glassformer.attention import Softmax, SubLayerConfig
+from torch import Tensor
+
+from glassformer.attention import DynamicScaling, Rope, Softmax, SubLayerConfig
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
@@ -66,7 +69,7 @@ def gated_mlp(fields: Fields, *, bias: bool = False) -> Mlp:
 
 
 def _table(fields: Fields, config: Any) -> Table:
-    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config, pairing="half")}
 
 
 LLAMA_NAMES: dict[str, Any] = {
@@ -82,12 +85,34 @@ LLAMA_NAMES: dict[str, Any] = {
 }
 
 
-def separate_qkv(config: Any, prefix: str = "model.layers.{i}.self_attn") -> tuple[Piece, ...]:
-    """Return query, key and value maps that are stored one by one, as most models store them."""
+def separate_qkv(
+    config: Any,
+    prefix: str = "model.layers.{i}.self_attn",
+    names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+    pairing: str | None = None,
+) -> tuple[Piece, ...]:
+    """Return query, key and value maps that are stored one by one, as most models store them.
+
+    Args:
+        config: Ours.
+        prefix: Of their names.
+        names: Of the three.
+        pairing: How they order rotary pairs, where ours may have the other order; by default as ours does.
+    """
     attention = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
+    heads = (dims.n_heads, dims.n_kv_heads)
     rows = (dims.n_heads * dims.d_head, dims.n_kv_heads * dims.d_head, dims.n_kv_heads * dims.d_value)
-    return tuple(Piece(f"{prefix}.{name}_proj", size) for name, size in zip("qkv", rows))
+    turned = [_reordered(attention.positions, pairing, n, dims.d_head) for n in heads]
+    return tuple(Piece(f"{prefix}.{name}", size, view=view) for name, size, view in zip(names, rows, (*turned, None)))
+
+
+def _reordered(positions: Any, pairing: str | None, n_heads: int, d_head: int) -> Callable[[Tensor], Tensor] | None:
+    """Return the view on rows in which their rotary pairs are in our order; None where they are already."""
+    if pairing is None or not isinstance(positions, Rope) or positions.pairing == pairing:
+        return None
+    pairs = (2, d_head // 2) if pairing == "half" else (d_head // 2, 2)
+    return lambda rows: rows.unflatten(0, (n_heads, *pairs)).transpose(1, 2)
 
 
 def express_llama(config: DecoderConfig) -> dict[str, Any]:
@@ -95,7 +120,6 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
     scaling = attention.positions.scaling
-    own = getattr(scaling, "original_length", None)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -103,8 +127,8 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
         "num_attention_heads": dims.n_heads,
         "num_key_value_heads": dims.n_kv_heads,
         "head_dim": dims.d_head,
-        # such a scaling starts where the trained length ends
-        "max_position_embeddings": own if scaling is not None and scaling.kind == "dynamic" else config.max_len,
+        # dynamic scaling starts where the trained length ends
+        "max_position_embeddings": scaling.original_length if isinstance(scaling, DynamicScaling) else config.max_len,
         "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
         "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,
@@ -138,4 +162,5 @@ LLAMA = Family(
     ignored=("*.rotary_emb.inv_freq",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     express=_express,
+    any_pairing=True,
 )

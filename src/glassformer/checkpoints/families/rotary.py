@@ -118,7 +118,8 @@ def _scaling_parameters(scaling: RopeScaling | None) -> dict[str, Any]:
         }  # fmt: skip
     assert isinstance(scaling, YarnScaling | LongScaling), "every scaling is described here"
     found |= {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_length}
-    found["attention_factor"] = scaling.amplitude
+    # without, it is worked out from the factor in the same way
+    found |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
     if isinstance(scaling, LongScaling):
         return found | {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
     return found | {"beta_fast": scaling.fast, "beta_slow": scaling.slow, "truncate": scaling.truncate}

@@ -1,7 +1,7 @@
 """T5: relative position bias, RMSNorm before each part, no biases, scores that are not scaled.
 
-The first version ties all three embeddings and scales what the unembedding reads by 1 / sqrt(d_model); version 1.1 has a
-gated MLP, an unembedding of its own, and no such scale.
+The first version ties all three embeddings and scales what the unembedding reads by 1 / sqrt(d_model); version 1.1 has
+a gated MLP, an unembedding of its own, and no such scale.
 """
 
 from typing import Any

@@ -1,10 +1,16 @@
-"""Configs as they were published, in the layout of their day: read alike in today's, with the published sizes."""
+"""Configs and files as they were published, in the layout of their day: they read as those of today do."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+import glassformer as gf
+from families import all_cases, reference_folder
 from glassformer.checkpoints.checkpoint import translated
 from glassformer.models.accounting import count_parameters
 
@@ -69,3 +75,38 @@ def test_a_config_says_the_same_in_the_layout_of_its_day_and_in_todays(name: str
     config, _ = PUBLISHED[name]
     today = CONFIG_MAPPING[config["model_type"]].from_dict(config).to_dict()
     assert translated(config, WHERE)[1] == translated(today, WHERE)[1]
+
+
+def _renamed(old: str, new: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {name.replace(old, new): value for name, value in tensors.items()}
+
+
+def _with(*names: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: tensors | {name: torch.ones(1) for name in names}
+
+
+NEOX, NEO = "gpt_neox.layers.0.attention", "transformer.h.0.attn.attention"
+# what files of other days hold in place of, or beside, what is written now
+FILES: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
+    "unembedding under its newer name": ("gpt_neox_parallel_quarter_rotary", _renamed("embed_out.", "lm_head.")),
+    "masks and angles of GPT-NeoX": (
+        "gpt_neox_parallel_quarter_rotary", _with(f"{NEOX}.bias", f"{NEOX}.masked_bias", f"{NEOX}.rotary_emb.inv_freq")
+    ),
+    "masks of GPT-Neo": ("gpt_neo_alternating_windows", _with(f"{NEO}.bias", f"{NEO}.masked_bias")),
+    "masks of GPT-J": ("gptj_part_of_each_head_turns", _with("transformer.h.0.attn.bias")),
+    "OPT without its first prefix": ("opt_norms_before", _renamed("model.decoder.", "decoder.")),
+    "the tied matrix of OPT twice": (
+        "opt_norms_before", lambda t: t | {"lm_head.weight": t["model.decoder.embed_tokens.weight"].clone()}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_of_another_day_gives_the_same_model(what: str, tmp_path: Path) -> None:
+    name, changed = FILES[what]
+    reference_folder(*all_cases()[name].make(), tmp_path, torch.float32)
+    weights = tmp_path / "model.safetensors"
+    expected = gf.load(tmp_path).state_dict()
+    save_file(changed(load_file(weights)), weights)
+    found = gf.load(tmp_path).state_dict()
+    assert all(torch.equal(found[key], value) for key, value in expected.items()) and len(found) == len(expected)
