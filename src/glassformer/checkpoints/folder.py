@@ -82,8 +82,8 @@ def load(
 
     A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
     its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
-    its newest checkpoint. Published weights are mapped from their files, one copy in memory. The model comes in
-    evaluation mode; `model.origin` says which family it was read as.
+    its newest checkpoint. Published weights are mapped from their files, one copy in memory: files that are overwritten
+    meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
 
     Args:
         name: Name, folder, or `owner/model`.
