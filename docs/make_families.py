@@ -13,10 +13,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
 
-from families import Case, all_cases, reference_folder  # noqa: E402
-from family_commands import WORKS, outcomes, with_tokenizer  # noqa: E402
 from make_tables import fill  # noqa: E402
 
+from families import Case, all_cases, reference_folder  # noqa: E402
+from family_commands import WORKS, outcomes, with_tokenizer  # noqa: E402
 from glassformer.checkpoints.families import FAMILIES, Family  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
@@ -62,9 +62,9 @@ def commands(case: Case) -> str:
             parts += [f"`{verb}` without {lacking}"] if lacking else []
         else:
             parts.append(f"`{verb}`: [`{outcome}`](errors/{_slug(outcome)}.md)")
-    return (
-        "all" if not parts else "all; " + "; ".join(parts) if all("without" in p for p in parts) else "; ".join(parts)
-    )
+    if not parts:
+        return "all"
+    return "; ".join(["all", *parts] if all("without" in part for part in parts) else parts)
 
 
 def _slug(name: str) -> str:

@@ -24,7 +24,7 @@ def circuits_without(*analyses: str) -> dict[str, str]:
 
 # whatever is not listed works, with every analysis that it consists of
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    # scores that no product of two matrices gives: queries and keys normed, scores capped, a rotation by the text's length
+    # scores that no product of two matrices gives: normed queries and keys, a cap, a rotation by the text's length
     **dict.fromkeys(
         (
             "gemma2_caps_and_windows", "gemma3_local_and_global_layers",
@@ -52,7 +52,9 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     # norms on the stream itself
     "opt_norms_behind_and_narrow_token_vectors": circuits_without(BANDWIDTH, INDUCTION),
     # losses and repeated random tokens are for models that go on from a text
-    **dict.fromkeys(("t5", "t5_deeper_decoder_few_buckets", "t5_of_version_1_1", "mt5"), circuits_without(SEEN, *ON_TEXT)),
+    **dict.fromkeys(
+        ("t5", "t5_deeper_decoder_few_buckets", "t5_of_version_1_1", "mt5"), circuits_without(SEEN, *ON_TEXT)
+    ),
     **dict.fromkeys(
         ("marian", "marian_with_separate_embeddings"), circuits_without(BANDWIDTH, INDUCTION, SEEN, *ON_TEXT)
     ),
