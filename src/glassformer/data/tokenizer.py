@@ -146,7 +146,9 @@ class Tokenizer:
     def said(self, reading: Reading = "prompt", first: tuple[int, ...] = ()) -> str:
         """Return in words which special tokens, and others before them, are put around a text; empty if none are."""
         around = self.around(reading)
-        begin, end = (" ".join(self.tokens(ids)) for ids in ((*first, *around[0]), around[1]))
+        # a model's start token may be one that the tokenizer does not have
+        ids = ((*first, *around[0]), around[1])
+        begin, end = (" ".join(self.token(i) if i < self.vocab_size else f"<{i}>" for i in side) for side in ids)
         whole = reading if reading in ("source", "target") else "text"
         if begin and end:
             return f"The tokenizer added {begin} in front of the {whole} and {end} behind it."
