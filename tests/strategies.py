@@ -285,8 +285,11 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
     ),
     "experts": _decoder(
-        block(n_heads=4, **(_LLAMA | {"mlp": MixtureOfExperts(3, 2, 6)})),
-        block(n_heads=4, **_LLAMA | {"mlp": MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False)}),
+        block(n_heads=4, **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(3, 2, 6)))),
+        block(
+            n_heads=4,
+            **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False))),
+        ),
     ),
     # what bounds scores or values: none of it is bilinear, or sums to one
     "bounded": _decoder(

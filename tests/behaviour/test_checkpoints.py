@@ -14,7 +14,9 @@ from safetensors.torch import save as serialise
 
 from glassformer import checkpoints, files
 from glassformer.attention import MixerConfig
-from glassformer.checkpoints.folder import CONFIG, TOKENIZER, WEIGHTS, sha256
+from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.folder import TOKENIZER, sha256
+from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import CheckpointError, ConfigError, SaveError, UnknownKind, UnknownModel
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block, repeat

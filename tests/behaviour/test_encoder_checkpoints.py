@@ -132,7 +132,9 @@ def test_the_mask_tokens_name_is_the_token_and_its_place_is_what_is_asked_about(
     assert found.position == 3
     assert gf.explain(model, "the cat sat", position=1).position == 1
     trace = gf.analysis.causal_trace(model, "the cat [MASK] on a mat", "cat", samples=2)
-    clean = gf.run(model, "the cat [MASK] on a mat").logits[0, 3].softmax(-1).max()
+    logits = gf.run(model, "the cat [MASK] on a mat").logits
+    assert logits is not None
+    clean = logits[0, 3].softmax(-1).max()
     close(trace.clean.values[:1], clean[None], 1e-5)
     # another model's text does not turn into a special token
     assert model.tokenizer.encode("[MASK]") != [4]
@@ -145,8 +147,9 @@ def test_commands_ask_about_the_masked_position(masked: Path, capsys: pytest.Cap
     assert main(["patch", str(masked), *texts, "--sites", "resid_pre"]) == 0
     shown = capsys.readouterr().out
     model = gf.load(masked)
-    logits = gf.run(model, "the cat [MASK] on").logits[0, 3]
-    assert f"{float(logits[7] - logits[12]):.3f}" in shown
+    logits = gf.run(model, "the cat [MASK] on").logits
+    assert logits is not None
+    assert f"{float(logits[0, 3, 7] - logits[0, 3, 12]):.3f}" in shown
     assert main(["route", str(masked), "the cat [MASK] on"]) == 0
     assert main(["patch", str(masked)]) == 2
     assert "with the mask token where the answer belongs" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def check_untied(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torc
 def t5_of_version_1_1() -> tuple[Any, Any]:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(**_SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    config = T5Config(**(_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}))
     return T5ForConditionalGeneration, config
 
 

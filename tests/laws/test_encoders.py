@@ -1,5 +1,7 @@
 """Encoders alone: both ways, with a readout behind the stack; what analyses make of them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -209,6 +211,6 @@ def test_an_encoders_heads_go_by_position_both_ways() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{"buckets": 3}, {"buckets": 6, "bidirectional": True}, {"max_distance": 16}])
-def test_buckets_that_do_not_divide_are_refused(kwargs: dict[str, int]) -> None:
+def test_buckets_that_do_not_divide_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="relative_bias"):
         RelativeBias(**kwargs)

@@ -15,7 +15,9 @@ from safetensors.torch import save as serialise
 
 from glassformer import checkpoints
 from glassformer.attention import Differential, Lightning, Linear, Rope
-from glassformer.checkpoints.folder import CONFIG, TOKENIZER, WEIGHTS, sha256
+from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.folder import TOKENIZER, sha256
+from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import MixtureConfig, TextConfig, bytes_tokenizer
 from glassformer.errors import GlassformerError
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block, repeat

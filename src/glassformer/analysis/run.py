@@ -74,7 +74,7 @@ class Run(Mapping[str, Labelled]):
         if self.logits is None:
             raise AnalysisUnavailable(
                 f'"{getattr(self.model, "name", "this model")}" gives no logits, which predictions are read from.\n'
-                "    Read its sites instead: gf.run(model, text, read=[\"blocks.*.resid_post\", \"*.pattern\"]); a "
+                '    Read its sites instead: gf.run(model, text, read=["blocks.*.resid_post", "*.pattern"]); a '
                 "checkpoint with a language-model head gives logits."
             )
         return self.logits

@@ -21,11 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer import files
-from glassformer.checkpoints.checkpoint import Checkpoint, skeleton
+from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
 from glassformer.checkpoints.expressed import LAYOUTS, expressed
 from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
 from glassformer.checkpoints.folder import (
-    CONFIG,
     FORMAT,
     check_contents,
     digest_of,
