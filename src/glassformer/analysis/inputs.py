@@ -164,7 +164,8 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the text of ids; those that a model has beyond its tokenizer's tokens appear as `<id>`."""
     known, parts = tokenizer.vocab_size, []
     for beyond, some in itertools.groupby(ids, lambda id: id >= known):
-        parts += [f"<{id}>" for id in some] if beyond else [tokenizer.decode(some)]
+        run = list(some)
+        parts += [f"<{id}>" for id in run] if beyond else [tokenizer.decode(run)]
     return "".join(parts)
 
 
