@@ -69,7 +69,9 @@ class BlockReader:
         self, checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
-        matrices = [name for name, part in checkpoint.parts.items() if len(part.shape) > 1]
+        # a table that all blocks of a stack share is no block's
+        shared = ".positions.table"
+        matrices = [n for n, part in checkpoint.parts.items() if len(part.shape) > 1 and not n.endswith(shared)]
         matches = {name: re.match(r"(?:.+\.)?blocks\.\d+(?=\.)", name) for name in matrices}
         # by matrix, in the order of the forward pass
         self.blocks = {name: match.group() for name, match in matches.items() if match}

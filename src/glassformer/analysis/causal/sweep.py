@@ -99,6 +99,9 @@ def sweep(
                 f"{type(model).__name__} is neither.\n    Leave save_to out, or write a spec."
             )
         return one_by_one(model, base, plan, metrics, target=target, base_edit=base_edit, grad=grad, report=report)
+    if isinstance(model, Encoder) and any(metric.site.startswith("logits") for metric in metrics.values()):
+        # raises, and says what there is instead, if there are none
+        _ = model.unembed
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, base, target)
         table = model.sites()
