@@ -23,7 +23,8 @@ from glassformer.models import DecoderConfig, block
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints") / "sound"
-    reference_folder(*llama_grouped_keys(), folder, torch.float32)
+    kind, config = llama_grouped_keys()
+    reference_folder(kind, config, folder, torch.float32)
     return folder
 
 
