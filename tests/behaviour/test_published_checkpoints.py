@@ -31,8 +31,8 @@ SHARD = "model-00002-of-00003.safetensors"
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a Llama checkpoint of three shards."""
     folder = tmp_path_factory.mktemp("checkpoints") / "sound"
-    kind, config = llama_grouped_keys()
-    model = reference_folder(kind, config, folder, torch.float32)
+    kind, tiny = llama_grouped_keys()
+    model = reference_folder(kind, tiny, folder, torch.float32)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="14KB")
     assert (folder / SHARD).is_file()

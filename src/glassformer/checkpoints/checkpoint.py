@@ -226,3 +226,5 @@ def skeleton(config: ModelConfig, n_tensors: int, folder: Path) -> Any:
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:  # what torch says of sizes beyond 64 bits
         reason = str(error).splitlines()[0]
         raise CheckpointError(f'"{folder / CONFIG}" asks for tensors of impossible sizes ({reason}).') from error
+    except (ArithmeticError, ValueError) as error:  # a table of angles that cannot be computed
+        raise CheckpointError(f'"{folder / CONFIG}" asks for what cannot be computed ({error}).') from error

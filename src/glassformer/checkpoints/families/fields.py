@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from glassformer.errors import CheckpointError, nearest
 
 _REQUIRED: Any = object()
-_COUNTS_LAYERS = re.compile(r"(n|(num|encoder|decoder)(_hidden|_encoder|_decoder)?)_layers?")
-_MOST_LAYERS, _MOST = 10_000, 2**40
+_COUNTS_PARTS = re.compile(r"(n|(num|encoder|decoder)(_hidden|_encoder|_decoder)?)_layers?|num(_local)?_experts")
+_MOST_PARTS, _MOST = 10_000, 2**40
 T = TypeVar("T")
 
 # their names of activations, ours
@@ -60,8 +60,8 @@ class Fields:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, value, "a whole number")
-        if value > (most := _MOST_LAYERS if _COUNTS_LAYERS.fullmatch(name) else _MOST):
-            # each layer is an object before it is a tensor, and sizes are 64 bits wide
+        if value > (most := _MOST_PARTS if _COUNTS_PARTS.fullmatch(name) else _MOST):
+            # each layer and expert is an object before it is a tensor, and sizes are 64 bits wide
             raise self.wrong(name, value, f"at most {most:,}")
         return value
 
