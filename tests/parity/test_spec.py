@@ -30,6 +30,7 @@ from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
 from glassformer.checkpoints.families.family import Piece
 from glassformer.checkpoints.parity import Wide
+from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,
     CheckpointError,
@@ -612,26 +613,19 @@ def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing()
 
 
 def test_a_tokenizer_lets_a_module_read_text() -> None:
-    class Letters:
-        bos, eos, unk, vocab_size = None, None, None, 11
-
-        def encode(self, text: str) -> list[int]:
-            return [ord(letter) - ord("a") for letter in text]
-
-        def token(self, id: int) -> str:
-            return chr(ord("a") + id)
-
-        def tokens(self, ids: list[int]) -> list[str]:
-            return [self.token(i) for i in ids]
-
-    named = gpt2()
+    named, metric = gpt2(), logit_difference("a", "b")
     spec = gf.Spec({"blocks.{i}.mlp.out": f"{LAYER}.mlp.out"})
-    model = gf.foreign(named.module, spec, tokenizer=Letters())
-    run = gf.run(model, "abcd", read="*")
-    assert run.tokens == list("abcd")
-    assert run["blocks.0.mlp.out"].labels("pos") == ["0:a", "1:b", "2:c", "3:d"]
-    assert patch(model, ["abcd", "bcda"], ["abdd", "bcaa"], logit_difference("a", "b"), "mlp_out")["mlp_out"]
+    model = gf.foreign(named.module, spec, symbol_tokenizer(["<bos>", *"abcdefghi"]))
+    run = gf.run(model, "a b c", read="*")
+    assert run.tokens == ["<bos>", "a", "b", "c"]
+    assert run["blocks.0.mlp.out"].labels("pos") == ["0:<bos>", "1:a", "2:b", "3:c"]
+    assert patch(model, ["a b c", "b c d"], ["a a c", "b d d"], metric, "mlp_out")["mlp_out"].values.shape == (
+        1,
+        2,
+        4,
+        2,
+    )
     with pytest.raises(TextError, match="one length"):
-        patch(model, ["abcd", "bc"], ["abdd", "ba"], logit_difference("a", "b"), "mlp_out")
+        patch(model, ["a b c", "b"], ["a a c", "c"], metric, "mlp_out")
     with pytest.raises(TextError, match="no tokenizer"):
-        gf.run(named, "abcd")
+        gf.run(named, "a b c")

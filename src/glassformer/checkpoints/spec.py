@@ -31,6 +31,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.families.family import Table
 from glassformer.checkpoints.parity import relative
 from glassformer.checkpoints.shared_parts import SharedParts, derived_sites
+from glassformer.data import Tokenizer
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
 from glassformer.models import ModelConfig
 from glassformer.models.parts import MlpLayer
@@ -70,13 +71,13 @@ class Spec:
     ignored: Sequence[str] = ()
 
 
-def foreign(module: nn.Module, spec: Spec, tokenizer: Any = None) -> Foreign:
+def foreign(module: nn.Module, spec: Spec, tokenizer: Tokenizer | None = None) -> Foreign:
     """Return a view of a module under our names; the module itself stays as it is.
 
     Args:
         module: Any module.
         spec: Where it keeps our sites.
-        tokenizer: From text to ids (`encode`, `token`), if inputs are to be given as text.
+        tokenizer: If inputs are to be given as text.
 
     Raises:
         UnknownSite: The module has no such part, or a name is none of ours and comes without axes.
