@@ -15,17 +15,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from glassformer.analysis import Explanation, Run, explain, run
-    from glassformer.checkpoints import load, save
+    from glassformer.checkpoints import Spec, foreign, load, save
     from glassformer.labelled import Labelled
     from glassformer.models import Decoder, DecoderConfig, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
-    from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Take, Tape
+    from glassformer.trace import Add, Apply, At, Place, Project, Read, Scale, Set, Take, Tape
 
 _HOMES = {
     "analysis": ("Explanation", "Run", "explain", "run"),
-    "checkpoints": ("load", "save"),
+    "checkpoints": ("Spec", "foreign", "load", "save"),
     "labelled": ("Labelled",),
     "models": ("Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
-    "trace": ("Add", "Apply", "At", "Project", "Read", "Scale", "Set", "Take", "Tape"),
+    "trace": ("Add", "Apply", "At", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = (
@@ -53,14 +53,17 @@ __all__ = [
     "EncoderDecoderConfig",
     "Explanation",
     "Labelled",
+    "Place",
     "Project",
     "Read",
     "Run",
     "Scale",
     "Set",
+    "Spec",
     "Take",
     "Tape",
     "explain",
+    "foreign",
     "load",
     "run",
     "save",

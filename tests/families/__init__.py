@@ -11,7 +11,6 @@ A module here registers the cases of one family, several that differ in heads, b
 """
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +21,12 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.checkpoints.parity import compared, relative, wide
+from glassformer.checkpoints import comparison
+from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
+from glassformer.checkpoints.folder import open_folder
+from glassformer.checkpoints.parity import wide
 from strategies import randomise
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 STEPS = 50
 
 
@@ -88,16 +89,13 @@ def check_decoder(
         length: Tokens per row.
     """
     theirs = reference_folder(kind, config, folder, dtype)
-    ours: Any = gf.load(folder, dtype=dtype)
-    vocab = ours.config.vocab_size
+    checkpoint = open_folder(folder)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocab, (3, length), generator=generator)
-    lengths = torch.tensor([length, length - 3, 1])
-    errors = {d.site: d.error for d in compared(ours, theirs, tokens)}
-    errors |= {f"{d.site}, padded right": d.error for d in compared(ours, theirs, tokens, lengths)}
-    errors["padded left"] = left_padded(ours, theirs, tokens, lengths)
-    steps = min(STEPS, ours.config.max_len - length)
-    errors["cached generation"] = generated(ours, theirs, tokens[:2], steps)
+    tokens = torch.randint(0, checkpoint.config.vocab_size, (3, length), generator=generator)
+    comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
+    ours: Any = gf.load(folder, dtype=dtype)
+    with torch.no_grad():
+        errors = {f"{d.site}, {d.rows}": d.error for part in comparisons for d in part(ours)}
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors
@@ -105,34 +103,14 @@ def check_decoder(
 
 def left_padded(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor) -> float:
     """Return the error of logits where rows of unequal length are padded on the left."""
-    total = tokens.shape[1]
-    real = torch.arange(total)[None] >= total - lengths[:, None]
-    positions = (real.long().cumsum(-1) - 1).clamp_min(0)
-    given = {"attention_mask": real.long()}
-    # models without position ids count by the mask
-    if "position_ids" in inspect.signature(theirs.forward).parameters:
-        given["position_ids"] = positions
-    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
-        expected = theirs(input_ids=tokens, use_cache=False, **given).logits
-    with torch.no_grad():
-        logits, _ = ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))
-    return relative(logits, expected, real)
+    return _error(comparison.left_padded(theirs, tokens, lengths), ours)
 
 
 def generated(ours: Any, theirs: Any, tokens: Tensor, steps: int) -> float:
     """Return the error of logits over greedy steps from a cache; infinite if a token differs."""
-    worst = 0.0
-    dtype = next(theirs.parameters()).dtype
-    state, cache, new = ours.begin(len(tokens)), None, tokens
-    for _ in range(steps):
-        with torch.no_grad(), wide(dtype):
-            out = theirs(input_ids=new, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        with torch.no_grad():
-            logits, state = ours(new, state=state)
-        worst = max(worst, relative(logits[:, -1], out.logits[:, -1]))
-        chosen = out.logits[:, -1].argmax(-1)
-        if not torch.equal(chosen, logits[:, -1].argmax(-1)):
-            return float("inf")
-        new = chosen[:, None]
-    return worst
+    return _error(comparison.generated(theirs, tokens, steps), ours)
+
+
+def _error(found: comparison.Comparison, ours: Any) -> float:
+    with torch.no_grad():
+        return max(difference.error for difference in found(ours))

@@ -20,14 +20,14 @@ def _gemma(**changes: Any) -> tuple[Any, Any]:
 def _gemma2(**changes: Any) -> tuple[Any, Any]:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    sizes = _SIZES | {"sliding_window": 3, "query_pre_attn_scalar": 5}
+    sizes: dict[str, Any] = _SIZES | {"sliding_window": 3, "query_pre_attn_scalar": 5}
     return Gemma2ForCausalLM, Gemma2Config(**(sizes | changes))
 
 
 def _gemma3(**changes: Any) -> tuple[Any, Any]:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    sizes = _SIZES | {"sliding_window": 3, "query_pre_attn_scalar": 5, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = _SIZES | {"sliding_window": 3, "query_pre_attn_scalar": 5, "num_hidden_layers": 3}
     return Gemma3ForCausalLM, Gemma3TextConfig(**(sizes | changes))
 
 

@@ -35,5 +35,5 @@ def olmo2_norms_over_all_heads() -> tuple[Any, Any]:
 def olmo2_biases_without_groups() -> tuple[Any, Any]:
     from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    sizes = _SIZES | {"num_key_value_heads": 4}
+    sizes: dict[str, Any] = _SIZES | {"num_key_value_heads": 4}
     return Olmo2ForCausalLM, Olmo2Config(**sizes, attention_bias=True, rms_norm_eps=1e-6, tie_word_embeddings=True)

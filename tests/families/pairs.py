@@ -8,13 +8,13 @@ from torch import Tensor
 
 import glassformer as gf
 from families import STEPS, TOLERANCE, reference_folder
-from glassformer.checkpoints.parity import compared, relative, wide
+from glassformer.checkpoints.parity import compared, relative, set_sines, wide
 
 
 def check_pair(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.float64) -> dict[str, float]:
     """Compare an encoder-decoder with its reference in everything; return the largest error of each comparison."""
     theirs = reference_folder(kind, config, folder, dtype)
-    _set_sines(theirs)
+    set_sines(theirs)
     return compare_pair(theirs, folder, dtype)
 
 
@@ -35,16 +35,6 @@ def compare_pair(theirs: Any, folder: Path, dtype: torch.dtype) -> dict[str, flo
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors
-
-
-def _set_sines(theirs: Any) -> None:
-    """Put fixed sines, which were drawn at random with all else, back as they are before the reference rounds them."""
-    for module in theirs.modules():
-        if hasattr(module, "create_weight"):
-            n, width = module.weight.shape
-            half = torch.arange(width // 2, dtype=torch.float64)
-            angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000 ** (2 * half / width)
-            module.weight.data.copy_(torch.cat((angle.sin(), angle.cos()), -1))
 
 
 def left_padded(ours: Any, theirs: Any, source: Tensor, sources: Tensor, tokens: Tensor, targets: Tensor) -> float:

@@ -19,7 +19,8 @@ def _qwen2(**changes: Any) -> tuple[Any, Any]:
 def _qwen3(**changes: Any) -> tuple[Any, Any]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM, Qwen3Config(**(_SIZES | {"head_dim": 8} | changes))
+    sizes: dict[str, Any] = _SIZES | {"head_dim": 8}
+    return Qwen3ForCausalLM, Qwen3Config(**(sizes | changes))
 
 
 @case("Qwen 2")

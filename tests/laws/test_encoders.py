@@ -123,9 +123,7 @@ def test_matrices_give_the_models_log_probabilities(name: str, folded: bool, aug
 @every
 def test_a_sweep_is_one_pass_per_row(name: str) -> None:
     found = subject(name)
-    plan = grid(
-        lambda layer, pos: [Scale(f"blocks.{layer}.attn.z", 0.0, at=At(pos=pos))], layer=[0, 1], pos=[0, 3, 6]
-    )
+    plan = grid(lambda layer, pos: [Scale(f"blocks.{layer}.attn.z", 0.0, at=At(pos=pos))], layer=[0, 1], pos=[0, 3, 6])
     metric = logit_difference(3, 5, pos=2)
     judged = one_by_one(found.model, found.inputs[0], plan, metric)
     close(sweep(found.model, found.inputs[0], plan, metric).values.values, judged.values.values)

@@ -8,6 +8,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding
+from glassformer.trace import Foreign
 
 Kind = Literal[
     "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "readout_bias",
@@ -42,10 +43,16 @@ def decoder_side(model: Any) -> tuple[Stack, Embedding]:
         return model.decoder, model.decoder_embed
     if model is None:
         raise AnalysisUnavailable("this analysis looks at weights: give the model, Run.load(path, model=…).")
+    if isinstance(model, Foreign) and model.has_parts:
+        raise AnalysisUnavailable(
+            "this analysis looks at the parts of a model, which a module seen through a spec has apart from it.\n"
+            "    Give it model.parts(): a model of ours with the module's weights."
+        )
     raise AnalysisUnavailable(
         "this analysis needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
         f"{type(model).__name__} is none of them.\n"
-        "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries."
+        "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what it\n"
+        "    is made of: gf.foreign(module, gf.Spec(…, config=…, weights=…))."
     )
 
 

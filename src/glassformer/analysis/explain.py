@@ -37,7 +37,7 @@ from glassformer.analysis.explanation import (
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.analysis.inputs import token_id
+from glassformer.analysis.inputs import decoded, token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.analysis.lens_grid import lens_grid
@@ -102,8 +102,7 @@ def explain(
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
     at = position_in(passed, position)
-    assert passed.logits is not None
-    logits = passed.logits[0, at]
+    logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
     other = None if against is None else token_id(model, against)
     inputs = input_attribution(graph, chosen, other, at)
@@ -374,5 +373,5 @@ def _translation(run: Run) -> Translation | None:
         for i, (read, id, p) in enumerate(zip(run.tokens, ids, best))
     )
     tokenizer = run.model.tokenizer
-    text = " ".join(run.tokens) if tokenizer is None else tokenizer.decode(run.ids[0].tolist())
+    text = " ".join(run.tokens) if tokenizer is None else decoded(tokenizer, run.ids[0].tolist())
     return Translation(text, run.generated, steps)

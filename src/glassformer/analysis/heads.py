@@ -85,7 +85,8 @@ def heads(model: Any) -> list[Head]:
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
             "heads are known by name in a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them."
+            f"{type(model).__name__} is none of them.\n"
+            "    Of a module whose spec says what it is made of, give model.parts()."
         )
     return [head for name, stack in model.stacks.items() for block in stack.blocks for head in _in_block(name, block)]
 

@@ -1,6 +1,7 @@
 """From what a caller gives (text, ids, a batch, arguments of any module) to what a model reads."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ class Inputs:
 def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if isinstance(inputs, Batch):
-        return _batch(model, inputs)
+        ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
+        return _batch(model, inputs) if ours else _foreign_batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
         return _pair(model, inputs, target, text, specials)
@@ -99,8 +101,9 @@ def said(model: Any, given: Any, reading: Reading, specials: bool | None = None,
 
 
 def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
-    if model.tokenizer is None:
-        why = f"\n    {model.no_tokenizer}" if model.no_tokenizer else ""
+    if getattr(model, "tokenizer", None) is None:
+        missing = getattr(model, "no_tokenizer", "")
+        why = f"\n    {missing}" if missing else ""
         raise TextError(f"this model has no tokenizer: give token ids, or set model.tokenizer first.{why}")
     return model.tokenizer if specials is None else model.tokenizer.adding(specials)
 
@@ -113,10 +116,12 @@ def token_id(model: Any, token: str | int) -> int:
         TokenOutOfRange: There is no such id.
     """
     if isinstance(token, int):
-        if not 0 <= token < model.config.vocab_size:
-            raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {model.config.vocab_size - 1}.")
+        # a module we did not write need not say how many tokens it knows
+        known = getattr(getattr(model, "config", None), "vocab_size", None)
+        if token < 0 or (known is not None and token >= known):
+            raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {(known or 0) - 1}.")
         return token
-    tokenizer: Any = model.tokenizer
+    tokenizer: Any = getattr(model, "tokenizer", None)
     special = {name: id for id, name in getattr(tokenizer, "specials", {}).items()}
     if token in special:
         return special[token]
@@ -142,6 +147,14 @@ def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[lis
     # a model may have more rows in its embedding than its tokenizer has tokens
     known = tokenizer.vocab_size
     return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of ids; those that a model has beyond its tokenizer's tokens appear as `<id>`."""
+    known, parts = tokenizer.vocab_size, []
+    for beyond, some in itertools.groupby(ids, lambda id: id >= known):
+        parts += [f"<{id}>" for id in some] if beyond else [tokenizer.decode(some)]
+    return "".join(parts)
 
 
 def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -195,18 +208,40 @@ def _batch(model: Any, batch: Batch) -> Inputs:
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
 
 
+def _foreign_batch(model: Any, batch: Batch) -> Inputs:
+    whole = batch.lengths is None or bool((batch.lengths == batch.tokens.shape[1]).all())
+    if batch.source is not None or batch.documents is not None or not whole:
+        raise ShapeMismatch(
+            f"{type(model).__name__} is no model of ours, so how it is told of padding, documents or a source is not "
+            "known.\n    Give the arguments it takes: {'input_ids': …, 'attention_mask': …}, or rows of one length."
+        )
+    return _foreign(model, batch.tokens, None)
+
+
 def _foreign(model: Any, inputs: Any, text: str | None) -> Inputs:
     """Return arguments for a module we know nothing about."""
     if text is not None:
-        raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
+        if getattr(model, "tokenizer", None) is None:
+            raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
+        inputs = torch.tensor([encode(model, text)], device=next((p.device for p in model.parameters()), None))
     if isinstance(inputs, Mapping):
-        ids = inputs.get("input_ids")
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         args, kwargs = (), dict(inputs)
     else:
-        args, kwargs = inputs if isinstance(inputs, tuple) else (inputs,), {}
+        args, kwargs, mask = inputs if isinstance(inputs, tuple) else (inputs,), {}, None
         if isinstance(inputs, list):
             args = (torch.atleast_2d(torch.as_tensor(inputs)),)
         ids = args[0] if args else None
     if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()):
         return Inputs(args, kwargs)
-    return Inputs(args, kwargs, ids, readable(model, ids))
+    lengths = _lengths(ids, mask)
+    return Inputs(args, kwargs, ids, readable(model, ids, lengths), lengths=lengths, text=text)
+
+
+def _lengths(ids: Tensor, mask: Any) -> Tensor | None:
+    """Return the real tokens per row, if a mask of zeros and ones says that rows are padded on the right."""
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape or bool(mask.bool().all()):
+        return None
+    lengths = mask.bool().sum(1)
+    right = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
+    return lengths if bool((right == mask.bool().to(ids.device)).all()) else None

@@ -134,8 +134,7 @@ def lens_grid(
     asked = frozenset(measures)
     answers = None
     if "answer" in asked:
-        assert run.logits is not None, "a run of one of our models has logits"
-        answers = at.of_stream(run.logits).argmax(-1) if answer is None else tokens_at(model, answer, at)
+        answers = at.of_stream(run.predictions()).argmax(-1) if answer is None else tokens_at(model, answer, at)
     shape = tuple(at.positions.shape)
     readings = _Readings(len(names), shape, k=min(k, model.config.vocab_size), asked=asked)
     flat = None if answers is None else answers.flatten()

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.analysis.inputs import Inputs, prepare
-from glassformer.errors import CheckpointError, ShapeMismatch, SiteNotRead, nearest
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Decoder, Encoder, EncoderDecoder
-from glassformer.trace import Edit, Foreign, Read, Site, Tape
+from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
 from glassformer.weights import head_label
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -43,7 +43,7 @@ class Run(Mapping[str, Labelled]):
         generated: The decoder's text was generated, not given.
         added: Which special tokens the tokenizer put around the text, in words.
         output: What a model we did not write returned.
-        model: The model that ran; None after loading.
+        model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
     """
 
     sites: Mapping[str, Labelled]
@@ -68,6 +68,16 @@ class Run(Mapping[str, Labelled]):
     def source_tokens(self) -> list[str]:
         """Readable tokens of the encoder's first row; empty for a decoder."""
         return list(self.source_rows[0]) if self.source_rows else []
+
+    def predictions(self) -> Tensor:
+        """Return the logits, `batch pos vocab`; raises `AnalysisUnavailable` if the model gives none."""
+        if self.logits is None:
+            raise AnalysisUnavailable(
+                f'"{getattr(self.model, "name", "this model")}" gives no logits, which predictions are read from.\n'
+                "    Read its sites instead: gf.run(model, text, read=[\"blocks.*.resid_post\", \"*.pattern\"]); a "
+                "checkpoint with a language-model head gives logits."
+            )
+        return self.logits
 
     def __getitem__(self, name: str) -> Labelled:
         if name not in self.sites:
@@ -172,7 +182,8 @@ def run(
     its decoder reads `target`, or what it generates greedily when there is no target.
 
     Args:
-        model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`).
+        model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
+            spec names (`foreign`).
         inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
             tuple of arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
@@ -200,11 +211,11 @@ def run(
     tape.check_visited()
     ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
     silent = isinstance(model, Encoder) and not model.config.predicts
-    logits = None if silent else _logits(output)
+    logits = None if silent else output_logits(output)
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, given.added, None if ours and not silent else output, model,
+        given.generated, given.added, None if ours and not silent else output, parts_of(model),
     )  # fmt: skip
 
 
@@ -220,7 +231,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _logits(output: Any) -> Tensor | None:
+def output_logits(output: Any) -> Tensor | None:
+    """Return the first tensor of what a model returned, or what it calls logits."""
     for candidate in (output, getattr(output, "logits", None), output[0] if isinstance(output, tuple) else None):
         if isinstance(candidate, Tensor):
             return candidate

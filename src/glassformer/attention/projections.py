@@ -73,7 +73,8 @@ class SeparateProjection(nn.Module):
 
     def forward(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x_q is x_k is x_v:
-            q, k, v = self.clipped(self.qkv(x_q)).split(self.widths, -1)
+            joined = self.qkv(x_q)
+            q, k, v = (joined if self.clip is None else self.clipped(joined)).split(self.widths, -1)
         elif x_q is x_k:
             q, k = self._part(x_q, 0, 2).split(self.widths[:2], -1)
             v = self._part(x_v, 2, 3)

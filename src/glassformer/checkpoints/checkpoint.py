@@ -8,8 +8,9 @@
 Whose layout the folder has, ours or a published family's, matters nowhere else.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,9 +132,9 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
     files = TensorFiles(folder)
     quantised = [(name, place.stored_as) for name, place in files.items() if place.dtype is None]
     model = skeleton(ours, len(files), folder)
-    parts = sources(
-        {name: tuple(v.shape) for name, v in model.state_dict().items()}, family.table(Fields(config, str(where)), ours)
-    )
+    with _read_as(family, where):
+        table = family.table(Fields(config, str(where)), ours)
+    parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
     stored = stored_names(family, parts, files)
     wanted = set(stored.values())
     for name, kind in quantised:
@@ -157,10 +158,25 @@ def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelCon
             "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
         )
     family = recognise(config, str(where))
-    try:
+    with _read_as(family, where):
         return family, family.config(Fields(config, str(where)))
+
+
+@contextlib.contextmanager
+def _read_as(family: Family, where: Path) -> Iterator[None]:
+    """Turn what goes wrong while a config is translated into an error about that config."""
+    try:
+        yield
+    except CheckpointError:
+        raise
     except ConfigError as error:
         raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # no heads to divide by, no layers to look at, a list where a number belongs
+        raise CheckpointError(
+            f'"{where}" contradicts itself, read as {family.name} ({type(error).__name__}: {error}); check its sizes '
+            "and lists."
+        ) from error
 
 
 def open_own(folder: Path, config: ModelConfig, origin: Origin | None = None) -> Checkpoint:

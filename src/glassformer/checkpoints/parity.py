@@ -1,23 +1,26 @@
-"""Ours against the reference implementation of the `transformers` library, site by site.
-
-    parity("path/to/checkpoint")      loads it twice and compares; the first site that differs is named
+"""What the reference implementation in the `transformers` library computes at our sites, and how far ours is from it.
 
 The reference runs with eager attention, and where float64 is asked for, in float64 throughout: its own casts to float32
 (norms, softmax, angles) are widened on the way, so that what is left of a difference is rounding.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from glassformer.errors import MissingExtra
-from glassformer.models import Decoder, Encoder
+from glassformer.checkpoints.checkpoint import Checkpoint
+from glassformer.errors import CheckpointError, MissingExtra
+from glassformer.models.parts import Norm
 from glassformer.trace import Tape
+
+DIVERGES = float("inf")
 
 
 class Wide(TorchFunctionMode):
@@ -41,75 +44,203 @@ class Wide(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def wide(dtype: torch.dtype) -> Any:
+    """Return the context in which a reference computes in this type throughout."""
+    return Wide() if dtype == torch.float64 else contextlib.nullcontext()
+
+
 @dataclass(frozen=True)
 class Difference:
     """How far a site is from the reference's.
 
     Args:
         site: Ours.
-        error: Largest absolute difference over the root mean square of the reference.
+        error: Largest absolute difference over the root mean square of the reference; infinite where shapes or chosen
+            tokens differ.
+        rows: Which rows were run: of one length, padded right, padded left, cached.
+        theirs: The reference's module that gives the same, where there is one.
     """
 
     site: str
     error: float
+    rows: str = "one length"
+    theirs: str = ""
 
 
-@dataclass(frozen=True)
-class Parity:
-    """A comparison with the reference.
-
-    Args:
-        reference: Its class.
-        family: What ours was read as.
-        dtype: Both ran in.
-        tolerance: Largest error that counts as equal.
-        differences: In the order of the forward pass.
-    """
-
-    reference: str
-    family: str
-    dtype: str
-    tolerance: float
-    differences: tuple[Difference, ...]
-
-    @property
-    def first(self) -> Difference | None:
-        """The first site beyond the tolerance."""
-        return next((d for d in self.differences if not d.error <= self.tolerance), None)
-
-    @property
-    def worst(self) -> Difference:
-        """The site with the largest error."""
-        return max(self.differences, key=lambda d: float("inf") if d.error != d.error else d.error)
-
-
-def reference(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the reference model of a folder, in evaluation mode, with eager attention.
+def library() -> Any:
+    """Return the `transformers` module.
 
     Raises:
-        MissingExtra: `transformers` is not installed.
+        MissingExtra: It is not installed.
     """
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtra("parity needs the library to compare with: pip install transformers") from error
-    config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    own = getattr(transformers, (config.architectures or [""])[0], None)
-    kind: Any = own if own is not None else transformers.AutoModelForCausalLM
-    # the reference's product over groups of experts knows no float64
-    config._experts_implementation = "eager"
-    with wide(dtype):
-        model = kind.from_pretrained(
-            folder, config=config, attn_implementation="eager", dtype=dtype, local_files_only=True
-        )
+        raise MissingExtra("parity needs transformers to compare with: pip install 'glassformer[parity]'.") from error
+    return transformers
+
+
+def reference(folder: str | Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
+    """Return the reference model of a folder, in evaluation mode, with eager attention unless another is named.
+
+    Code that a checkpoint brings along is not run.
+
+    Raises:
+        MissingExtra: `transformers` is not installed.
+        CheckpointError: The library cannot open the folder.
+    """
+    transformers = library()
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        own = getattr(transformers, (config.architectures or [""])[0], None)
+        kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+        # the reference's product over groups of experts knows no float64
+        config._experts_implementation = "eager"
+        with wide(dtype):
+            model = kind.from_pretrained(
+                folder, config=config, attn_implementation=attention, dtype=dtype, local_files_only=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(
+            f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
+            "a newer version may know this architecture."
+        ) from error
+    if dtype == torch.float64:
+        set_sines(model)
     return model.eval()
 
 
-def wide(dtype: torch.dtype) -> Any:
-    """Return the context in which a reference computes in this type throughout."""
-    import contextlib
+def set_sines(theirs: Any) -> None:
+    """Make fixed sines anew in the precision of a reference's weights; it computes them once, and rounds to float32."""
+    for module in theirs.modules():
+        if hasattr(module, "create_weight"):
+            n, width = module.weight.shape
+            half = torch.arange(width // 2, dtype=torch.float64)
+            angle = torch.arange(n, dtype=torch.float64)[:, None] / 10000 ** (2 * half / width)
+            module.weight.data.copy_(torch.cat((angle.sin(), angle.cos()), -1))
 
-    return Wide() if dtype == torch.float64 else contextlib.nullcontext()
+
+def counterparts(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return, by our site, the name of the reference's module that gives the same: norms and what parts write.
+
+    The family's table says which weights are whose, and thereby which modules.
+    """
+    modules = dict(checkpoint.model.named_modules())
+    found: dict[str, str] = {}
+    for name, source in checkpoint.parts.items():
+        path, _, tensor = name.rpartition(".")
+        place = _given_by(path, modules)
+        if tensor == "weight" and place is not None and len(source.pieces) == 1:
+            found[place] = source.pieces[0].name.removesuffix(".weight")
+    return found
+
+
+def _given_by(path: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the site that holds what a module gives; None for one that has no site to itself."""
+    module: Any = modules.get(path)
+    if isinstance(module, Norm):
+        return module.at_out
+    for end in (".merge.output", ".output"):
+        owner: Any = modules.get(path.removesuffix(end)) if path.endswith(end) else None
+        if owner is not None and hasattr(owner, "at"):
+            return getattr(owner.at, "out", None)
+    return None
+
+
+def real_positions(tokens: Tensor, lengths: Tensor | None, *, left: bool = False) -> Tensor:
+    """Return which positions hold tokens and no padding, `batch pos`.
+
+    Args:
+        tokens: Ids, `batch pos`.
+        lengths: Real tokens per row; all by default.
+        left: Whether padding is on the left.
+    """
+    if lengths is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    total = tokens.shape[1]
+    positions = torch.arange(total, device=tokens.device)[None]
+    return positions >= total - lengths[:, None] if left else positions < lengths[:, None]
+
+
+def recorded(
+    theirs: Any,
+    tokens: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+    modules: Mapping[str, str] | None = None,
+) -> dict[str, Tensor]:
+    """Return what a reference computes, by our sites: streams, patterns, what modules give, and logits.
+
+    Args:
+        theirs: The reference.
+        tokens: Ids, `batch pos`, padded on the right.
+        lengths: Real tokens per row.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
+        modules: Its modules by our site, see `counterparts`; those it does not have are left out.
+    """
+    # attention that is not eager gives no patterns
+    eager = theirs.config._attn_implementation == "eager"
+    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": eager}
+    # an encoder has no cache to be told of
+    given |= {"use_cache": False} if "use_cache" in inspect.signature(theirs.forward).parameters else {}
+    own = {} if lengths is None else {"attention_mask": real_positions(tokens, lengths).long()}
+    if source is None:
+        given |= {"input_ids": tokens} | own
+    else:
+        given |= {"input_ids": source, "decoder_input_ids": tokens}
+        given |= {f"decoder_{name}": mask for name, mask in own.items()}
+        if source_lengths is not None:
+            given["attention_mask"] = real_positions(source, source_lengths).long()
+    values: dict[str, Tensor] = {}
+    with torch.no_grad(), wide(next(theirs.parameters()).dtype), _watched(theirs, modules or {}, values):
+        out = theirs(**given)
+    # some modules see batch and position as one axis
+    for site, value in values.items():
+        side = source if source is not None and site.startswith("encoder.") else tokens
+        values[site] = value.unflatten(0, side.shape) if value.ndim == 2 else value
+    if source is None:
+        values |= _stack("", out.hidden_states, out.attentions)
+    else:
+        values |= _stack("encoder.", out.encoder_hidden_states, out.encoder_attentions)
+        values |= _stack("decoder.", out.decoder_hidden_states, out.decoder_attentions, out.cross_attentions)
+    logits = getattr(out, "logits", None)
+    return values if logits is None else values | {"logits": logits}
+
+
+def _stack(prefix: str, hidden: Any, attentions: Any, crossed: Any = None) -> dict[str, Tensor]:
+    *entering, last = hidden
+    values = {f"{prefix}blocks.{layer}.resid_pre": stream for layer, stream in enumerate(entering)}
+    for part, patterns in (("attn", attentions), ("cross", crossed)):
+        values |= {f"{prefix}blocks.{layer}.{part}.pattern": pattern for layer, pattern in enumerate(patterns or ())}
+    return values | {f"{prefix}final.norm": last}
+
+
+@contextlib.contextmanager
+def _watched(theirs: Any, modules: Mapping[str, str], values: dict[str, Tensor]) -> Iterator[None]:
+    """Keep, by our site, what modules of the reference give while this lasts."""
+    there = dict(theirs.named_modules())
+
+    def keeper(place: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, out: Any) -> None:
+            if isinstance(out, Tensor):
+                values[place] = out
+
+        return keep
+
+    hooks = []
+    for place, name in modules.items():
+        # files and live models may differ by a prefix
+        same = [n for n in there if n and (n == name or n.endswith(f".{name}") or name.endswith(f".{n}"))]
+        if len(same) == 1:
+            hooks.append(there[same[0]].register_forward_hook(keeper(place)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
@@ -121,7 +252,7 @@ def relative(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
         real: Which positions count, of the shape of the leading axes.
     """
     if ours.shape != theirs.shape:
-        return float("inf")
+        return DIVERGES
     ours, theirs = ours.detach().double(), theirs.detach().double()
     if real is not None:
         ours, theirs = ours[real], theirs[real]
@@ -138,8 +269,9 @@ def compared(
     *,
     source: Tensor | None = None,
     source_lengths: Tensor | None = None,
+    modules: Mapping[str, str] | None = None,
 ) -> Iterator[Difference]:
-    """Yield the differences of one forward pass: streams, patterns and logits, in the order of the pass.
+    """Yield the differences of one forward pass, in its order: streams, patterns, what modules give, and logits.
 
     Args:
         ours: Our model.
@@ -148,62 +280,56 @@ def compared(
         lengths: Real tokens per row.
         source: Ids that the encoder of an encoder-decoder reads.
         source_lengths: Real tokens per source row.
+        modules: Its modules by our site, see `counterparts`.
     """
-    real, read = _real(tokens, lengths), None if source is None else _real(source, source_lengths)
-    given: dict[str, Any] = {"output_hidden_states": True, "output_attentions": True}
-    if source is None:
-        given |= {"input_ids": tokens} | ({} if lengths is None else {"attention_mask": real.long()})
-    else:
-        given |= {"input_ids": source, "decoder_input_ids": tokens}
-        given |= {} if source_lengths is None else {"attention_mask": read.long()}  # type: ignore[union-attr]
-        given |= {} if lengths is None else {"decoder_attention_mask": real.long()}
-    # an encoder has no cache to be told of
-    given |= {} if isinstance(ours, Encoder) else {"use_cache": False}
-    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
-        expected = theirs(**given)
-    names = [n for n in ours.sites() if n.endswith((".resid_pre", ".pattern", ".attn.patterns", "final.norm"))]
-    tape = Tape(ours, names)
+    pair: dict[str, Any] = {"source": source, "source_lengths": source_lengths}
+    recording = recorded(theirs, tokens, lengths, modules=modules, **pair)
+    yield from compared_with(ours, recording, tokens, lengths, **pair)
+
+
+def compared_with(
+    ours: Any,
+    recording: Mapping[str, Tensor],
+    tokens: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+) -> Iterator[Difference]:
+    """Yield the differences between one forward pass and what was recorded of the reference's.
+
+    Args:
+        ours: Our model.
+        recording: By our sites, see `recorded`.
+        tokens: Ids, `batch pos`, padded on the right.
+        lengths: Real tokens per row.
+        source: Ids that the encoder of an encoder-decoder reads.
+        source_lengths: Real tokens per source row.
+    """
+    rows = "one length" if lengths is None and source_lengths is None else "padded right"
+    real = real_positions(tokens, lengths)
+    read = None if source is None else real_positions(source, source_lengths)
+    order = {site: place for place, site in enumerate(ours.sites())}
+    # the reference gives each map of a differential head for a head of its own
+    places = {name: maps if (maps := f"{name}s") in order else name for name in recording}
+    there = sorted((name for name in recording if places[name] in order), key=lambda name: order[places[name]])
+    tape = Tape(ours, [*dict.fromkeys(places[name] for name in there)])
     with torch.no_grad():
         if source is None:
-            logits = ours(tokens, lengths=lengths, tape=tape)
+            ours(tokens, lengths=lengths, tape=tape)
         else:
-            logits = ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
-    if isinstance(ours, Decoder) and ours.unembed.map is not None:
-        # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
-        tape.values["final.norm"] = ours.unembed.map(tape.values["final.norm"])
-    if source is None:
-        yield from _stack("", tape, expected.hidden_states, expected.attentions, None, real)
-    else:
-        assert read is not None, "a source was given"
-        yield from _stack("encoder.", tape, expected.encoder_hidden_states, expected.encoder_attentions, None, read)
-        hidden, attentions = expected.decoder_hidden_states, expected.decoder_attentions
-        yield from _stack("decoder.", tape, hidden, attentions, expected.cross_attentions, real)
-    if (theirs_logits := getattr(expected, "logits", None)) is not None:
-        yield Difference("logits", relative(logits, theirs_logits, real))
-
-
-def _real(tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    if lengths is None:
-        return torch.ones_like(tokens, dtype=torch.bool)
-    return torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
-
-
-def _stack(prefix: str, tape: Tape, hidden: Any, attentions: Any, crossed: Any, real: Tensor) -> Iterator[Difference]:
-    for layer, stream in enumerate(hidden):
-        at_end = layer == len(hidden) - 1
-        site = f"{prefix}final.norm" if at_end else f"{prefix}blocks.{layer}.resid_pre"
-        yield Difference(site, relative(tape.values[site], stream, real))
-        for part, patterns in (("attn", attentions), ("cross", crossed)):
-            if not at_end and patterns is not None:
-                pattern = f"{prefix}blocks.{layer}.{part}.pattern"
-                found = tape.values[pattern]
-                if (maps := f"{pattern}s") in tape.values:
-                    # the reference gives each map of a differential head for a head of its own
-                    pattern, found = maps, tape.values[maps].flatten(1, 2)
-                rows = real[:, None].expand(-1, patterns[layer].shape[1], -1)
-                yield Difference(pattern, relative(found, patterns[layer], rows))
-
-
-def report(differences: Mapping[str, float]) -> str:
-    """Return differences as lines, for messages."""
-    return "\n".join(f"{site}: {error:.2e}" for site, error in differences.items())
+            ours(source, tokens, source_lengths=source_lengths, lengths=lengths, tape=tape)
+    for name in recording:
+        if name not in there:
+            yield Difference(name, DIVERGES, rows)
+    for name in there:
+        mine = tape.values[places[name]]
+        if places[name] != name:
+            mine = mine.flatten(1, 2)
+        elif name == "final.norm" and getattr(ours.config, "d_embed", None) is not None:
+            # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
+            mine = ours.unembed.map(mine)
+        here = read if read is not None and name.startswith("encoder.") else real
+        if mine.ndim == 4:
+            here = here[:, None].expand(-1, mine.shape[1], -1)
+        yield Difference(places[name], relative(mine, recording[name], here), rows)

@@ -203,7 +203,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
 def _header(path: Path) -> dict[str, Place]:
     try:
         with path.open("rb") as raw:
-            start = raw.read(16)
+            start = raw.read(32)
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
     if is_pickle(start):

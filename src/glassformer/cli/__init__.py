@@ -1,6 +1,7 @@
 """The command line: one module per verb, imported only when its verb is called.
 
-Exit codes: 0 done, 2 bad input (a message without a traceback; `--debug` shows it), 130 interrupted.
+Exit codes: 0 done, 1 what was compared differs (parity), 2 bad input (a message without a
+traceback; `--debug` shows it), 130 interrupted.
 """
 
 import importlib
@@ -28,6 +29,7 @@ VERBS: dict[str, str] = {
     "generate": "continue a text, or translate one",
     "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",
+    "parity": "compare a published checkpoint, site by site, with the transformers library",
     "sites": "what a forward pass can record and be edited at",
 }
 

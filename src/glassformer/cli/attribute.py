@@ -97,8 +97,7 @@ def attribute(
     methods = tuple(dict.fromkeys(method or ("direct", "integrated")))
     run = analysis.run(loaded, given, read, read=_sites(loaded, methods, norm))
     place = position_in(run, position)
-    assert run.logits is not None, "one of our models gives logits"
-    chosen = int(run.logits[0, place].argmax()) if ids[0] is None else ids[0]
+    chosen = int(run.predictions()[0, place].argmax()) if ids[0] is None else ids[0]
     ids[0] = chosen
     found = list[Any]()
     for name in methods:

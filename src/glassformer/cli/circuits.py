@@ -109,12 +109,13 @@ def _text(
     from glassformer.data import TextConfig
     from glassformer.data.text import TextData
     from glassformer.errors import TextError
-    from glassformer.models import Decoder
+    from glassformer.models import Decoder, Encoder
 
     config, split = source_of(loaded, model, run, data), "train" if data else "heldout"
     if isinstance(config, TextConfig):
         able = isinstance(loaded, Decoder) and loaded.tokenizer is not None
-        lack = "has no tokenizer" if isinstance(loaded, Decoder) else "reads pairs of texts"
+        lacks = {Decoder: "has no tokenizer", Encoder: "predicts no next tokens: it reads both ways"}
+        lack = lacks.get(type(loaded), "reads pairs of texts")
         require(able or not data, f"--data is for models that read text, and this one {lack}: leave it out.")
         if not able:
             return [], None

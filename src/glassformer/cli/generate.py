@@ -91,10 +91,17 @@ def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[in
 
 
 def _print(tokenizer: Any, ids: Iterable[int]) -> None:
-    """Print tokens as they come; a character spread over several tokens appears when it is whole."""
+    """Print tokens as they come; a character spread over several tokens appears when it is whole.
+
+    A model may have more ids than its tokenizer has tokens, and those appear as `<id>`.
+    """
     seen: list[int] = []
     shown = ""
     for id in ids:
+        if id >= tokenizer.vocab_size:
+            print(f"{tokenizer.decode(seen)[len(shown) :]}<{id}>", end="", flush=True)
+            seen, shown = [], ""
+            continue
         seen.append(id)
         text = tokenizer.decode(seen)
         # a replacement character at the end may become something else with the next byte

@@ -195,6 +195,4 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
 def _likeliest(model: Any, side: Any, target: Any) -> int:
     from glassformer.analysis import run
 
-    logits = run(model, side, target).logits
-    assert logits is not None, "one of our models gives logits"
-    return int(logits[0, -1].argmax())
+    return int(run(model, side, target).predictions()[0, -1].argmax())

@@ -1,7 +1,8 @@
 """Addressing a forward pass: named sites, the tape, edits as data."""
 
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
-from glassformer.trace.foreign import Foreign
+from glassformer.trace.foreign import Foreign, is_named, parts_of
+from glassformer.trace.places import Place
 from glassformer.trace.tape import Read, Site, SiteTable, Tape, changes, declare, full_names, site, wants
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "At",
     "Edit",
     "Foreign",
+    "Place",
     "Project",
     "Read",
     "Scale",
@@ -21,6 +23,8 @@ __all__ = [
     "changes",
     "declare",
     "full_names",
+    "is_named",
+    "parts_of",
     "site",
     "wants",
 ]

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from glassformer.errors import SiteNotRead, UnknownSite, nearest
+from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit
 
@@ -34,6 +34,7 @@ class Site:
         sizes: Lengths of the axes that the config fixes (`head`, `d_head`, …).
         layer: Index of the block the site lies in; None outside the blocks.
         lazy: Computed only when asked for; asking may change the route, never the result.
+        read_only: Why the value cannot be edited there; empty where it can.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Site:
     sizes: Mapping[str, int] = field(default_factory=dict)
     layer: int | None = None
     lazy: bool = False
+    read_only: str = ""
 
     def shape(self) -> str:
         """Return the shape as text: fixed lengths as numbers, the others by axis name."""
@@ -105,6 +107,7 @@ class Tape:
     Raises:
         UnknownSite: A name that no site has.
         UnknownAxis: An edit or read addresses an axis its site does not have.
+        AnalysisUnavailable: An edit at a site that can only be read.
     """
 
     def __init__(
@@ -132,6 +135,8 @@ class Tape:
                 change = Apply(str(change[0]), change[1])
             for name in self.table.match(change.site):
                 change.check(self.table[name])
+                if self.table[name].read_only:
+                    raise AnalysisUnavailable(f'edit at "{name}": {self.table[name].read_only}')
                 self.edits[name] = (*self.edits.get(name, ()), change)
 
     def wants(self, name: str) -> bool:

@@ -33,7 +33,8 @@ def of(model: Any, fold: bool = False, augment: bool = False, *, layers: Sequenc
     """Return a model's matrices, head by head.
 
     Args:
-        model: A `Decoder`, an `Encoder` or an `EncoderDecoder`.
+        model: A `Decoder`, an `Encoder`, an `EncoderDecoder`, or a module whose spec says what it is made of
+            (`foreign`).
         fold: Absorb norms' gains and biases into what reads through them, take means out of what is written and out of
             the unembedding, and move value biases into the output's, all in a copy; see `weights.fold` for what stays.
             Without it everything is a view on the live parameters.

@@ -24,6 +24,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 from glassformer.models.parts import Embedding, MlpLayer, Norm
+from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
 
@@ -405,10 +406,12 @@ class HeadWeights:
 
 def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
+    model = parts_of(model)
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
             "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them."
+            f"{type(model).__name__} is none of them.\n"
+            "    Of any other module a spec says what it is made of: foreign(module, Spec(…, config=…, weights=…))."
         )
     n = max(len(stack.blocks) for stack in model.stacks.values())
     unknown = [i for i in layers or () if not 0 <= i < n]

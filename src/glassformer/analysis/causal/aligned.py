@@ -14,6 +14,7 @@ from glassformer.errors import ShapeMismatch, TextError
 from glassformer.labelled import Coordinate
 from glassformer.models import EncoderDecoder
 from glassformer.models.generate import padded
+from glassformer.trace import Foreign
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,15 @@ def _texts(model: Any, inputs: Any) -> Any:
         return inputs
     if isinstance(model, EncoderDecoder):
         raise TextError("several texts for an encoder-decoder are given as a Batch, with source and tokens.")
-    ids, lengths = padded(model, [encode(model, text) for text in inputs], left=False)
+    rows = [encode(model, text) for text in inputs]
+    if isinstance(model, Foreign):
+        if len({len(row) for row in rows}) > 1:
+            raise TextError(
+                f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
+                "padding is not known.\n    Give texts of one length, or the arguments it takes."
+            )
+        return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
+    ids, lengths = padded(model, rows, left=False)
     return Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=lengths)
 
 

@@ -11,15 +11,15 @@ cross-attention have grids of their own. Keys and values are cut by `kv_head`, a
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
-from glassformer.trace import At, Site, SiteTable
-from glassformer.trace.foreign import Foreign
+from glassformer.trace import At, Foreign, Site, SiteTable, is_named
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
 
@@ -111,7 +111,7 @@ def grids(
     """Return the grids that were asked for, in that order.
 
     Args:
-        model: One of ours, or any module (then by globs).
+        model: One of ours, a module seen through a spec (by families of sites that it names), or any other (by globs).
         asked: Families, bundles of them, globs or `Cells`.
         lengths: Positions in each stack, by name.
         analysis: Who asks, for messages.
@@ -128,6 +128,9 @@ def grids(
         if cells.sites in FAMILIES and hasattr(model, "stacks"):
             by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
             groups = _family(model, cells, analysis)
+        elif cells.sites in FAMILIES and is_named(model):
+            by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
+            groups = _family_by_name(model, cells, analysis)
         else:
             by = ("site",) if cells.by is None else cells.by
             groups = {cells.sites: _by_glob(model, cells, analysis)}
@@ -143,6 +146,11 @@ def grids(
 def _unbundled(model: Any, asked: Sequence[str | Cells]) -> Iterator[Cells]:
     for cells in asked:
         cells = cells if isinstance(cells, Cells) else Cells(cells)
+        if cells.sites in BUNDLES and is_named(model):
+            for family in BUNDLES[cells.sites]:
+                if _named_sites(model, family):
+                    yield dataclasses.replace(cells, sites=family)
+            continue
         if cells.sites not in BUNDLES or not hasattr(model, "stacks"):
             yield cells
             continue
@@ -178,6 +186,40 @@ def _family(model: Any, cells: Cells, analysis: str) -> dict[str, list[Place]]:
         what = {"mlp": "MLP", "attn": "attention"}.get(role, quantity)
         raise AnalysisUnavailable(f'{analysis}: no layer has "{cells.sites}": there is no {what} in it.')
     return groups
+
+
+def _family_by_name(model: Foreign, cells: Cells, analysis: str) -> dict[str, list[Place]]:
+    """Return the places of a family in a module seen through a spec: those that the spec names."""
+    found = _named_sites(model, cells.sites)
+    if not found:
+        raise AnalysisUnavailable(
+            f'{analysis}: the spec names no site of the family "{cells.sites}"; it names '
+            f"{', '.join(_brief(model.sites()))}.\n    Add one to its sites, or give a glob of those it has."
+        )
+    layers = cells.only.get("layer")
+    if layers is not None:
+        depth = 1 + max(layer for site, _ in found if (layer := site.layer) is not None)
+        kept = _kept("layer", layers, depth, analysis)
+        found = [(site, part) for site, part in found if site.layer in kept]
+    groups: dict[str, list[Place]] = {}
+    for site, part in found:
+        words = [part if part not in ("", "attn", "mlp") else "", cells.sites]
+        groups.setdefault(" ".join(filter(None, words)), []).append(Place(site))
+    return groups
+
+
+def _named_sites(model: Foreign, family: str) -> list[tuple[Site, str]]:
+    """Return the sites of a family by their names, and the part each lies in."""
+    role, quantity, _ = FAMILIES[family]
+    quantity = "z" if quantity == "write" else quantity
+    numbered = r"(?:_\d+)?"
+    last = rf"({role}{numbered})\.{quantity}" if role else f"(){quantity}{numbered}"
+    name = re.compile(rf"blocks\.\d+\.{last}")
+    return [(site, match[1]) for path, site in model.sites().items() if (match := name.fullmatch(path))]
+
+
+def _brief(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
 
 
 def _quantities(block: Any, role: str, quantity: str) -> Iterator[tuple[str, str]]:
@@ -304,6 +346,11 @@ def _size(axis: str, place: Place, lengths: Mapping[str, int], analysis: str) ->
         return place.site.sizes[axis]
     if axis == "batch":
         raise UnknownAxis(f"{analysis}: prompts are kept apart already; values have an axis `batch` in any case.")
+    if axis not in ("pos", "query", "key"):
+        raise UnknownAxis(
+            f'{analysis}: nothing says how long the axis "{axis}" of "{place.site.name}" is; give it in the sizes of '
+            "the spec."
+        )
     return lengths["encoder" if axis == "key" and place.crossed else place.stack]
 
 

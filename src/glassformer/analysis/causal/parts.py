@@ -7,7 +7,7 @@ from typing import Any
 
 from glassformer.analysis.causal.cells import Cells, Grid, grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.trace import At, Site
+from glassformer.trace import At, Site, is_named
 from glassformer.weights import head_label
 
 POSITIONS = ("pos", "query", "key")
@@ -109,9 +109,10 @@ def _label(grid: Grid, index: Sequence[int]) -> str:
 
 
 def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
-    if not hasattr(model, "stacks"):
+    if not hasattr(model, "stacks") and not is_named(model):
         raise AnalysisUnavailable(
-            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob.'
+            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob, '
+            "or name its sites by a spec (foreign)."
         )
     layer, neuron = re.search(r"L(\d+)", label), re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
     only = {"layer": [int(layer[1])]} if layer else {}

@@ -153,12 +153,7 @@ class Prefix:
 
     def budget(self) -> int:
         """Return how many bytes a pass may take; by default a part of what is free, and on a CPU no more than helps."""
-        if self.memory is not None:
-            return self.memory
-        if self.logits.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.logits.device)[0] // 2
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else PASS_BYTES
-        return min(free // 4, PASS_BYTES)
+        return pass_bytes(self.memory, self.logits.device)
 
     def _state(self, position: int) -> State:
         if self._full is None:
@@ -218,3 +213,13 @@ class Prefix:
 def repeated(value: Tensor, worlds: int) -> Tensor:
     """Return the batch once per world, worlds outermost."""
     return value.repeat(worlds, *[1] * (value.ndim - 1))
+
+
+def pass_bytes(memory: int | None, device: torch.device) -> int:
+    """Return how many bytes a pass may take: what the caller says, else a part of what is free."""
+    if memory is not None:
+        return memory
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else PASS_BYTES
+    return min(free // 4, PASS_BYTES)

@@ -12,7 +12,6 @@ worlds side by side in one batch, and the unembedding runs where a metric looks.
 `one_by_one`, the plain loop.
 """
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,53 +23,30 @@ from torch import Tensor
 
 from glassformer.analysis.causal.kept import Kept
 from glassformer.analysis.causal.metrics import Metric
-from glassformer.analysis.causal.plan import Donor, EditLike, Plan
+from glassformer.analysis.causal.plain_loop import (
+    MetricLike,
+    Sweep,
+    apply_metric,
+    in_worlds,
+    joined,
+    lend,
+    named_metrics,
+    one_by_one,
+    resolved,
+    result,
+)
+from glassformer.analysis.causal.plan import EditLike, Plan
 from glassformer.analysis.causal.prefix import Prefix
 from glassformer.analysis.causal.schedule import Pass, Unit, passes
-from glassformer.analysis.causal.worlds import Worlds, circle, first_position, localised, positional
+from glassformer.analysis.causal.side_by_side import side_by_side
+from glassformer.analysis.causal.worlds import Worlds, first_position, localised, positional
 from glassformer.analysis.inputs import Inputs, prepare
-from glassformer.analysis.run import evaluating, run
-from glassformer.errors import ShapeMismatch
-from glassformer.labelled import Labelled, Result
+from glassformer.analysis.run import evaluating
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Decoder, Encoder, EncoderDecoder
-from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, Take, Tape
+from glassformer.trace import Edit, Site, Take, Tape, is_named
 
-MetricLike = Metric | Callable[[Tensor], Tensor]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sweep(Result):
-    """What every row of a plan does to the metrics.
-
-    Args:
-        values: `metric`, the plan's axes, `batch`.
-        base: Without any row's edits, `metric batch`.
-        work: Layers times tokens that were run, as a share of what the plain loop runs.
-        passes: How many forward passes there were besides those of base and donors.
-    """
-
-    values: Labelled
-    base: Labelled
-    work: float
-    passes: int
-
-    @property
-    def change(self) -> Labelled:
-        """What each row adds to the base's number: axes as in `values`."""
-        between = (1,) * (self.values.values.ndim - 2)
-        base = self.base.values.reshape(len(self.base.values), *between, -1)
-        return dataclasses.replace(self.values, values=self.values.values - base)
-
-    @property
-    def mean(self) -> Labelled:
-        """`values` averaged over the batch."""
-        return _over_batch(self.values, self.values.values.mean(-1))
-
-    @property
-    def spread(self) -> Labelled:
-        """Standard error of `mean` over prompts; NaN for one prompt."""
-        n = self.values.size("batch")
-        return _over_batch(self.values, self.values.values.std(-1) / n**0.5)
+__all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
 
 
 def sweep(
@@ -90,7 +66,8 @@ def sweep(
     """Run every row of a plan on the base, and measure.
 
     Args:
-        model: A decoder or an encoder-decoder; any other module runs row by row.
+        model: A decoder or an encoder-decoder. A module seen through a spec (`foreign`) runs rows side by side where
+            it treats them alike (see `side_by_side`); any other module runs row by row.
         base: What every row reads, as in `run`: a text, ids, a `Batch`. A row's edits apply to the whole batch.
         plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
             row `i` of the plan.
@@ -109,78 +86,28 @@ def sweep(
         ShapeMismatch: A value does not fit its site, or rows take from each other in a circle at one site.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
-    plan, metrics = Plan.of(plan), _named(metric)
+    plan, metrics = Plan.of(plan), named_metrics(metric)
+    if is_named(model):
+        return side_by_side(
+            model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
+            report=report, save_to=None if save_to is None else Path(save_to),
+        )  # fmt: skip
     if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
+        if save_to is not None:
+            raise AnalysisUnavailable(
+                f"sweep: save_to keeps rows of one of our models, or of a module seen through a spec (foreign); "
+                f"{type(model).__name__} is neither.\n    Leave save_to out, or write a spec."
+            )
         return one_by_one(model, base, plan, metrics, target=target, base_edit=base_edit, grad=grad, report=report)
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, base, target)
         table = model.sites()
-        common = _resolved(base_edit, table)
-        rows_of_edits = [_resolved(row, table) for row in plan.rows]
-        _lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
+        common = resolved(base_edit, table)
+        rows_of_edits = [resolved(row, table) for row in plan.rows]
+        lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
         engine = _Engine(model, given, common, rows_of_edits, metrics, memory)
         values = engine.measure(rows, report, None if save_to is None else Path(save_to))
-    return _result(plan, metrics, values, engine.base_values, engine.work, engine.count)
-
-
-def one_by_one(
-    model: Any,
-    base: Any,
-    plan: Plan | Sequence[Sequence[EditLike]],
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
-    *,
-    target: Any = None,
-    base_edit: Sequence[EditLike] = (),
-    grad: bool = False,
-    report: Callable[[int, int], None] | None = None,
-) -> Sweep:
-    """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
-    plan, metrics = Plan.of(plan), _named(metric)
-    view: Any = model if hasattr(model, "sites") else Foreign(model)
-    table = view.sites()
-    order = {name: i for i, name in enumerate(table)}
-    common = _resolved(base_edit, table)
-    rows = [_resolved(row, table) for row in plan.rows]
-    _lend(model, [*common, *(pair for row in rows for pair in row)], grad)
-    read = sorted({m.site for m in metrics.values()} - {"logits"})
-
-    def edits(row: int, until: Site | None = None, above: tuple[int, ...] = ()) -> list[Edit]:
-        """Return a row's edits as far as a site, with what it takes from other rows put in."""
-        found: list[Edit] = []
-        for site, edit in (*common, *rows[row]):
-            if until is not None and order[site.name] > order[until.name]:
-                continue
-            edit = dataclasses.replace(edit, site=site.name)
-            if isinstance(edit, Take):
-                if edit.row in above and site == until:
-                    raise circle(site)
-                lender = edits(edit.row, site, (*above, row))
-                edit = Set(site.name, run(model, base, target, read=[site.name], edit=lender, grad=grad), at=edit.at)
-            found.append(edit)
-        return found
-
-    def measured(changes: list[Edit]) -> Tensor:
-        done = run(model, base, target, read=read, edit=changes, grad=grad)
-        values: list[Tensor] = []
-        for metric in metrics.values():
-            if metric.site == "logits":
-                assert done.logits is not None, "a model without logits needs metrics of sites"
-                value = done.logits
-                if metric.pos is not None:
-                    at = [done.place(metric.pos, row) for row in range(len(value))]
-                    value = value[torch.arange(len(value)), at]
-            else:
-                value = metric.at.take(done[metric.site].values, table[metric.site])
-            values.append(_apply(metric, value[None], metric.ids(model, len(value), value.device)))
-        return torch.stack(values)[:, 0]
-
-    found: list[Tensor] = []
-    for row in range(len(rows)):
-        found.append(measured(edits(row)))
-        if report is not None:
-            report(row + 1, len(rows))
-    whole = measured([dataclasses.replace(edit, site=site.name) for site, edit in common])
-    return _result(plan, metrics, torch.stack(found, 1), whole, 1.0, len(rows))
+    return result(plan, metrics, values, engine.base_values, engine.work, engine.count, "resumed")
 
 
 class _Engine:
@@ -281,7 +208,7 @@ class _Engine:
             if metric.site != "logits":
                 site = self.model.sites()[metric.site]
                 # the axis of worlds has no name: take parts of each one's value, which all have the same shape
-                value = _take(metric.at, sites[metric.site], site)
+                value = in_worlds(metric.at, sites[metric.site], site)
             else:
                 assert logits is not None
                 value = logits
@@ -291,7 +218,7 @@ class _Engine:
                     value = logits[:, rows, place] if self.picked is None else logits[:, :, column]
                     column += 1
             value = value.expand(worlds, *value.shape[1:])
-            found.append(_apply(metric, value, ids))
+            found.append(apply_metric(metric, value, ids))
         return torch.stack(found)
 
     def _looked(self) -> Int[Tensor, "batch n"] | None:
@@ -313,7 +240,7 @@ class _Engine:
 
     def _units(self) -> list[Unit]:
         """Return the rows, together with those they take from, and where they start."""
-        members = _joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
+        members = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
         units: list[Unit] = []
         table = self.model.sites()
         looked = [table[metric.site] for metric in self.metrics.values()]
@@ -340,103 +267,3 @@ class _Engine:
         looked = self.length if self.picked is None else self.picked.shape[1]
         per_row = self.length * (12 * config.d_model + 3 * widest + 3 * heads * self.length)
         return self.batch * element * (per_row + 2 * looked * config.vocab_size)
-
-
-def _take(at: At, value: Tensor, site: Site) -> Tensor:
-    return at.take(value, dataclasses.replace(site, axes=("world", *site.axes)))
-
-
-def _apply(metric: Metric, value: Tensor, ids: Sequence[Tensor]) -> Float[Tensor, "world batch"]:
-    found = metric.function(value, *ids)
-    if found.shape != value.shape[:2]:
-        raise ShapeMismatch(
-            f'metric "{metric.name}" returned {tuple(found.shape)} for a value of {tuple(value.shape)}; '
-            f"it returns one number per world and prompt: {tuple(value.shape[:2])}."
-        )
-    return found
-
-
-def _named(metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]) -> dict[str, Metric]:
-    if isinstance(metric, Mapping):
-        pairs = list(metric.items())
-    else:
-        several = list(metric) if isinstance(metric, Sequence) else [metric]
-        pairs = [(m.name if isinstance(m, Metric) else getattr(m, "__name__", "metric"), m) for m in several]
-    if len({name for name, _ in pairs}) < len(pairs) or not pairs:
-        raise ShapeMismatch("sweep: give at least one metric, and metrics of different names: {name: metric, …}.")
-    return {n: m if isinstance(m, Metric) else Metric(n, m, (), None) for n, m in pairs}
-
-
-def _as_edit(edit: EditLike) -> Edit:
-    return edit if isinstance(edit, Edit) else Apply(str(edit[0]), edit[1])
-
-
-def _resolved(edits: Sequence[EditLike], table: Any) -> list[tuple[Site, Edit]]:
-    found: list[tuple[Site, Edit]] = []
-    for edit in map(_as_edit, edits):
-        for name in table.match(edit.site):
-            if not isinstance(edit, Take):
-                edit.check(table[name])
-            found.append((table[name], edit))
-    return found
-
-
-def _lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
-    """Run every donor once, reading the sites that are copied from it."""
-    wanted: dict[int, tuple[Donor, set[str]]] = {}
-    for site, edit in pairs:
-        if isinstance(donor := getattr(edit, "value", None), Donor):
-            wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
-    for donor, sites in wanted.values():
-        if missing := sites - set(donor.found):
-            if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
-                found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
-                donor.found |= {name: value.values for name, value in found.items()}
-                continue
-            tape = Tape(model, sorted(missing), donor.edit, grad=grad)
-            # no one looks at a donor's logits, unless they are what is copied
-            tape.logits = any(name.startswith("logits") for name in (*tape.reads, *tape.edits))
-            with evaluating(model), torch.set_grad_enabled(grad):
-                given = prepare(model, donor.inputs, donor.target)
-                model(*given.args, **given.kwargs, tape=tape)
-            tape.check_visited()
-            donor.found |= tape.values
-
-
-def _joined(links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return rows in groups that nothing links to another group."""
-    group = list(range(len(links)))
-
-    def root(row: int) -> int:
-        while group[row] != row:
-            group[row] = row = group[group[row]]
-        return row
-
-    for row, others in enumerate(links):
-        for other in others:
-            if not 0 <= other < len(links):
-                raise ShapeMismatch(
-                    f"sweep: row {row} takes from row {other}; the plan has rows 0 to {len(links) - 1}."
-                )
-            group[root(other)] = root(row)
-    members: dict[int, list[int]] = defaultdict(list)
-    for row in range(len(links)):
-        members[root(row)].append(row)
-    return [tuple(rows) for rows in members.values()]
-
-
-def _result(plan: Plan, metrics: Mapping[str, Metric], values: Tensor, base: Tensor, work: float, count: int) -> Sweep:
-    sizes = [len(labels) for labels in plan.axes.values()]
-    values = values.unflatten(1, sizes)
-    names = {"metric": list(metrics)}
-    return Sweep(
-        Labelled(values, ("metric", *plan.axes, "batch"), names | {a: list(labels) for a, labels in plan.axes.items()}),
-        Labelled(base.reshape(len(metrics), -1), ("metric", "batch"), names),
-        work,
-        count,
-    )
-
-
-def _over_batch(values: Labelled, reduced: Tensor) -> Labelled:
-    coords = {axis: labels for axis, labels in values.coords.items() if axis != "batch"}
-    return Labelled(reduced, values.axes[:-1], coords)

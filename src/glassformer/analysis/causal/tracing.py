@@ -36,7 +36,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.models.stack import Stack
-from glassformer.trace import Add, At, Set
+from glassformer.trace import Add, At, Set, parts_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
@@ -117,7 +117,7 @@ def causal_trace(
     """Trace one prompt: corrupt its subject, restore each state, watch the answer.
 
     Args:
-        model: A decoder or an encoder-decoder.
+        model: A decoder, an encoder-decoder, or a module whose spec says what it is made of.
         inputs: One prompt: text or ids.
         subject: A part of the text (its first occurrence), or positions.
         answer: The next token asked about; by default the one the model finds likeliest.
@@ -151,17 +151,18 @@ def causal_trace(
     asked = prompts(model, inputs, target, "causal_trace")
     if asked.rows != 1:
         raise ShapeMismatch(f"causal_trace: one prompt at a time, found {asked.rows}; see average_traces.")
-    name = stack or next(iter(model.stacks))
+    built = parts_of(model)
+    name = stack or next(iter(built.stacks))
     chosen = tuple(kinds) if kinds is not None else _available(traced)
     _check_kinds(chosen, traced)
     if asked.given.kwargs.get("documents") is not None:
         raise ShapeMismatch("causal_trace: the prompt is a row of packed documents; give one of them.")
     ids = _copies(asked, 1)[0 if name != "decoder" else 1]
     places = _positions(model, ids[0], subject)
-    embed = _embedding(model, name)
+    embed = _embedding(built, name)
     unit = subject_deviation(model, [ids[0, list(places)]]) if deviation is None else deviation
     edit = _noise(
-        embed.at_token, places, (samples, len(places), model.config.d_model), unit * noise, seed, embed.weight
+        embed.at_token, places, (samples, len(places), built.config.d_model), unit * noise, seed, embed.weight
     )
     many = _copies(asked, samples)
     answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong)
@@ -193,11 +194,13 @@ def subject_deviation(
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
-    embed = _embedding(model, stack or next(iter(model.stacks)))
+    built = parts_of(model)
+    embed = _embedding(built, stack or next(iter(built.stacks)))
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
 def _traced(model: Any, stack: str | None) -> Stack:
+    model = parts_of(model)
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
             "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
@@ -282,13 +285,10 @@ def _tokens(
     model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any
 ) -> tuple[int, int]:
     if answer is None:
-        logits = run(model, *_copies(asked, 1)).logits
-        assert logits is not None, "our models have logits"
-        answer = int(logits[0, -1].argmax())
+        answer = int(run(model, *_copies(asked, 1)).predictions()[0, -1].argmax())
     answer = token_id(model, answer)
     if wrong is None:
-        logits = run(model, *many, edit=edit).logits
-        assert logits is not None, "our models have logits"
+        logits = run(model, *many, edit=edit).predictions()
         likely = logits[:, -1].log_softmax(-1).exp().mean(0)
         likely[answer] = -1
         wrong = int(likely.argmax())

@@ -12,8 +12,8 @@ from glassformer.attention import Differential, Merge, lambda_init_at
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
 from glassformer.checkpoints.families.rotary import rope
-from glassformer.checkpoints.families.shared import gated_decoder
 from glassformer.models import DecoderConfig, RmsNorm
 
 

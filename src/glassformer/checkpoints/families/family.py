@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.tensors import TensorFiles
-from glassformer.errors import CheckpointError, nearest
+from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
 
 
@@ -134,7 +134,7 @@ def sources(shapes: Mapping[str, tuple[int, ...]], table: Table) -> dict[str, So
             found[name] = Source(shape, tuple(_named(piece, layer, suffix) for piece in listed))
             break
         else:
-            raise AssertionError(f"the table has no row for {name}")
+            raise ConfigError(f'the table has no row for our tensor "{name}".{nearest(name, table)}')
     return found
 
 

@@ -1,12 +1,15 @@
 """Reading a foreign config.json: fields by name and type, with the defaults their library documents."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from glassformer.errors import CheckpointError, nearest
 
 _REQUIRED: Any = object()
+_COUNTS_LAYERS = re.compile(r"(n|(num|encoder|decoder)(_hidden|_encoder|_decoder)?)_layers?")
+_MOST_LAYERS, _MOST = 10_000, 2**40
 T = TypeVar("T")
 
 # their names of activations, ours
@@ -57,14 +60,21 @@ class Fields:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(name, value, "a whole number")
+        if value > (most := _MOST_LAYERS if _COUNTS_LAYERS.fullmatch(name) else _MOST):
+            # each layer is an object before it is a tensor, and sizes are 64 bits wide
+            raise self.wrong(name, value, f"at most {most:,}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """Return a finite number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        try:
+            found = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
             raise self.wrong(name, value, "a number")
-        return float(value)
+        return found
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         """Return true or false."""
@@ -92,4 +102,5 @@ class Fields:
 
     def wrong(self, name: str, value: object, wanted: str) -> CheckpointError:
         """Return the error for a field of the wrong kind."""
-        return CheckpointError(f'"{self.where}": {name} must be {wanted}, found {value!r}.')
+        found = repr(value) if not isinstance(value, int) or abs(value) < 2**63 else "a number beyond 64 bits"
+        return CheckpointError(f'"{self.where}": {name} must be {wanted}, found {found[:80]}.')

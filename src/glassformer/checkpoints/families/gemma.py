@@ -11,8 +11,7 @@ from glassformer.attention import QueryKeyNorm, Rope, Softmax
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.rotary import rope
-from glassformer.checkpoints.families.shared import (
+from glassformer.checkpoints.families.llama_shaped import (
     FULL,
     SLIDING,
     gated_decoder,
@@ -20,6 +19,7 @@ from glassformer.checkpoints.families.shared import (
     query_key_names,
     window_of,
 )
+from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, RmsNorm
 
 _BIDIRECTIONAL = "here every position sees those before it"

@@ -34,10 +34,11 @@ def _kinds(fields: Fields) -> list[str]:
     n_layers = fields.whole("num_layers")
     patterns = fields.get("attention_types", [[["global", "local"], 12]])
     try:
-        kinds = [kind for pattern, times in patterns for _ in range(times) for kind in pattern]
+        # no list longer than asked for, however often a pattern is to be repeated
+        kinds = [kind for pattern, times in patterns for _ in range(min(times, n_layers + 1)) for kind in pattern]
     except (TypeError, ValueError):
         kinds = []
-    if len(kinds) != n_layers or not set(kinds) <= {"global", "local"}:
+    if len(kinds) != n_layers or any(kind not in ("global", "local") for kind in kinds):
         raise fields.wrong(
             "attention_types", patterns, f'patterns of "global" and "local" for num_layers={n_layers} layers'
         )

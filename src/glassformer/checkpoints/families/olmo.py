@@ -7,8 +7,8 @@ from glassformer.attention import QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.llama_shaped import gated_decoder, query_key_names
 from glassformer.checkpoints.families.rotary import rope
-from glassformer.checkpoints.families.shared import gated_decoder, query_key_names
 from glassformer.models import DecoderConfig, LayerNorm, NoNorm, RmsNorm
 
 

@@ -6,8 +6,8 @@ from glassformer.attention import Merge, QueryKeyNorm, Softmax
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.llama_shaped import gated_decoder, layer_kinds, query_key_names, window_of
 from glassformer.checkpoints.families.rotary import rope
-from glassformer.checkpoints.families.shared import gated_decoder, layer_kinds, query_key_names, window_of
 from glassformer.models import DecoderConfig, RmsNorm
 
 

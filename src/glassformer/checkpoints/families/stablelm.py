@@ -10,16 +10,15 @@ from glassformer.attention import Merge, QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
 from glassformer.checkpoints.families.rotary import rope, turned_share
-from glassformer.checkpoints.families.shared import gated_decoder
 from glassformer.models import DecoderConfig, LayerNorm
 
 
 def _config(fields: Fields) -> DecoderConfig:
     eps = fields.number("layer_norm_eps", 1e-5)
     layer: dict[str, Any] = {
-        # the first files call it rope_pct
-        "positions": rope(fields, fraction=turned_share(fields, fields.number("rope_pct", 0.25))),
+        "positions": rope(fields, fraction=turned_share(fields, 0.25)),
         "bias": fields.flag("use_qkv_bias", False),
         "merge": Merge(),
     }
@@ -49,7 +48,7 @@ def _row(gain: Tensor) -> Tensor:
 
 STABLELM = Family(
     "StableLM",
-    ("stablelm", "stablelm_epoch"),
+    ("stablelm",),
     _config,
     _table,
     prefixes=("model.",),

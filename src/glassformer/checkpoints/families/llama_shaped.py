@@ -1,6 +1,6 @@
-"""What many families have in common: Llama's shape, with its details up to the family or even the layer."""
+"""Decoders of Llama's shape: what many families have in common, details up to the family or even the layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from glassformer.attention import QueryKeyNorm, Separate
@@ -14,7 +14,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def gated_decoder(
     fields: Fields,
     norm: NormConfig,
-    layer: Callable[[int], Mapping[str, Any]],
+    layer: Callable[[int], dict[str, Any]],
     *,
     activation: str | None = None,
     tied: bool = False,
@@ -41,13 +41,14 @@ def gated_decoder(
         "norm": norm,
         "mlp": Mlp(fields.whole("intermediate_size"), act, gated=True, bias=False),
     }
+    more: dict[str, Any] = {"final_norm": norm} | whole
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
         tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers"))),
         max_len=fields.whole("max_position_embeddings", max_len),
         tied=fields.flag("tie_word_embeddings", tied),
-        **({"final_norm": norm} | whole),
+        **more,
     )
 
 

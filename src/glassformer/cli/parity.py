@@ -1,0 +1,128 @@
+"""`glassformer parity`: a published checkpoint, ours against the reference implementation."""
+
+import json as json_format
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from glassformer.cli.progress import progress
+from glassformer.files import check_writable, write
+
+_IN_BLOCK = re.compile(r"(?:(\w+)\.)?blocks\.(\d+)\.(.+)")
+
+
+def parity(
+    path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    /,
+    dtype: Literal["float32", "float64"] = "float32",
+    text: str | None = None,
+    length: int = 12,
+    steps: int = 8,
+    tolerance: float | None = None,
+    patterns: bool = True,
+    seed: int = 0,
+    revision: str | None = None,
+    json: Path | None = None,
+) -> None:
+    """Compare a checkpoint as it is loaded here with the transformers library: every layer, and where they part.
+
+    Both run on the same rows: of one length, padded right, padded left, and on greedy tokens from a cache. Errors are
+    largest differences relative to the root mean square of the reference. In float64 rounding is all but gone, so that
+    what remains is a fault; it takes twice the memory.
+
+    Exit codes: 0 they agree, 1 a site is beyond the tolerance, 2 bad input.
+
+    Examples:
+        glassformer parity my-llama
+        glassformer parity my-llama --dtype float64 --text "The quick brown fox"
+        glassformer parity EleutherAI/pythia-70m --json parity.json
+
+    Args:
+        path: A folder with config.json and safetensors, or a hub id.
+        dtype: Both run in.
+        text: Run this text; random token ids by default. A window or a scaled rotation shows only beyond its length.
+        length: Random tokens per row.
+        steps: Greedy tokens from a cache.
+        tolerance: Largest error that counts as equal; 1e-4 in float32, 1e-9 in float64.
+        patterns: Compare patterns, which the library's eager attention has. --no-patterns runs its fused attention,
+            which is another formula in a few models (Falcon with ALiBi).
+        seed: Of the random tokens.
+        revision: Of a hub model: branch, tag or commit.
+        json: Write all errors to this file.
+    """
+    import torch
+
+    from glassformer import checkpoints
+    from glassformer.checkpoints.parity import library
+
+    if json is not None:
+        check_writable(json)
+    library().utils.logging.disable_progress_bar()
+    with progress("parity") as report:
+        found = checkpoints.parity(
+            path, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
+            patterns=patterns, seed=seed, revision=revision, report=report,
+        )  # fmt: skip
+    console = Console()
+    console.print(_layers(path, found))
+    console.print(_logits(found))
+    print(_verdict(found))
+    if json is not None:
+        print(f"JSON: {write(json, json_format.dumps({'model': path} | found.to_dict(), indent=1)).absolute()}")
+    if found.first is not None:
+        raise SystemExit(1)
+
+
+def _layers(path: str, found: Any) -> Table:
+    """Return the largest error of each kind of site in each layer."""
+    worst: dict[tuple[str, str], float] = {}
+    for difference in found.differences:
+        if difference.site == "logits":
+            continue
+        match = _IN_BLOCK.fullmatch(difference.site)
+        stack, layer, kind = match.groups() if match else (None, None, difference.site)
+        row = kind if layer is None else f"{stack or ''} {layer}".strip()
+        cell = (row, "" if layer is None else kind)
+        # a nan that came first would stay below every number
+        worst[cell] = max((worst.get(cell, 0.0), difference.error), key=lambda e: float("inf") if e != e else e)
+    kinds = list(dict.fromkeys(kind for _, kind in worst if kind))
+    title = f"{path} as {found.family} against {found.reference}, {found.dtype}: largest errors"
+    # one word a line: seven kinds fit an ordinary terminal
+    table = Table("layer", *(kind.replace(".", "\n") for kind in kinds), title=title)
+    table.columns[0].no_wrap = True
+    for row in dict.fromkeys(row for row, _ in worst):
+        cells = [worst.get((row, kind)) for kind in kinds]
+        if (row, "") in worst:
+            cells[0] = worst[row, ""]
+        table.add_row(row, *(_cell(error, found.tolerance) for error in cells))
+    return table
+
+
+def _logits(found: Any) -> Table:
+    table = Table("logits, rows", "error")
+    for difference in found.differences:
+        if difference.site == "logits":
+            table.add_row(difference.rows, _cell(difference.error, found.tolerance))
+    return table
+
+
+def _cell(error: float | None, tolerance: float) -> str:
+    if error is None:
+        return ""
+    return f"{error:.1e}" if error <= tolerance else f"[bold red]{error:.1e}[/]"
+
+
+def _verdict(found: Any) -> str:
+    first = found.first
+    if first is None:
+        worst = found.worst
+        return f"equal: largest error {worst.error:.1e} at {worst.site}, {found.tolerance:g} allowed."
+    theirs = f' (theirs: "{first.theirs}")' if first.theirs else ""
+    return (
+        f'first site that diverges: "{first.site}"{theirs}, rows {first.rows}: error {first.error:.1e}, '
+        f"{found.tolerance:g} allowed."
+    )

@@ -1,0 +1,118 @@
+"""`glassformer parity`: it agrees on a sound checkpoint, and names the first site behind a planted fault."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from families import reference_folder
+from families.llama import llama_grouped_keys
+from glassformer.checkpoints import comparison, parity, save
+from glassformer.checkpoints.parity import reference
+from glassformer.cli import main
+from glassformer.data import word_tokenizer
+from glassformer.errors import MissingExtra
+from glassformer.models import DecoderConfig, block
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "sound"
+    reference_folder(*llama_grouped_keys(), folder, torch.float32)
+    return folder
+
+
+@pytest.fixture
+def faulty(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy for ours to read; the reference goes on reading the sound one."""
+    folder = Path(shutil.copytree(sound, tmp_path / "faulty"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(comparison, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
+    return folder
+
+
+def change_tensor(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    assert name in tensors
+    tensors[name].view(-1)[0] += 0.5
+    save_file(tensors, path)
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_sound_checkpoint_agrees_in_every_layer_and_on_every_kind_of_rows(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "parity.json"
+    assert main(["parity", str(sound), "--dtype", "float64", "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "equal: largest error" in shown and "LlamaForCausalLM" in shown
+    found = json.loads(file.read_text())
+    assert found["agrees"] and found["first"] is None and found["family"] == "Llama"
+    logits = {row["rows"]: row["error"] for row in found["differences"] if row["site"] == "logits"}
+    assert set(logits) == {"one length", "padded right", "padded left", "cached"}
+    assert max(logits.values()) < 1e-12
+
+
+FAULTS = {
+    "model.layers.1.mlp.down_proj.weight": ("blocks.1.mlp.out", "model.layers.1.mlp.down_proj"),
+    "model.layers.0.self_attn.v_proj.weight": ("blocks.0.attn.out", "model.layers.0.self_attn.o_proj"),
+    "model.layers.1.self_attn.k_proj.weight": ("blocks.1.attn.pattern", ""),
+    "model.layers.1.input_layernorm.weight": ("blocks.1.attn.norm", "model.layers.1.input_layernorm"),
+    "model.norm.weight": ("final.norm", "model.norm"),
+    "lm_head.weight": ("logits", ""),
+}
+
+
+@pytest.mark.parametrize("tensor", FAULTS)
+def test_a_changed_tensor_is_found_at_the_first_site_it_reaches(tensor: str, faulty: Path) -> None:
+    change_tensor(faulty, tensor)
+    found = parity(faulty)
+    site, theirs = FAULTS[tensor]
+    assert found.first is not None
+    assert (found.first.site, found.first.theirs, found.first.rows) == (site, theirs, "one length")
+
+
+def test_a_changed_field_of_the_config_is_found_and_is_exit_code_1(
+    faulty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(faulty, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    assert main(["parity", str(faulty)]) == 1
+    assert 'first site that diverges: "blocks.0.attn.pattern", rows one length: error' in capsys.readouterr().out
+    change_config(faulty, rms_norm_eps=0.1)
+    assert main(["parity", str(faulty)]) == 1
+    shown = capsys.readouterr().out
+    assert 'diverges: "blocks.0.attn.norm" (theirs: "model.layers.0.input_layernorm")' in shown
+
+
+def test_a_text_is_run_where_there_is_a_tokenizer(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parity", str(sound), "--text", "hello"]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_a_folder_of_ours_has_nothing_to_be_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = DecoderConfig(7, 8, (block(n_heads=2),), max_len=16).build()
+    assert main(["parity", str(save(model, tmp_path / "ours"))]) == 2
+    assert "is in our own layout" in capsys.readouterr().err
+
+
+def test_without_transformers_the_error_names_the_extra(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"glassformer\[parity\]"):
+        parity(sound)
+
+
+def test_a_text_reads_rows_that_begin_at_other_tokens(sound: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound, tmp_path / "with-tokenizer"))
+    word_tokenizer(["the cat sat on a mat"]).save(folder)
+    found = parity(folder, text="the cat sat on a mat the cat")
+    assert found.first is None

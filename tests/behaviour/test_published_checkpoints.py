@@ -1,0 +1,330 @@
+"""A published checkpoint that is not as it should be: one clear error, nothing run, nothing written.
+
+Every damage is done to a copy of a sound, sharded checkpoint, in which whatever could be run would leave a mark.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import glassformer as gf
+from families import reference_folder
+from families.llama import llama_grouped_keys
+from glassformer.checkpoints import config_of, open_folder
+from glassformer.cli import main
+from glassformer.errors import CheckpointError, GlassformerError, UnknownModel
+
+# what would write a file if anybody imported or unpickled it
+BOMB = "import pathlib\npathlib.Path({mark!r}).write_text('ran')\n"
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Llama checkpoint of three shards."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "sound"
+    model = reference_folder(*llama_grouped_keys(), folder, torch.float32)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="14KB")
+    assert (folder / SHARD).is_file()
+    return folder
+
+
+@pytest.fixture
+def copied(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy to be damaged, in a folder of its own that is also the current one."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(sound, tmp_path / "my-model"))
+
+
+def config(**fields: Any) -> Callable[[Path], None]:
+    """Return what changes fields of the config; ... removes one."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        data = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({name: value for name, value in data.items() if value is not ...}))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    """Return what changes the tensors of the second shard."""
+
+    def rewrite(folder: Path) -> None:
+        found = load_file(folder / SHARD)
+        change(found)
+        save_file(found, folder / SHARD)
+
+    return rewrite
+
+
+def pickled(name: str, mark: str = "ran-by-pickle") -> Callable[[Path], None]:
+    """Return what writes a pickle that leaves a mark when it is opened."""
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return exec, (BOMB.format(mark=mark),)
+
+    def write(folder: Path) -> None:
+        torch.save({"model.norm.weight": Bomb()}, folder / name)
+
+    return write
+
+
+def only_bin(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    pickled("pytorch_model.bin")(folder)
+
+
+def remote_code(folder: Path) -> None:
+    config(model_type="my_llm", auto_map={"AutoModelForCausalLM": "modeling_my_llm.MyLLM"})(folder)
+    for name in ("modeling_my_llm.py", "configuration_my_llm.py", "__init__.py"):
+        (folder / name).write_text(BOMB.format(mark="ran-by-code"))
+
+
+def index(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return rewrite
+
+
+def header(entry: dict[str, Any]) -> Callable[[Path], None]:
+    """Return what gives a shard a header of one's own."""
+
+    def rewrite(folder: Path) -> None:
+        text = json.dumps({"model.norm.weight": entry}).encode()
+        (folder / SHARD).write_bytes(struct.pack("<Q", len(text)) + text + bytes(96))
+
+    return rewrite
+
+
+def tied_with_another_head(folder: Path) -> None:
+    config(tie_word_embeddings=True)(folder)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "a truncated shard": (
+        lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:-50]),
+        [SHARD, "bytes) is not a whole safetensors file", "Copy or download it again."],
+    ),
+    "an empty shard": (lambda f: (f / SHARD).write_bytes(b""), [SHARD, "(0 bytes) is not a whole safetensors file"]),
+    "a missing shard": (
+        lambda f: (f / SHARD).unlink(),
+        ["lacks 1 of its 3 files", SHARD, "Copy or download them again."],
+    ),
+    "a header beyond the file": (
+        header({"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}),
+        [SHARD, "is not a whole safetensors file"],
+    ),
+    "a header of no tensor": (header({"dtype": "F32"}), [SHARD, "is not a whole safetensors file"]),
+    "a shard of another checkpoint": (
+        tensors(lambda t: t.update(extra=torch.zeros(2))),
+        ['"extra" lies in', "missing from model.safetensors.index.json", "of another checkpoint"],
+    ),
+    "whole numbers for weights": (
+        tensors(lambda t: t.update({n: v.round().to(torch.int8) for n, v in t.items()})),
+        ["is stored as I8", "F16, BF16, F32 and F64 are read"],
+    ),
+    "eight-bit floats": (
+        tensors(lambda t: t.update({n: v.to(torch.float8_e4m3fn) for n, v in t.items()})),
+        ["is stored as F8_E4M3", "F16, BF16, F32 and F64 are read"],
+    ),
+    "a quantised config": (
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
+        ["quantised model (gptq)", "Use the unquantised checkpoint"],
+    ),
+    "more layers than there are": (
+        config(num_hidden_layers=3),
+        ['"model.layers.2.', "is missing.", "read as Llama", "more)"],
+    ),
+    "fewer layers than there are": (
+        config(num_hidden_layers=1),
+        ['"model.layers.1.', "is there, and nothing uses it."],
+    ),
+    "another width": (config(hidden_size=32, head_dim=6), ["has shape", "does not fit what the config asks for"]),
+    "other heads": (config(num_attention_heads=2, head_dim=6), ["has shape", "does not fit what the config asks for"]),
+    "another vocabulary": (config(vocab_size=24), ['"model.embed_tokens.weight" has shape (23, 24)', "(24, 24)"]),
+    "heads that do not group": (config(num_key_value_heads=3), ["config.json", "n_kv_heads must divide n_heads"]),
+    "tied, with a head of its own": (
+        tied_with_another_head,
+        ['ties "lm_head.weight" to "model.embed_tokens.weight"', "the two differ", '"tie_word_embeddings": false'],
+    ),
+    "a width that is no number": (config(hidden_size="wide"), ["hidden_size must be a whole number, found 'wide'"]),
+    "a width that is missing": (config(hidden_size=...), ['lacks "hidden_size".']),
+    "an activation nobody knows": (config(hidden_act="xgelu"), ["hidden_act must be one of", "'xgelu'"]),
+    "no heads": (config(num_attention_heads=0, head_dim=...), ["config.json"]),
+    "huge sizes": (config(vocab_size=2**39, hidden_size=2**39), ["config.json"]),
+    "sizes beyond 64 bits": (config(intermediate_size=10**30), ["intermediate_size must be at most"]),
+    "more layers than memory": (config(num_hidden_layers=10**12), ["num_hidden_layers must be at most 10,000"]),
+    "an unknown architecture": (
+        config(model_type="lama2"),
+        [
+            'the architecture "lama2"',
+            "no family covers",
+            'Nearest: "llama"',
+            "gf.foreign",
+            "docs/how-to/add-a-family.md",
+        ],
+    ),
+    "no architecture": (config(model_type=..., architectures=...), ["a config without model_type", "no family covers"]),
+    "a config asking for code of its own": (
+        remote_code,
+        ['the architecture "my_llm"', "asks for code of its own (auto_map), which is never run", "gf.foreign"],
+    ),
+    "a pickle renamed": (pickled(SHARD), [SHARD, "is a pickle, not safetensors, whatever its name says"]),
+    "pickles alone": (only_bin, ["pytorch_model.bin", "can run code", "weights_only=True", "save_file"]),
+    "a pointer of git-lfs": (
+        lambda f: (f / SHARD).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"),
+        [SHARD, "is a pointer of git-lfs", "git lfs pull"],
+    ),
+    "an index that leaves the folder": (
+        index(lambda d: d["weight_map"].update({"model.norm.weight": "../outside.safetensors"})),
+        ['names "../outside.safetensors", which does not lie in the folder'],
+    ),
+    "an index that is none": (
+        lambda f: (f / "model.safetensors.index.json").write_text("[1, 2]"),
+        ["model.safetensors.index.json", "is no index of safetensors files"],
+    ),
+    "an index that promises more": (
+        index(lambda d: d["weight_map"].update({"model.more": SHARD})),
+        ['says that "model.more" lies in', "which does not hold it"],
+    ),
+    "a config that is no JSON": (
+        lambda f: (f / "config.json").write_text("{'model_type': 'llama'}"),
+        ["config.json", "is not valid JSON"],
+    ),
+    "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), ["config.json"]),
+    "no config": (lambda f: (f / "config.json").unlink(), ["holds no config.json"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_one_clear_error_and_nothing_is_run_or_written(damage: str, copied: Path) -> None:
+    harm, expected = DAMAGES[damage]
+    harm(copied)
+    before = {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")}
+    with pytest.raises(CheckpointError) as caught:
+        gf.load(copied)
+    assert [phrase for phrase in expected if phrase not in str(caught.value)] == [], str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")} == before
+
+
+def test_a_known_architecture_with_code_of_its_own_loads_without_running_it(copied: Path) -> None:
+    expected = gf.load(copied)(torch.tensor([[1, 2, 3]]))
+    remote_code(copied)
+    config(model_type="llama")(copied)
+    assert torch.equal(gf.load(copied)(torch.tensor([[1, 2, 3]])), expected)
+    assert not (copied.parent / "ran-by-code").exists()
+
+
+def test_commands_say_it_in_a_sentence(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / SHARD).unlink()
+    for line in ("explain hi --model my-model", "parity my-model", "lens my-model hi"):
+        assert main(line.split()) == 2
+        error = capsys.readouterr().err
+        assert "lacks 1 of its 3 files" in error and "Traceback" not in error
+    # what needs no weights does without them
+    assert main(["params", "my-model"]) == 0
+
+
+def test_a_missing_tokenizer_leaves_token_ids(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = gf.load(copied)
+    assert model.tokenizer is None
+    with pytest.raises(GlassformerError, match="has no tokenizer: give token ids"):
+        gf.explain(model, "hello")
+    assert main(["lens", "my-model", "1 2 3"]) == 0
+    assert main(["lens", "my-model", "hello"]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_a_damaged_tokenizer_is_named(copied: Path) -> None:
+    (copied / "tokenizer.json").write_text('{"version": "1.0"')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        gf.load(copied)
+
+
+@pytest.mark.parametrize("where", ["header", "middle"])
+def test_any_flipped_byte_of_a_shard_is_a_model_or_a_public_error(copied: Path, where: str) -> None:
+    content = (copied / SHARD).read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    places = range(0, size, 7) if where == "header" else range(size, len(content), 1500)
+    for place in places:
+        (copied / SHARD).write_bytes(content[:place] + bytes([content[place] ^ 0x15]) + content[place + 1 :])
+        try:
+            open_folder(copied).fill()
+        except GlassformerError as error:
+            assert str(error)
+
+
+def test_a_hub_model_is_looked_for_in_the_cache_when_there_is_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="neither a folder nor in the hub's cache"):
+        gf.load("somebody/a-model")
+    assert main(["params", "somebody/a-model"]) == 2
+    assert "the hub cannot be reached" in capsys.readouterr().err
+
+
+def hub_error(kind: str) -> Exception:
+    from huggingface_hub import errors
+
+    found = getattr(errors, kind)
+    # without the response of a server, which its own constructor asks for
+    error = found.__new__(found)
+    error.args = ("said no",)
+    return error
+
+
+HUB = {
+    "GatedRepoError": (UnknownModel, "is gated: accept its terms"),
+    "RevisionNotFoundError": (UnknownModel, '"somebody/a-model" at revision v9: the hub has the model, but not this'),
+    "RepositoryNotFoundError": (UnknownModel, "nor, as far as you may see, on the hub"),
+    "HfHubHTTPError": (CheckpointError, "the hub cannot be reached"),
+}
+
+
+@pytest.mark.parametrize("kind", HUB)
+def test_what_the_hub_refuses_is_said(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise hub_error(kind)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    error, message = HUB[kind]
+    with pytest.raises(error) as caught:
+        gf.load("somebody/a-model", revision="v9")
+    assert message in str(caught.value)
+
+
+def test_a_revision_and_the_wanted_files_are_asked_of_the_hub(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **how: asked.append({"name": name} | how) or str(sound)
+    )
+    assert gf.load("somebody/a-model", revision="v2").name == "a-model"
+    config_of("somebody/a-model")
+    assert (asked[0]["name"], asked[0]["revision"]) == ("somebody/a-model", "v2")
+    assert any(pattern.endswith(".safetensors") for pattern in asked[0]["allow_patterns"])
+    # a config alone does not fetch weights, and nothing fetches code or pickles
+    assert not any(pattern.endswith(".safetensors") for pattern in asked[1]["allow_patterns"])
+    assert all({"*.py", "*.bin"} <= set(one["ignore_patterns"]) for one in asked)

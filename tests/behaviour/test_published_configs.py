@@ -1,0 +1,92 @@
+"""What published configs say, in their old layout and the new, and what is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer.attention import Attention, LinearScaling, Rope, Softmax
+from glassformer.checkpoints.checkpoint import translated
+from glassformer.errors import CheckpointError
+from glassformer.models import DecoderConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def read(kind: str, **fields: Any) -> DecoderConfig:
+    config: Any = translated(SIZES | {"model_type": kind} | fields, Path("config.json"))[1]
+    return config
+
+
+def attention(config: DecoderConfig) -> list[Attention]:
+    return [layer.parts[0] for layer in config.layers]  # type: ignore[misc]
+
+
+def windows(config: DecoderConfig) -> list[int | None]:
+    return [part.mixer.window for part in attention(config) if isinstance(part.mixer, Softmax)]
+
+
+def test_a_window_that_is_not_used_is_none() -> None:
+    assert windows(read("qwen2", sliding_window=3, max_window_layers=2)) == [None] * 4
+    assert windows(read("qwen2", sliding_window=3, max_window_layers=2, use_sliding_window=True)) == [None, None, 3, 3]
+
+
+def test_layer_types_come_before_any_rule() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
+    assert windows(read("gemma2", sliding_window=3)) == [3, None, 3, None]
+    assert windows(read("gemma2", sliding_window=3, layer_types=kinds)) == [None, 3, None, None]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (["full_attention"], "layer_types must be a list of 4 names, one per layer"),
+        (["full_attention"] * 3 + ["linear_attention"], 'has "linear_attention"; full_attention and sliding_attention'),
+    ],
+)
+def test_kinds_of_layers_that_are_not_known_are_refused(kinds: list[str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read("qwen3", layer_types=kinds)
+
+
+def test_old_and_new_layouts_of_local_and_global_rotary_positions_are_the_same_model() -> None:
+    old = read(
+        "gemma3_text", sliding_window=3, sliding_window_pattern=2, rope_theta=1e6, rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )  # fmt: skip
+    new = read(
+        "gemma3_text", sliding_window=3, layer_types=["sliding_attention", "full_attention"] * 2,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )  # fmt: skip
+    assert old == new
+    local, wide = (part.positions for part in attention(old)[:2])
+    assert (local, wide) == (Rope(1e4), Rope(1e6, scaling=LinearScaling(8.0)))
+
+
+def test_null_takes_a_cap_away_and_a_missing_field_leaves_it() -> None:
+    capped, bare = read("gemma2", sliding_window=3), read("gemma2", sliding_window=3, attn_logit_softcapping=None)
+    assert [part.mixer.cap for config in (capped, bare) for part in attention(config)[:1]] == [50.0, None]  # type: ignore
+    assert (capped.logit_cap, read("gemma3_text", sliding_window=3).logit_cap) == (30.0, None)
+
+
+def test_what_a_family_cannot_say_is_refused_by_field() -> None:
+    for kind, fields, message in (
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True cannot be represented"),
+        ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0 cannot be represented"),
+        ("gemma2", {}, 'lacks "sliding_window"'),
+        ("diffllama", {"num_key_value_heads": 1}, "num_key_value_heads must be an even number"),
+        ("gpt_oss", {"swiglu_alpha": 1.0, "sliding_window": 3}, "swiglu_alpha=1.0 cannot be represented"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read(kind, **fields)
+
+
+def test_experts_stored_in_four_bits_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"quantised model \(mxfp4\), and quantised weights are not read"):
+        read("gpt_oss", sliding_window=3, quantization_config={"quant_method": "mxfp4"})
