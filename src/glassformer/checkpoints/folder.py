@@ -32,7 +32,7 @@ from glassformer.checkpoints.checkpoint import (
     translated,
 )
 from glassformer.checkpoints.streamed import streamed
-from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
+from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle, way_from_pickle
 from glassformer.data import Roles, Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
 from glassformer.models import ModelConfig
@@ -130,6 +130,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
         return open_own(folder, _own_config(folder, envelope), _own_origin(envelope))
     data, where = config_file(folder)
     return open_published(folder, data, where)
+
+
+def check_contents(folder: str | Path) -> None:
+    """Raise `CheckpointError` if a file of one of our folders is not what its digest says; others have no digests."""
+    folder = folder_of(folder)
+    if not _is_own(folder):
+        return
+    digests = _envelope(folder)["sha256"]
+    for name in digests:
+        if name != "model" and (not (folder / name).is_file() or sha256_of(folder / name) != digests[name]):
+            raise CheckpointError(
+                f'"{folder / name}" is missing, or does not match the digest in {CONFIG}; it is truncated or damaged. '
+                "Copy it again from its source."
+            )
 
 
 def tokenizer_of(folder: str | Path) -> Tokenizer | None:
@@ -268,7 +282,7 @@ def _envelope(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
-        advice = " Pickles can run code and are refused; convert them to safetensors." if pickles else ""
+        advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
     try:
         envelope = json.loads(path.read_text(encoding="utf-8"))
