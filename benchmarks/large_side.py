@@ -2,8 +2,8 @@
 
 SIDE is `glassformer` or `transformers`: load, the first token of a prompt, new tokens one by one, each with wall and
 processor seconds; or `explain`: load, and one explanation; or `streamed`: a forward pass that reads the layers as it
-goes, first from the disk, then from the system's cache. Memory is the largest resident set of the process, the interpreter and its libraries included, as the system
-counts it; what it was before loading is given too.
+goes, first from the disk, then from the system's cache. Memory is the largest resident set of the process, the
+interpreter and its libraries included, as the system counts it; what it was before loading is given too.
 """
 
 import argparse

@@ -177,7 +177,10 @@ def large(*, chinese: bool) -> str:
         "load": ("load", "载入"),
         "first": ("load, and the first token of a prompt of 64", "载入，并得到 64 词元提示的首个词元"),
         "memory": ("peak memory / file size", "峰值内存 / 文件大小"),
-        "tokens": ("tokens per second, 32 new ones", "每秒词元数（生成 32 个）"),
+        "tokens": (
+            "tokens per second of CPU time and of the clock, 32 new ones",
+            "每秒（CPU 时间与实际时间）词元数，生成 32 个",
+        ),
         "explain": ("`explain`, 25 tokens", "`explain`，25 个词元"),
         "explain_memory": ("its peak memory / file size", "其峰值内存 / 文件大小"),
         "disk": ("streamed forward pass of 64 tokens, files on disk", "流式前向，64 个词元，文件在磁盘上"),

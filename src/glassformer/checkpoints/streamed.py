@@ -4,8 +4,8 @@
 
 The model is the one that `load` gives, and whatever walks over it works the same: code, sites, states and, to the last
 bit where both are mapped, results. Its embeddings, vectors (gains, biases) and unembedding are in memory or mapped; the
-matrices of its blocks are not. Looking at one of those reads it, and lets go of the block that was looked at before,
-while the system begins to read the block after it. A graph for gradients keeps the names of weights, not the weights.
+matrices of its blocks are not. Looking at one of those reads it, and lets go of the block that was looked at before. A
+graph for gradients keeps the names of weights, not the weights.
 
 Memory: what lies outside the blocks, one block, and activations. Cost: a pass reads every block once, so does each
 token of a generation, and a backward pass once more; a tensor that lies in its file as it is wanted is mapped, the
@@ -48,7 +48,7 @@ def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: t
             place(model, name, value if device is None else value.to(device))
     for path, names in own.items():
         _leave(model.get_submodule(path), Parameters, reader, names)
-    for block in reader.order:
+    for block in reader.stored:
         _leave(model.get_submodule(block), Forgetting, reader, {})
     # at the top too, so that a change of type is refused before any of it is made
     _leave(model, Parameters, reader, {})
@@ -73,35 +73,30 @@ class BlockReader:
         shared = ".positions.table"
         matrices = [n for n, part in checkpoint.parts.items() if len(part.shape) > 1 and not n.endswith(shared)]
         matches = {name: re.match(r"(?:.+\.)?blocks\.\d+(?=\.)", name) for name in matrices}
-        # by matrix, in the order of the forward pass
         self.blocks = {name: match.group() for name, match in matches.items() if match}
         # what the files call each block's
         self.stored: dict[str, list[str]] = {}
         for name, block in self.blocks.items():
             self.stored.setdefault(block, []).extend(checkpoint.stored_as(name))
-        self.order = list(self.stored)
         self.at: str | None = None
         self.held: dict[str, Tensor] = {}
 
     def __call__(self, name: str) -> Tensor:
         """Return a matrix of a block."""
         if self.blocks[name] != self.at:
-            self._turn(self.blocks[name])
+            self._let_go()
+            self.at = self.blocks[name]
         value = self.held.get(name)
         if value is None:
             value = self.checkpoint.read([name], self.dtype)[name]
             value = self.held[name] = value if self.device is None else value.to(self.device)
         return value
 
-    def _turn(self, block: str) -> None:
-        """Let go of the block read before; the next to come is the neighbour on the other side."""
-        here, n = self.order.index(block), len(self.order)
-        before = here - 1 if self.at is None else self.order.index(self.at)
+    def _let_go(self) -> None:
+        """Drop the block read before, and its pages of mapped files."""
         self.held.clear()
         if self.at is not None:
             self.checkpoint.files.release(self.stored[self.at])
-        self.at = block
-        self.checkpoint.files.expect(self.stored[self.order[(here + (-1 if before == here + 1 else 1)) % n]])
 
     def forgetting(self) -> AbstractContextManager[Any]:
         """Return a context in which a graph keeps names of weights in place of weights."""

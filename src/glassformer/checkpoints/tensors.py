@@ -30,8 +30,6 @@ _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 
 # linux maps a file larger than memory for writing only if no room is set aside for what may be written
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-# what the system reads ahead at one request, at most
-_AHEAD = 1 << 19
 
 
 class Place(NamedTuple):
@@ -105,16 +103,13 @@ class TensorFiles(Mapping[str, Place]):
 
     def release(self, names: Iterable[str]) -> None:
         """Give back the memory of tensors' pages; whoever looks at them again gets them from the file once more."""
+        if (unneeded := getattr(mmap, "MADV_DONTNEED", None)) is None:  # not every system can be told
+            return
         for file, start, stop in self._runs(names):
             # whole pages only: at the edges lie neighbours
-            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-            _advise(file, "MADV_DONTNEED", first, stop // mmap.PAGESIZE * mmap.PAGESIZE)
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Let the system begin to read tensors that will be wanted soon."""
-        for file, start, stop in self._runs(names):
-            for first in range(start // mmap.PAGESIZE * mmap.PAGESIZE, stop, _AHEAD):
-                _advise(file, "MADV_WILLNEED", first, min(first + _AHEAD, stop))
+            start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < stop:
+                file.madvise(unneeded, start, stop - start)
 
     def _runs(self, names: Iterable[str]) -> Iterator[tuple[mmap.mmap, int, int]]:
         """Yield where tensors lie, those that are neighbours together."""
@@ -144,12 +139,6 @@ class TensorFiles(Mapping[str, Place]):
                 raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
             self._mapped[path] = found
         return self._mapped[path]
-
-
-def _advise(file: mmap.mmap, advice: str, start: int, stop: int) -> None:
-    """Tell the system what comes, where it can be told; start is the beginning of a page."""
-    if stop > start and (known := getattr(mmap, advice, None)) is not None:
-        file.madvise(known, start, stop - start)
 
 
 def is_pickle(start: bytes) -> bool:
