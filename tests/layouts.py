@@ -23,7 +23,7 @@ def gpt2(**changes: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {"vocab_size": 11, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
-    config = GPT2Config(**(sizes | {"attn_implementation": "eager"} | changes))
+    config: Any = GPT2Config(**(sizes | {"attn_implementation": "eager"} | changes))
     return randomise(GPT2LMHeadModel(config).double().eval(), std=0.3)
 
 

@@ -1,10 +1,13 @@
 """Tokenizers: what goes in comes out, and every token can be shown."""
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
-from glassformer.data import Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.data import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.errors import TextError
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the dog did not", "我吃了一个苹果 <bos> naïve"] * 20
 BYTE_LEVEL = {"bpe": train_bpe(TEXTS, 320), "bytes": bytes_tokenizer()}
@@ -64,3 +67,41 @@ def test_tokens_show_their_spaces():
     ids = tokenizer.encode("the cat sat on the mat")
     assert "".join(tokenizer.tokens(ids)) == "the cat sat on the mat"
     assert " the" in tokenizer.tokens(ids)
+
+
+def test_specials_are_put_around_a_text_as_made_always_or_never():
+    words = word_tokenizer(["one two"])
+    assert words.around() == ((words.bos,), ())
+    assert words.around("source") == words.around("target") == ((), ())
+    assert words.adding(False).around() == ((), ()) and words.adding(True).around("source") == ((words.bos,), ())
+    published = Tokenizer.from_json(words.to_json(), Roles(bos=1, eos=2, stops=(2, 0), begin=(1,), end=(2, 0)))
+    assert published.around() == published.around("source") == ((1,), (2, 0))
+    assert published.around("opening") == published.around("target") == ((1,), ())
+    assert published.said() == "The tokenizer added <bos> in front of the text and <eos> <pad> behind it."
+    assert published.said("source") == "The tokenizer added <bos> in front of the source and <eos> <pad> behind it."
+    assert published.adding(False).said() == ""
+    silent = Tokenizer.from_json(words.to_json(), Roles(bos=1))
+    assert silent.around() == ((), ()) and silent.adding(True).around() == ((1,), ())
+    with pytest.raises(TextError, match="no beginning token"):
+        Tokenizer.from_json(words.to_json(), Roles()).adding(True).around()
+    assert words.encode("one") == words.adding(True).encode("one")
+
+
+def test_names_of_specials_in_a_text_stand_for_them_only_if_asked():
+    tokenizer = BYTE_LEVEL["bytes"]
+    assert tokenizer.adding(None, in_text=True).encode("a<bos>b") == [97, tokenizer.bos, 98]
+    assert tokenizer.encode("a<bos>b") == list(b"a<bos>b")
+
+
+def test_a_text_that_goes_on_is_the_token_shown_as_it():
+    pieces = {piece: i for i, piece in enumerate(["<unk>", "\u2581", "\u2581the", "\u2581mat", "mat", "s"])}
+    inner = tokenizers.Tokenizer(models.BPE(pieces, [], unk_token="<unk>", ignore_merges=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    inner.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer = Tokenizer(inner)
+    # every text gets a sign for a space in front, and one that begins with a space has two
+    assert tokenizer.encode("the mat") == [2, 3] and tokenizer.encode(" mat") == [1, 3]
+    assert tokenizer.continuing(" mat") == [3] and tokenizer.continuing("mat") == [4]
+    assert tokenizer.continuing(" mat mat") == tokenizer.encode(" mat mat")
+    byte_level = BYTE_LEVEL["bpe"]
+    assert all(byte_level.continuing(text) == byte_level.encode(text) for text in (" the", "the", " the cat", "x"))

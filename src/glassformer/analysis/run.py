@@ -162,7 +162,8 @@ class Run(Mapping[str, Labelled]):
             for name, site in list(self.sites.items())[:100]
         )
         more = f"<p>… and {len(self.sites) - 100} more sites</p>" if len(self.sites) > 100 else ""
-        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}</p><table>{rows}</table>{more}</div>"
+        added = f" {escape(self.added)}" if self.added else ""
+        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}{added}</p><table>{rows}</table>{more}</div>"
 
 
 def run(

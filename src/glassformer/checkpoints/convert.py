@@ -24,7 +24,16 @@ from glassformer import files
 from glassformer.checkpoints.checkpoint import Checkpoint, skeleton
 from glassformer.checkpoints.expressed import LAYOUTS, expressed
 from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
-from glassformer.checkpoints.folder import CONFIG, FORMAT, digest_of, folder_of, open_folder, sha256_of, tokenizer_of
+from glassformer.checkpoints.folder import (
+    CONFIG,
+    FORMAT,
+    check_contents,
+    digest_of,
+    folder_of,
+    open_folder,
+    sha256_of,
+    tokenizer_of,
+)
 from glassformer.checkpoints.kept import Kept, kept
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
@@ -78,6 +87,8 @@ def convert(
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise SaveError(f'"{folder}" is there already, and nothing is overwritten. Choose another name.')
     origin = folder_of(source, revision)
+    # damage would come out with digests of its own
+    check_contents(origin)
     checkpoint, tokenizer = open_folder(origin), tokenizer_of(origin)
     family, config = (None, {}) if to == "glassformer" else expressed(checkpoint, to)
     made, temporary = [parent for parent in folder.absolute().parents if not parent.exists()], ""

@@ -32,7 +32,7 @@ from glassformer.checkpoints.checkpoint import (
     translated,
 )
 from glassformer.checkpoints.streamed import streamed
-from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle
+from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle, way_from_pickle
 from glassformer.data import Roles, Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
 from glassformer.models import ModelConfig
@@ -82,8 +82,8 @@ def load(
 
     A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
     its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
-    its newest checkpoint. Published weights are mapped from their files, one copy in memory. The model comes in
-    evaluation mode; `model.origin` says which family it was read as.
+    its newest checkpoint. Published weights are mapped from their files, one copy in memory: files that are overwritten
+    meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
 
     Args:
         name: Name, folder, or `owner/model`.
@@ -130,6 +130,20 @@ def open_folder(folder: str | Path) -> Checkpoint:
         return open_own(folder, _own_config(folder, envelope), _own_origin(envelope))
     data, where = config_file(folder)
     return open_published(folder, data, where)
+
+
+def check_contents(folder: str | Path) -> None:
+    """Raise `CheckpointError` if a file of one of our folders is not what its digest says; others have no digests."""
+    folder = folder_of(folder)
+    if not _is_own(folder):
+        return
+    digests = _envelope(folder)["sha256"]
+    for name in digests:
+        if name != "model" and (not (folder / name).is_file() or sha256_of(folder / name) != digests[name]):
+            raise CheckpointError(
+                f'"{folder / name}" is missing, or does not match the digest in {CONFIG}; it is truncated or damaged. '
+                "Copy it again from its source."
+            )
 
 
 def tokenizer_of(folder: str | Path) -> Tokenizer | None:
@@ -187,7 +201,7 @@ def _own(
         if not stream:
             for name in envelope["sha256"]:
                 if name.endswith(".safetensors"):
-                    _verified(folder, name, envelope)
+                    _verify(folder, name, envelope)
         checkpoint = open_own(folder, config, _own_origin(envelope))
         dtype = dtype or (torch.float32 if checkpoint.dtype in HALF else None)
         model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
@@ -268,7 +282,7 @@ def _envelope(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
-        advice = " Pickles can run code and are refused; convert them to safetensors." if pickles else ""
+        advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
     try:
         envelope = json.loads(path.read_text(encoding="utf-8"))
@@ -317,14 +331,31 @@ def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
-    if is_pickle(content[:16]):
+    _require(path, content[:16], len(content), sha256(content), envelope["sha256"][name])
+    return content
+
+
+def _verify(folder: Path, name: str, envelope: dict[str, Any]) -> None:
+    """Check a file against its digest without holding it."""
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+            file.seek(0)
+            digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+    _require(path, start, size, digest, envelope["sha256"][name])
+
+
+def _require(path: Path, start: bytes, size: int, digest: str, expected: str) -> None:
+    if is_pickle(start):
         raise CheckpointError(f'"{path}" is a pickle, not safetensors; pickles can run code and are refused.')
-    if sha256(content) != envelope["sha256"][name]:
+    if digest != expected:
         raise CheckpointError(
-            f'"{path}" ({len(content):,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
+            f'"{path}" ({size:,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
             "Copy it again from its source."
         )
-    return content
 
 
 def _fit(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:

@@ -192,12 +192,26 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     if pickles:
         raise CheckpointError(
             f'"{folder}" holds its weights as {pickles[0]}, which can run code when it is opened and is refused.\n'
-            "    On a machine you trust, write them as safetensors:\n"
-            f'    tensors = torch.load("{pickles[0]}", map_location="cpu", weights_only=True)\n'
-            f'    safetensors.torch.save_file({{k: v.contiguous() for k, v in tensors.items()}}, "{WEIGHTS}")'
+            + way_from_pickle(pickles[0])
         )
     there = ", ".join(sorted(path.name for path in folder.glob("*"))[:6]) or "nothing"
     raise CheckpointError(f'"{folder}" holds no safetensors file (found: {there}).')
+
+
+def way_from_pickle(name: str) -> str:
+    """Return what to run, where the file is trusted, to have its tensors as safetensors."""
+    # contiguous clones: tied matrices share memory, which safetensors refuses
+    told = (
+        "    On a machine you trust, write them as safetensors:\n"
+        f'    tensors = torch.load("{name}", map_location="cpu", weights_only=True)\n'
+        f'    safetensors.torch.save_file({{k: v.contiguous().clone() for k, v in tensors.items()}}, "{WEIGHTS}")'
+    )
+    if Path(name).suffix == ".bin":
+        return told
+    return (
+        f'{told}\n    nanoGPT and llama2.c keep them as tensors["model"], and what belongs into config.json as '
+        'tensors["model_args"].'
+    )
 
 
 def _header(path: Path) -> dict[str, Place]:

@@ -79,15 +79,19 @@ def generate(
 
 def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.inputs import start_of, token_ids
+    from glassformer.analysis.inputs import encode, start_of, token_ids
     from glassformer.models import EncoderDecoder
 
+    def ids(reading: Any) -> list[int]:
+        # a text may be longer than the context it is meant for; generation says where that ends
+        return encode(model, given, reading) if isinstance(given, str) else token_ids(model, given)[0].tolist()
+
     if not isinstance(model, EncoderDecoder):
-        return token_ids(model, given)[0].tolist(), None
-    source, start = token_ids(model, given, "source").tolist(), start_of(model)
+        return ids("prompt"), None
+    source, start = ids("source"), start_of(model)
     if start is None:
         raise TextError("this model's tokenizer has no beginning token, so there is nothing to start the target from.")
-    return [start], source
+    return [start], [source]
 
 
 def _print(tokenizer: Any, ids: Iterable[int]) -> None:

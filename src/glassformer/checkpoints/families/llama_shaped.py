@@ -5,6 +5,7 @@ from typing import Any
 
 from glassformer.attention import QueryKeyNorm, Separate
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import express_llama, express_mlp
 from glassformer.checkpoints.families.rotary import longest
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Mlp, NormConfig, block
@@ -79,6 +80,32 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
 def window_of(fields: Fields, kind: str) -> int | None:
     """Return the window of a kind of layer; raises `CheckpointError` if the file does not give it."""
     return fields.whole("sliding_window") if kind == SLIDING else None
+
+
+def express_shaped(config: DecoderConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    """Return a decoder of Llama's shape as fields.
+
+    Args:
+        config: Ours.
+        model_type: As their config calls the family.
+        architecture: As their code calls the class.
+        more: Fields of the family's own, or in the place of others.
+    """
+    attention: list[Any] = [layer.parts[0] for layer in config.layers]
+    windows = [part.mixer.window for part in attention]
+    mlp = express_mlp(config)
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "attention_bias": attention[0].projection.bias,
+        "layer_types": [SLIDING if window else FULL for window in windows],
+        # one for all layers that have any
+        "sliding_window": next((window for window in windows if window), None),
+        **express_llama(config),
+        **mlp,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(mlp["hidden_act"], mlp["hidden_act"]),
+        **more,
+    }
 
 
 def query_key_names(config: Any, theirs: tuple[str, str]) -> dict[str, str]:
