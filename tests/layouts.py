@@ -23,7 +23,8 @@ def gpt2(**changes: Any) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {"vocab_size": 11, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
-    config: Any = GPT2Config(**(sizes | {"attn_implementation": "eager"} | changes))
+    given: dict[str, Any] = sizes | {"attn_implementation": "eager"} | changes
+    config = GPT2Config(**given)
     return randomise(GPT2LMHeadModel(config).double().eval(), std=0.3)
 
 
@@ -34,7 +35,8 @@ def llama(**changes: Any) -> Any:
         "vocab_size": 11, "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     }  # fmt: skip
-    config = LlamaConfig(**(sizes | {"attn_implementation": "eager"} | changes))
+    given: dict[str, Any] = sizes | {"attn_implementation": "eager"} | changes
+    config = LlamaConfig(**given)
     with wide(torch.float64):
         return randomise(LlamaForCausalLM(config).double().eval(), std=0.3)
 
