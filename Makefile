@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not
 WORKERS := --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all check docs tables pictures bench format
+.PHONY: demo test test-all check docs tables families pictures bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -46,6 +46,9 @@ docs: $(DEV)
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py
+
+families: $(DEV)
+	$(BIN)/python docs/make_families.py
 
 pictures: $(DEV)
 	$(BIN)/python docs/make_pictures.py

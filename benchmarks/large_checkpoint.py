@@ -5,7 +5,7 @@ python large_checkpoint.py FOLDER [--rounds 3] [--threads 1 2] [--json FILE]
 Writes random weights of the shape of Llama 3.2 1B, with an unembedding of its own, in bfloat16 and in several files,
 one after the other, into FOLDER (3 GB; removed at the end unless --keep). Every number is of a process of its own
 (`large_side.py`); those of both libraries take turns. The files were just written or read, so they come from the
-system's cache, not from the disk.
+system's cache, not from the disk, but for the first pass of the streamed model.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from run import machine
 
 HERE = Path(__file__).parent
 SHARD = 600 << 20  # bytes
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "large": {
         "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -114,8 +114,8 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
     for i in range(rounds):
         for name in ("glassformer", "transformers")[:: 1 if i % 2 == 0 else -1]:
             found[name].append(side(name, folder, threads))
-    for name in ("explain", "streamed"):
-        found[name].append(side(name, folder, threads))
+        for name in ("explain", "streamed"):
+            found[name].append(side(name, folder, threads))
     ids = {name: found[name][0]["ids"] for name in ("glassformer", "transformers", "streamed")}
     same = next((i for i, (a, b) in enumerate(zip(ids["glassformer"], ids["transformers"])) if a != b), NEW + 1)
     return {

@@ -2,12 +2,13 @@
 
 SIDE is `glassformer` or `transformers`: load, the first token of a prompt, new tokens one by one, each with wall and
 processor seconds; or `explain`: load, and one explanation; or `streamed`: a forward pass that reads the layers as it
-goes. Memory is the largest resident set of the process, the interpreter and its libraries included, as the system
+goes, first from the disk, then from the system's cache. Memory is the largest resident set of the process, the interpreter and its libraries included, as the system
 counts it; what it was before loading is given too.
 """
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -104,6 +105,9 @@ def explain_side(folder: Path, found: Record) -> None:
 def streamed_side(folder: Path, found: Record) -> None:
     import glassformer as gf
 
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     found["before_bytes"] = peak()
     with found.step("load"):
         model: Any = gf.load(folder, stream=True)

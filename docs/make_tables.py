@@ -19,6 +19,7 @@ ZOO = ROOT / "src" / "glassformer" / "zoo"
 RESULTS = ROOT / "benchmarks" / "results" / "x86_64-2-cores.json"
 CIRCUITS = ROOT / "benchmarks" / "results" / "circuits-x86_64-2-cores.json"
 SWEEPS = ROOT / "benchmarks" / "results" / "sweeps-x86_64-2-cores.json"
+LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
 
 # what a figure is called in each README; a figure without an entry goes by its name
 FIGURES = {
@@ -57,7 +58,8 @@ def tables() -> dict[Path, dict[str, str]]:
 def readme(cards: Sequence[dict[str, Any]], *, chinese: bool) -> dict[str, str]:
     """Return the tables of a README."""
     made = {"models": models(cards, chinese=chinese), "speed": speed(chinese=chinese)}
-    return made | {"circuits": circuits(chinese=chinese), "sweeps": sweeps(chinese=chinese)}
+    made |= {"circuits": circuits(chinese=chinese), "sweeps": sweeps(chinese=chinese)}
+    return made | {"large": large(chinese=chinese)}
 
 
 def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
@@ -160,6 +162,50 @@ def sweeps(*, chinese: bool) -> str:
             _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
     return _table(rows)
+
+
+def large(*, chinese: bool) -> str:
+    """Return one row per question and number of threads about the large checkpoint, ours and theirs side by side."""
+    language = int(chinese)
+    found = json.loads(LARGE.read_text(encoding="utf-8"))
+    heads = (
+        ("1.5 billion parameters, bf16, {:.1f} GB", "threads", "glassformer", "transformers", "aim", "met"),
+        ("15 亿参数，bf16，{:.1f} GB", "线程", "glassformer", "transformers", "目标", "达到"),
+    )[language]
+    rows: list[Sequence[str]] = [(heads[0].format(found["file_bytes"] / 1e9), *heads[1:]), ("---",) * len(heads)]
+    asked = {
+        "load": ("load", "载入"),
+        "first": ("load, and the first token of a prompt of 64", "载入，并得到 64 词元提示的首个词元"),
+        "memory": ("peak memory / file size", "峰值内存 / 文件大小"),
+        "tokens": ("tokens per second, 32 new ones", "每秒词元数（生成 32 个）"),
+        "explain": ("`explain`, 25 tokens", "`explain`，25 个词元"),
+        "explain_memory": ("its peak memory / file size", "其峰值内存 / 文件大小"),
+        "disk": ("streamed forward pass of 64 tokens, files on disk", "流式前向，64 个词元，文件在磁盘上"),
+        "cache": ("the same, files in the system's cache", "同上，文件在系统缓存中"),
+        "streamed_memory": ("its peak memory / file size", "其峰值内存 / 文件大小"),
+    }
+    for row in found["rows"]:
+        sides, size = row["sides"], found["file_bytes"]
+        both = [sides["glassformer"], sides["transformers"]]
+        ours: dict[str, Sequence[str]] = {
+            "load": [_seconds(side["load"]) for side in both],
+            "first": [_seconds({c: side["load"][c] + side["first"][c] for c in ("cpu", "wall")}) for side in both],
+            "memory": [f"{side['peak_bytes'] / size:.2f}" for side in both],
+            "tokens": [f"{side['per_second']['cpu']:.1f} CPU, {side['per_second']['wall']:.1f} wall" for side in both],
+            "explain": [_seconds(sides["explain"]["explain"])],
+            "explain_memory": [f"{sides['explain']['peak_bytes'] / size:.2f}"],
+            "disk": [_seconds(sides["streamed"]["first"])],
+            "cache": [_seconds(sides["streamed"]["again"])],
+            "streamed_memory": [f"{sides['streamed']['peak_bytes'] / size:.2f}"],
+        }
+        for name, values in ours.items():
+            aim = ("≤ 1.15", _met(-float(values[0]), -1.15)) if name == "memory" else ("", "")
+            rows.append((asked[name][language], str(row["threads"]), *values, *[""] * (2 - len(values)), *aim))
+    return _table(rows)
+
+
+def _seconds(spent: dict[str, float]) -> str:
+    return f"{spent['cpu']:.2f} s CPU, {spent['wall']:.2f} s wall"
 
 
 def _met(found: float, aim: float) -> str:

@@ -56,7 +56,14 @@ M = TypeVar("M", bound=nn.Module)
 D_MODEL = 12
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "softmax": [{"window": 1}, {"window": 3}, {"scale": 1.0}, {"cap": 0.5, "window": 3}, {"sinks": True}],
+    "softmax": [
+        {"window": 1},
+        {"window": 3},
+        {"scale": 1.0},
+        {"cap": 0.5},
+        {"sinks": True},
+        {"sinks": True, "window": 3},
+    ],
     "linear": [{"feature_map": "softplus"}, {"eps": 0.0}],
     "lightning": [{"chunk": 1}, {"chunk": 3}, {"activation": "none"}],
     "differential": [{"lambda_init": 0.2}],

@@ -13,8 +13,10 @@ from types import ModuleType
 import pytest
 
 import glassformer
+from families import all_cases
 from glassformer import cli, errors
 from glassformer.attention import QueryKeyOnly
+from glassformer.checkpoints.families import FAMILIES
 from glassformer.models import DecoderConfig, Learned, Mlp, block
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,16 @@ def test_every_command_is_in_the_architecture_and_the_changelog() -> None:
     verbs = re.search(r"one module per verb: ([\w ]+);", page)
     assert verbs is not None and set(verbs[1].split()) == set(cli.VERBS)
     assert [verb for verb in cli.VERBS if f"glassformer {verb}" not in changes] == []
+
+
+def test_the_page_of_families_lists_those_that_exist() -> None:
+    page = (DOCS / "families.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|", page, re.MULTILINE)[2:]
+    kinds = {name: tuple(re.findall(r"`([^`]+)`", kinds)) for name, kinds, _ in rows}
+    assert kinds == {family.name: family.model_types for family in FAMILIES}, "run `make families`"
+    compared = {name: cases.split("; ") for name, _, cases in rows}
+    for name, case in all_cases().items():
+        assert name.replace("_", " ") in compared[case.family], "run `make families`"
 
 
 @pytest.mark.full

@@ -105,3 +105,48 @@ def test_a_translation_is_the_one_that_the_reference_generates(tmp_path: Path) -
     found = gf.explain(ours, TOKENS, target=[[22, 5]])
     assert found.answer.id == 22, "the logits are those of the forward pass"
     assert found.sampling.draw.id != 22
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Any:
+    """A tiny BERT with a tokenizer of words, as they are published."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    saved("BertForMaskedLM", tmp_path)
+    words = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "to", "house", "and", "of", "in", "was"]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    inner = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.add_special_tokens(names[:5])
+    inner.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    said = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    return tmp_path
+
+
+def test_the_mask_tokens_name_is_the_token_and_its_place_is_what_is_asked_about(masked: Path) -> None:
+    model = gf.load(masked)
+    found = gf.explain(model, "the cat [MASK] on a mat")
+    assert [token.text for token in found.tokens] == ["[CLS]", "the", "cat", "[MASK]", "on", "a", "mat", "[SEP]"]
+    assert found.position == 3
+    assert gf.explain(model, "the cat sat", position=1).position == 1
+    trace = gf.analysis.causal_trace(model, "the cat [MASK] on a mat", "cat", samples=2)
+    clean = gf.run(model, "the cat [MASK] on a mat").logits[0, 3].softmax(-1).max()
+    close(trace.clean.values[:1], clean[None], 1e-5)
+    # another model's text does not turn into a special token
+    assert model.tokenizer.encode("[MASK]") != [4]
+
+
+def test_commands_ask_about_the_masked_position(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from glassformer.cli import main
+
+    texts = ["--clean", "the cat [MASK] on", "--corrupt", "the dog [MASK] on", "--answer", "sat", "--wrong", "ran"]
+    assert main(["patch", str(masked), *texts, "--sites", "resid_pre"]) == 0
+    shown = capsys.readouterr().out
+    model = gf.load(masked)
+    logits = gf.run(model, "the cat [MASK] on").logits[0, 3]
+    assert f"{float(logits[7] - logits[12]):.3f}" in shown
+    assert main(["route", str(masked), "the cat [MASK] on"]) == 0
+    assert main(["patch", str(masked)]) == 2
+    assert "with the mask token where the answer belongs" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 Every damage is done to a copy of a sound, sharded checkpoint, in which whatever could be run would leave a mark.
 """
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import glassformer as gf
 from families import reference_folder
 from families.llama import llama_grouped_keys
-from glassformer.checkpoints import config_of, open_folder
+from glassformer.checkpoints import config_of, families, open_folder
 from glassformer.cli import main
 from glassformer.errors import CheckpointError, GlassformerError, UnknownModel
 
@@ -328,3 +329,15 @@ def test_a_revision_and_the_wanted_files_are_asked_of_the_hub(sound: Path, monke
     # a config alone does not fetch weights, and nothing fetches code or pickles
     assert not any(pattern.endswith(".safetensors") for pattern in asked[1]["allow_patterns"])
     assert all({"*.py", "*.bin"} <= set(one["ignore_patterns"]) for one in asked)
+
+
+def test_a_family_of_ones_own_is_asked_first_and_only_once(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "FAMILIES", list(families.FAMILIES))
+    llama = next(family for family in families.FAMILIES if family.name == "Llama")
+    own = dataclasses.replace(llama, name="Lama", model_types=("lama2",))
+    config(model_type="lama2")(copied)
+    with pytest.raises(CheckpointError, match="no family covers"):
+        gf.load(copied)
+    assert families.register(own) is own and families.register(own) is own
+    assert [family.name for family in families.FAMILIES].count("Lama") == 1
+    assert gf.load(copied).origin.family == "Lama"

@@ -11,6 +11,8 @@ from glassformer.analysis import (
     direct_effects,
     lens,
     loss_by_position,
+    position_scores,
+    positional_heads,
     virtual_heads,
     writes,
 )
@@ -196,6 +198,14 @@ def test_scores_hold_the_number_of_their_distances_bucket() -> None:
     near = torch.tensor([0, 1, 2, 2, 3, 3, 3])
     bucket = near[offset.abs()] + 4 * (offset > 0)
     close(scores - query @ key.mT * query.shape[-1] ** -0.5, table[bucket].permute(2, 0, 1).expand_as(scores))
+
+
+def test_an_encoders_heads_go_by_position_both_ways() -> None:
+    model = subject("masked_pre").model
+    found = positional_heads(model, length=5)
+    assert set(found.kinds) == {"relative_bias"}
+    scores = position_scores(weights.of(model, fold=True), weights.of(model, fold=True)[1], 5)
+    close(found.patterns.values[2:], scores.softmax(-1))
 
 
 @pytest.mark.parametrize("kwargs", [{"buckets": 3}, {"buckets": 6, "bidirectional": True}, {"max_distance": 16}])

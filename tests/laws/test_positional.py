@@ -6,7 +6,7 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
-from glassformer.attention import Alibi, QueryKeyOnly, Rope, Softmax
+from glassformer.attention import Alibi, QueryKeyOnly, RelativeBias, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import DecoderConfig, Learned, NoNorm, RmsNorm, block
 from strategies import randomise, subject
@@ -17,6 +17,7 @@ KINDS = {
     "rope": ({"positions": Rope()}, {}),
     "partial rope": ({"positions": Rope(fraction=0.5, pairing="interleaved")}, {}),
     "alibi": ({"positions": Alibi()}, {}),
+    "relative bias": ({"positions": RelativeBias(4, 6)}, {}),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from closeness import close
 from glassformer import weights
 from glassformer.analysis import composition
-from glassformer.checkpoints import AttentionReader, save, save_shards
+from glassformer.checkpoints import AttentionReader, load, save, save_shards
 from glassformer.errors import CheckpointError
 from strategies import subject
 
@@ -73,3 +73,20 @@ def test_damage_is_told_where_it_shows(tmp_path):
     with pytest.raises(CheckpointError, match="no decoder"):
         translator = subject("translator_pre").model
         AttentionReader(save(translator, tmp_path / "translator"))
+
+
+def test_a_sharded_folder_of_ours_loads_as_it_was_and_its_damage_is_noticed(tmp_path):
+    model = subject("llama", dtype=torch.float32).model
+    shards = _by_block(model)
+    save_shards(model.config, shards, tmp_path)
+    loaded = load(tmp_path)
+    for one, other in zip(loaded.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    file = next(tmp_path.glob("model-00002*"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    # replaced, not written to: the loaded model's weights lie in the file
+    file.unlink()
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="does not match the digest"):
+        load(tmp_path)

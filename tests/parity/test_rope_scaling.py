@@ -7,8 +7,9 @@ import torch
 
 from closeness import close
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.rotary import rope, rope_parameters
+from glassformer.checkpoints.families.rotary import longest, rope, rope_parameters
 from glassformer.checkpoints.parity import wide
+from glassformer.errors import CheckpointError
 
 FACTORS = {
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
@@ -52,3 +53,29 @@ def test_scaled_frequencies_equal_the_references(name: str) -> None:
         assert ours.amplitude == pytest.approx(amplitude, rel=1e-12)
     # and written back, they describe the same
     assert rope(Fields(config.to_dict() | {"rope_parameters": rope_parameters(ours)})) == ours
+
+
+@pytest.mark.parametrize(
+    ("described", "length"),
+    [
+        ({"rope_type": "default"}, 256),
+        ({"rope_type": "linear", "factor": 4.0}, 1024),
+        ({"rope_type": "dynamic", "factor": 2.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 32} | FACTORS, 256),
+    ],
+)
+def test_the_longest_context_counts_scaling_in(described: dict[str, Any], length: int) -> None:
+    fields = Fields({"max_position_embeddings": 256, "rope_parameters": described | {"rope_theta": 500.0}})
+    assert longest(fields, rope(fields), 1) == length
+
+
+def test_an_unknown_scaling_is_refused_with_those_that_are_known() -> None:
+    fields = Fields({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "model/config.json")
+    with pytest.raises(CheckpointError) as caught:
+        rope(fields)
+    assert str(caught.value) == (
+        '"model/config.json": rope scaling "spiral" is not known. '
+        "Known: default, dynamic, linear, llama3, longrope, yarn."
+    )

@@ -11,7 +11,16 @@ from glassformer.models.parts import Embedding
 from glassformer.trace import Foreign
 
 Kind = Literal[
-    "token", "position", "head", "cross_head", "attn_bias", "mlp", "part", "norm_bias", "final_bias", "readout_bias",
+    "token",
+    "position",
+    "head",
+    "cross_head",
+    "attn_bias",
+    "mlp",
+    "part",
+    "norm_bias",
+    "final_bias",
+    "readout_bias",
     "unembed_bias",
 ]
 

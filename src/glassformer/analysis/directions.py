@@ -142,7 +142,6 @@ class Directions:
             norm.transposed(self.distinct), self.which, self.factor / at.of_stream(run[norm.at_scale].values)
         )
 
-
     def before_readout(
         self, readout: ReadoutLayer, run: Run, at: Places
     ) -> tuple["Directions", Float[Tensor, "row place"]]:

@@ -37,7 +37,7 @@ from glassformer.analysis.explanation import (
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.analysis.inputs import decoded, token_id
+from glassformer.analysis.inputs import asked_position, decoded, token_id
 from glassformer.analysis.lens import entropy_bits, lens, rank
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.analysis.lens_grid import lens_grid
@@ -88,7 +88,7 @@ def explain(
         answer: Token (text or id) to explain; the likeliest by default.
         against: Token to compare it with: contributions are then those to the difference of the two logits.
         position: Position whose next token is explained; the last by default. For a translation that is complete, the
-            one before, where the last word is written rather than the end token.
+            one before, where the last word is written rather than the end token; for an encoder the first masked one.
         sampling: How the next token would be drawn.
         specials: Put special tokens around the text always or never, as in `run`.
 
@@ -145,10 +145,14 @@ def explain(
 
 
 def position_in(run: Run, position: int | None) -> int:
-    """Return the position asked for; by default the last, or of a complete translation the one before its end."""
+    """Return the position asked for.
+
+    By default it is the last; of a complete translation the one before its end, for an encoder the first masked one.
+    """
     if position is not None:
         return run.place(position)
-    last = run.place(-1)
+    assert run.ids is not None, "a run of one of our models has ids"
+    last = run.place(asked_position(run.model, run.ids[0]))
     if run.source_ids is not None and last > 0 and run.logits is not None:
         tokenizer = run.model.tokenizer
         ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops

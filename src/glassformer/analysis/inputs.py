@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.data import Batch, Tokenizer
@@ -76,7 +77,7 @@ def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: boo
 
 
 def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
-    """Return the ids of a text.
+    """Return the ids of a text; in that of an encoder, the mask token's name is the mask token.
 
     Args:
         model: One of ours with a tokenizer.
@@ -88,6 +89,8 @@ def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | 
         TextError: The text is empty, or the model has no tokenizer.
     """
     tokenizer = _tokenizer(model, specials)
+    if isinstance(model, Encoder):
+        tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
     ids = tokenizer.encode(text)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
@@ -134,6 +137,14 @@ def token_id(model: Any, token: str | int) -> int:
     if ids[0] == tokenizer.unk:
         raise TextError(f"{token!r} is not in the vocabulary.")
     return ids[0]
+
+
+def asked_position(model: Any, ids: Int[Tensor, " pos"]) -> int:
+    """Return the position that a text asks about: the first masked one of an encoder's, otherwise the last (-1)."""
+    if not isinstance(model, Encoder) or model.tokenizer is None or (mask := model.tokenizer.roles.mask) is None:
+        return -1
+    found = (ids == mask).nonzero().flatten().tolist()
+    return found[0] if found else -1
 
 
 def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[list[str]]:

@@ -176,7 +176,7 @@ def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: 
         lambda ours: compared_with(ours, passes[1], tokens, lengths),
         left_padded(theirs, tokens, lengths),
         # last: some references remember how long their longest text was
-        generated(theirs, tokens, steps),
+        *([generated(theirs, tokens, steps)] if steps > 0 else []),
     ]
 
 

@@ -82,8 +82,8 @@ def load(
 
     A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
     its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
-    its newest checkpoint. Published weights are mapped from their files, one copy in memory. The model comes in
-    evaluation mode; `model.origin` says which family it was read as.
+    its newest checkpoint. Published weights are mapped from their files, one copy in memory: files that are overwritten
+    meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
 
     Args:
         name: Name, folder, or `owner/model`.
@@ -201,7 +201,7 @@ def _own(
         if not stream:
             for name in envelope["sha256"]:
                 if name.endswith(".safetensors"):
-                    _verified(folder, name, envelope)
+                    _verify(folder, name, envelope)
         checkpoint = open_own(folder, config, _own_origin(envelope))
         dtype = dtype or (torch.float32 if checkpoint.dtype in HALF else None)
         model = streamed(checkpoint, dtype, device) if stream else checkpoint.fill(dtype, device)
@@ -331,14 +331,31 @@ def _verified(folder: Path, name: str, envelope: dict[str, Any]) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
-    if is_pickle(content[:16]):
+    _require(path, content[:16], len(content), sha256(content), envelope["sha256"][name])
+    return content
+
+
+def _verify(folder: Path, name: str, envelope: dict[str, Any]) -> None:
+    """Check a file against its digest without holding it."""
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+            file.seek(0)
+            digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+    _require(path, start, size, digest, envelope["sha256"][name])
+
+
+def _require(path: Path, start: bytes, size: int, digest: str, expected: str) -> None:
+    if is_pickle(start):
         raise CheckpointError(f'"{path}" is a pickle, not safetensors; pickles can run code and are refused.')
-    if sha256(content) != envelope["sha256"][name]:
+    if digest != expected:
         raise CheckpointError(
-            f'"{path}" ({len(content):,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
+            f'"{path}" ({size:,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
             "Copy it again from its source."
         )
-    return content
 
 
 def _fit(model: torch.nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:

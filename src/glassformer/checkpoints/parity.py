@@ -226,7 +226,8 @@ def _watched(theirs: Any, modules: Mapping[str, str], values: dict[str, Tensor])
     def keeper(place: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: Any, out: Any) -> None:
             if isinstance(out, Tensor):
-                values[place] = out
+                # some models add to it in place afterwards
+                values[place] = out.clone()
 
         return keep
 

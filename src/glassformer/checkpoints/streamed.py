@@ -48,7 +48,7 @@ def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: t
             place(model, name, value if device is None else value.to(device))
     for path, names in own.items():
         _leave(model.get_submodule(path), Parameters, reader, names)
-    for block in dict.fromkeys(reader.blocks.values()):
+    for block in reader.order:
         _leave(model.get_submodule(block), Forgetting, reader, {})
     # at the top too, so that a change of type is refused before any of it is made
     _leave(model, Parameters, reader, {})
@@ -73,7 +73,11 @@ class BlockReader:
         matches = {name: re.match(r"(?:.+\.)?blocks\.\d+(?=\.)", name) for name in matrices}
         # by matrix, in the order of the forward pass
         self.blocks = {name: match.group() for name, match in matches.items() if match}
-        self.order = list(dict.fromkeys(self.blocks.values()))
+        # what the files call each block's
+        self.stored: dict[str, list[str]] = {}
+        for name, block in self.blocks.items():
+            self.stored.setdefault(block, []).extend(checkpoint.stored_as(name))
+        self.order = list(self.stored)
         self.at: str | None = None
         self.held: dict[str, Tensor] = {}
 
@@ -93,12 +97,9 @@ class BlockReader:
         before = here - 1 if self.at is None else self.order.index(self.at)
         self.held.clear()
         if self.at is not None:
-            self.checkpoint.files.release(self._stored(self.at))
+            self.checkpoint.files.release(self.stored[self.at])
         self.at = block
-        self.checkpoint.files.expect(self._stored(self.order[(here + (-1 if before == here + 1 else 1)) % n]))
-
-    def _stored(self, block: str) -> list[str]:
-        return [s for name, own in self.blocks.items() if own == block for s in self.checkpoint.stored_as(name)]
+        self.checkpoint.files.expect(self.stored[self.order[(here + (-1 if before == here + 1 else 1)) % n]])
 
     def forgetting(self) -> AbstractContextManager[Any]:
         """Return a context in which a graph keeps names of weights in place of weights."""
@@ -110,7 +111,7 @@ class BlockReader:
         memory = value.untyped_storage().data_ptr()
         for name, held in self.held.items():
             if held.untyped_storage().data_ptr() == memory and held.dtype == value.dtype:
-                return View(name, tuple(value.shape), value.stride(), value.storage_offset())
+                return View(name, tuple(value.shape), value.stride(), int(value.storage_offset()))
         return value.detach()
 
     def _recall(self, kept: "Tensor | View") -> Tensor:

@@ -169,14 +169,14 @@ def _metric(model: Any, name: str, asked: Prompts) -> Any:
     from glassformer.analysis import causal
 
     if name == "kl":
-        return causal.kl_divergence(analysis.run(model, asked.clean, asked.target))
+        return causal.kl_divergence(analysis.run(model, asked.clean, asked.target), pos=asked.pos)
     if name == "logit-difference":
-        return causal.logit_difference(asked.answer, asked.wrong)
+        return causal.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
     known = {
         "logit": causal.logit, "probability": causal.probability, "log-probability": causal.log_probability,
         "rank": causal.answer_rank,
     }  # fmt: skip
-    return known[name](asked.answer)
+    return known[name](asked.answer, pos=asked.pos)
 
 
 def _heading(model: Any, asked: Prompts) -> Any:

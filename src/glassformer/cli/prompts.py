@@ -28,6 +28,7 @@ class Prompts:
         name: Of the set.
         n: How many pairs.
         added: Which special tokens the tokenizer added to their texts, in words.
+        pos: Position that is asked about: the last, or the masked one of an encoder.
     """
 
     clean: Any
@@ -39,6 +40,7 @@ class Prompts:
     name: str = "pair"
     n: int = 1
     added: str = ""
+    pos: int = -1
 
     def reading(self, model: Any) -> Reading:
         """Return what a model reads of them."""
@@ -82,6 +84,7 @@ def prompts_of(
         answer is None and wrong is None,
         "--answer and --wrong belong to --clean and --corrupt; pairs and tasks bring their own.",
     )
+    _require_prompts(model)
     return _encoded(model, _pairs(model, pairs, task or "induction", n, seed), fitting)
 
 
@@ -126,18 +129,30 @@ def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
     )
 
 
-def usable(model: Any, pairs: Any, fitting: bool) -> Any:
-    """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
+def _require_prompts(model: Any) -> None:
+    """Raise `ConfigError` unless a model takes prompts that it goes on from."""
+    from glassformer.models import Encoder
 
-    Raises:
-        ConfigError: The model is an encoder-decoder, which pairs are not for.
-        DataError: A pair does not fit, or none does.
-    """
     if "encoder" in model.stacks:
         raise ConfigError(
             "this model reads a source and a target, and pairs and tasks are prompts to go on from.\n"
             "    Type the texts, and with --target what the decoder has read so far."
         )
+    if isinstance(model, Encoder):
+        raise ConfigError(
+            "this model reads both ways, and pairs and tasks are prompts to go on from.\n"
+            "    Type the texts, with the mask token where the answer belongs."
+        )
+
+
+def usable(model: Any, pairs: Any, fitting: bool) -> Any:
+    """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
+
+    Raises:
+        ConfigError: The model is an encoder or an encoder-decoder, which pairs are not for.
+        DataError: A pair does not fit, or none does.
+    """
+    _require_prompts(model)
     misfits = pairs.misfits(model)
     if misfits and len(pairs) == 1:
         raise DataError(f"these prompts do not fit: {misfits[0].why}")
@@ -165,6 +180,9 @@ def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
 
 
 def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
+    from glassformer.analysis.inputs import asked_position, prepare
+    from glassformer.models import Encoder
+
     sides = [prompt_of(model, text) for text in (clean, corrupt)]
     read = None if target is None else prompt_of(model, target)
     if "encoder" in model.stacks:
@@ -174,8 +192,12 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
         )
     else:
         require(read is None, "--target is what an encoder-decoder's decoder reads; this model has no encoder.")
+    places = [asked_position(model, prepare(model, side, read).ids[0]) for side in sides]  # type: ignore[index]
+    require(
+        places[0] == places[1], f"clean and corrupt are masked at different positions, {places[0]} and {places[1]}."
+    )
     right, other = (
-        _likeliest(model, side, read) if token is None else token_of(model, token)
+        _likeliest(model, side, read, places[0]) if token is None else token_of(model, token)
         for side, token in zip(sides, (answer, wrong))
     )
     if right == other:
@@ -183,8 +205,8 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
             f"answer and wrong answer are one token (id {right}). Without --answer and --wrong they are the likeliest "
             "next tokens of the two prompts: name them."
         )
-    if not isinstance(sides[0], str) or "encoder" in model.stacks:
-        return Prompts(sides[0], sides[1], right, other, read)
+    if not isinstance(sides[0], str) or "encoder" in model.stacks or isinstance(model, Encoder):
+        return Prompts(sides[0], sides[1], right, other, read, pos=places[0])
     from glassformer.data import Pair, Pairs
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained
@@ -192,7 +214,7 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
     return _encoded(model, Pairs((pair,), "pair"), fitting=False)
 
 
-def _likeliest(model: Any, side: Any, target: Any) -> int:
+def _likeliest(model: Any, side: Any, target: Any, pos: int) -> int:
     from glassformer.analysis import run
 
-    return int(run(model, side, target).predictions()[0, -1].argmax())
+    return int(run(model, side, target).predictions()[0, pos].argmax())

@@ -61,11 +61,11 @@ def lack_of_tokenizer(folder: str | Path) -> str:
 
 
 def _roles(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]]) -> Roles:
-    bos, eos, pad, unk = (_role(plain, said, role) for role in NAMES)
+    bos, eos, pad, unk, mask = (_role(plain, said, role) for role in NAMES)
     ends = [_ids(plain, said[name].get("eos_token_id")) for name in BY_ID if "eos_token_id" in said[name]]
     stops = dict.fromkeys(() if eos is None else (eos,)) | dict.fromkeys(ends[0] if ends else ())
     begin, end = plain.post_processed()
-    return Roles(bos, eos, pad, unk, tuple(stops), begin, end)
+    return Roles(bos, eos, pad, unk, tuple(stops), begin, end, mask)
 
 
 def _role(plain: Tokenizer, said: Mapping[str, Mapping[str, Any]], role: str) -> int | None:

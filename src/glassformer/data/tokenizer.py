@@ -33,6 +33,7 @@ NAMES = {
     "eos": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
 }
 _CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
 
@@ -52,6 +53,7 @@ class Roles(Config):
         stops: Where generation ends.
         begin: Put in front of a text.
         end: Put behind it.
+        mask: Stands where a masked language model is asked for a token.
     """
 
     bos: int | None = None
@@ -61,6 +63,7 @@ class Roles(Config):
     stops: tuple[int, ...] = ()
     begin: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
+    mask: int | None = None
 
 
 class Tokenizer:
@@ -109,6 +112,14 @@ class Tokenizer:
         found._adds, found._specials_in_text = specials, in_text
         return found
 
+    def naming(self, special: int | None, text: str) -> Self:
+        """Return the tokenizer to read a text with that may name a special token: if so, names stand for tokens."""
+        if special not in self.specials or self.specials[special] not in text:
+            return self
+        found = copy.copy(self)
+        found._specials_in_text = True
+        return found
+
     def around(self, reading: Reading = "prompt") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the special tokens put in front of a text and behind it.
 
@@ -135,7 +146,9 @@ class Tokenizer:
     def said(self, reading: Reading = "prompt", first: tuple[int, ...] = ()) -> str:
         """Return in words which special tokens, and others before them, are put around a text; empty if none are."""
         around = self.around(reading)
-        begin, end = (" ".join(self.tokens(ids)) for ids in ((*first, *around[0]), around[1]))
+        # a model's start token may be one that the tokenizer does not have
+        ids = ((*first, *around[0]), around[1])
+        begin, end = (" ".join(self.token(i) if i < self.vocab_size else f"<{i}>" for i in side) for side in ids)
         whole = reading if reading in ("source", "target") else "text"
         if begin and end:
             return f"The tokenizer added {begin} in front of the {whole} and {end} behind it."
@@ -184,9 +197,9 @@ class Tokenizer:
         """Special tokens by what they are for."""
         if self.published is not None:
             return self.published
-        bos, eos, pad, unk = (self.named(role) for role in NAMES)
+        bos, eos, pad, unk, mask = (self.named(role) for role in NAMES)
         stops, begin = (() if id is None else (id,) for id in (eos, bos))
-        return Roles(bos, eos, pad, unk, stops, begin=begin)
+        return Roles(bos, eos, pad, unk, stops, begin=begin, mask=mask)
 
     @property
     def bos(self) -> int | None:
@@ -205,7 +218,7 @@ class Tokenizer:
         return self.roles.unk
 
     def named(self, role: str) -> int | None:
-        """Return the id of the special that well-known files call by this role, `bos`, `eos`, `pad` or `unk`."""
+        """Return the id of the special that well-known files call by this role (`bos`, `eos`, `pad`, `unk`, `mask`)."""
         ids = (self._inner.token_to_id(name) for name in NAMES[role])
         return next((id for id in ids if id is not None), None)
 

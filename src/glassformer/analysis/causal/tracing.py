@@ -29,7 +29,7 @@ from glassformer.analysis.causal.metrics import logit_difference, probability
 from glassformer.analysis.causal.plan import Donor, EditLike, grid
 from glassformer.analysis.causal.spread import mean, standard_error
 from glassformer.analysis.causal.sweep import sweep
-from glassformer.analysis.inputs import readable, token_id
+from glassformer.analysis.inputs import asked_position, readable, token_id
 from glassformer.analysis.run import run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
@@ -165,8 +165,9 @@ def causal_trace(
         embed.at_token, places, (samples, len(places), built.config.d_model), unit * noise, seed, embed.weight
     )
     many = _copies(asked, samples)
-    answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong)
-    metrics = [probability(answer_id), logit_difference(answer_id, wrong_id)]
+    at = asked_position(model, ids[0])
+    answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong, at)
+    metrics = [probability(answer_id, pos=at), logit_difference(answer_id, wrong_id, pos=at)]
     donors = Donor(*_copies(asked, 1)), Donor(*many, edit=edit)
     plan = grid(
         lambda kind, pos, layer: list(_restored(traced, kind, pos, layer, window, *donors)),
@@ -282,14 +283,14 @@ def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
 
 
 def _tokens(
-    model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any
+    model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
 ) -> tuple[int, int]:
     if answer is None:
-        answer = int(run(model, *_copies(asked, 1)).predictions()[0, -1].argmax())
+        answer = int(run(model, *_copies(asked, 1)).predictions()[0, at].argmax())
     answer = token_id(model, answer)
     if wrong is None:
         logits = run(model, *many, edit=edit).predictions()
-        likely = logits[:, -1].log_softmax(-1).exp().mean(0)
+        likely = logits[:, at].log_softmax(-1).exp().mean(0)
         likely[answer] = -1
         wrong = int(likely.argmax())
     return answer, token_id(model, wrong)

@@ -11,7 +11,7 @@ so that a head may attend to nothing; b = 0 is softmax with one added to its den
 
 Pattern: exact, non-negative, rows sum to one, with sinks to less; an all-zero row where nothing may be attended to.
 State: keys and values of earlier positions, the last window - 1 of them if there is a window.
-Cost: O(pos^2) time, O(pos) memory without the pattern.
+Cost: O(pos^2) time, O(pos) memory without the pattern; with a cap the pattern is made in any case.
 Source: Vaswani et al. 2017, section 3.2; Shazeer 2019 and Ainslie et al. 2023 for shared key/value heads; Gemma Team
 2024, "Gemma 2", section 2, for the cap; Miller 2023, "Attention Is Off By One", and OpenAI 2025, "gpt-oss-120b &
 gpt-oss-20b Model Card", section 2, for sinks.
@@ -111,9 +111,11 @@ class SoftmaxMixer(Mixer):
         return torch.cat((wide, sink), -1).softmax(-1)[..., :-1].to(scores.dtype)
 
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        if self.config.cap is not None or self.sinks is not None:
-            # the fused kernel knows neither
+        if self.config.cap is not None:
+            # the fused kernel knows no cap
             return self.dense(q, k, v, x, context, tape)
+        if self.sinks is not None:
+            return fused_softmax_with_sinks(q, k, v, self.scale, context, self.sinks, self.config.window)
         return fused_softmax(q, k, v, self.scale, context, self.config.window)
 
     def scan(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: KeyValue, tape: Tape | None):
@@ -177,11 +179,49 @@ def fused_softmax(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     # the newest position sees every key, so a single step needs no mask
     allowed = None if bare and n == 1 else context.allowed(n, m, size)
-    mask = allowed
-    if context.bias is not None:
-        mask = context.bias[..., -m:].to(q.dtype)
-        mask = mask if allowed is None else mask.masked_fill(~allowed, float("-inf"))
+    mask = _with_bias(allowed, m, q, context)
     z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     if allowed is None:
         return z
     return z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def fused_softmax_with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    context: Context,
+    sinks: Float[Tensor, " head"],
+    size: int | None = None,
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return the same with a sink per head: a key before all others, with a value of zero.
+
+    Queries hold the sink's logit in one more dimension, in which that key alone is not zero.
+    """
+    n, m, width = q.shape[-2], k.shape[-2], v.shape[-1]
+    grouped = k.shape[-3] != q.shape[-3]
+    logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
+    q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1, 1, 0))
+    k[..., 0, -1] = 1
+    # kernels want values as wide as keys
+    v = F.pad(v, (0, max(q.shape[-1] - width, 0), 1, 0))
+    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    if bare and n == m:
+        # one more query, so that each sees one more key
+        q = F.pad(q, (0, 0, 1, 0))
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return z[..., 1:, :width]
+    allowed = None if bare and n == 1 else context.allowed(n, m, size)
+    mask = _with_bias(allowed, m, q, context)
+    if mask is not None:
+        mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)[..., :width]
+
+
+def _with_bias(allowed: Tensor | None, n_keys: int, q: Tensor, context: Context) -> Tensor | None:
+    """Return what a kernel takes for a mask: booleans, or the position bias, -inf where attention is not allowed."""
+    if context.bias is None:
+        return allowed
+    bias = context.bias[..., -n_keys:].to(q.dtype)
+    return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))

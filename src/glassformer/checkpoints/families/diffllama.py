@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.attention import Differential, Merge, lambda_init_at
+from glassformer.attention import Differential, Merge, Softmax, lambda_init_at
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES
-from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.llama_shaped import express_shaped, gated_decoder
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, RmsNorm
 
@@ -38,6 +38,17 @@ def _config(fields: Fields) -> DecoderConfig:
         }
 
     return gated_decoder(fields, RmsNorm(eps), layer)
+
+
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].parts[0]
+    n_heads, n_kv_heads = 2 * attention.n_heads, 2 * attention.n_kv_heads
+    # the reference counts streams as heads of their own
+    halves = attention.replace(n_heads=n_heads, n_kv_heads=n_kv_heads, mixer=Softmax())
+    single = tuple(layer.replace(parts=(halves, *layer.parts[1:])) for layer in config.layers)
+    found = express_shaped(config.replace(layers=single), "diffllama", "DiffLlamaForCausalLM")
+    del found["layer_types"], found["sliding_window"]
+    return found
 
 
 def _table(fields: Fields, config: Any) -> Table:
@@ -66,4 +77,5 @@ DIFFLLAMA = Family(
     _table,
     prefixes=("model.",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
+    express=_express,
 )

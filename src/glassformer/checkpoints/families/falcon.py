@@ -8,7 +8,7 @@ from glassformer.attention import Alibi
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gpt_neox import fused_by_head
-from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.rotary import longest, rope
 from glassformer.models import DecoderConfig, LayerNorm, Mlp, block, repeat
 
 
@@ -21,10 +21,11 @@ def _config(fields: Fields) -> DecoderConfig:
     parallel = grouped or fields.flag("parallel_attn", True)
     # scores are scaled with the penalty in them, which is rounded on the way
     alibi = Alibi(factor=(d_model // n_heads) ** -0.5, rounded="bfloat16")
+    positions = alibi if fields.flag("alibi", False) else rope(fields)
     layer = block(
         n_heads=n_heads,
         n_kv_heads=fields.whole("num_kv_heads", n_heads) if grouped else n_kv_heads,
-        positions=alibi if fields.flag("alibi", False) else rope(fields),
+        positions=positions,
         bias=bias,
         norm=norm,
         mlp=Mlp(fields.whole("ffn_hidden_size", 4 * d_model), fields.activation("activation", "gelu"), bias=bias),
@@ -35,7 +36,7 @@ def _config(fields: Fields) -> DecoderConfig:
         fields.whole("vocab_size"),
         d_model,
         repeat(layer, fields.whole("num_hidden_layers")),
-        max_len=fields.whole("max_position_embeddings", 2048),
+        max_len=longest(fields, positions, 2048),
         final_norm=norm,
         tied=fields.flag("tie_word_embeddings", True),
     )

@@ -14,12 +14,13 @@ from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
 from glassformer.checkpoints.families.llama_shaped import (
     FULL,
     SLIDING,
+    express_shaped,
     gated_decoder,
     layer_kinds,
     query_key_names,
     window_of,
 )
-from glassformer.checkpoints.families.rotary import rope
+from glassformer.checkpoints.families.rotary import rope, rope_parameters
 from glassformer.models import DecoderConfig, RmsNorm
 
 _BIDIRECTIONAL = "here every position sees those before it"
@@ -37,7 +38,7 @@ def _config_1(fields: Fields) -> DecoderConfig:
 def _config_2(fields: Fields) -> DecoderConfig:
     fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
     kinds = layer_kinds(fields, lambda i: i % 2 == 0)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    scale = _scale(fields)
     cap = _cap(fields, "attn_logit_softcapping", 50.0)
     positions, bias = rope(fields), fields.flag("attention_bias", False)
 
@@ -54,7 +55,7 @@ def _config_3(fields: Fields) -> DecoderConfig:
     fields.only("attn_logit_softcapping", None, "scores have no cap in the reference, whatever the file says")
     period = fields.whole("sliding_window_pattern", fields.whole("_sliding_window_pattern", 6))
     kinds = layer_kinds(fields, lambda i: (i + 1) % period != 0)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
+    scale = _scale(fields)
     positions = {FULL: rope(fields, FULL, 1_000_000.0), SLIDING: _local_rope(fields)}
     norm = QueryKeyNorm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
     bias = fields.flag("attention_bias", False)
@@ -82,6 +83,11 @@ def _decoder(fields: Fields, layer: Any, activation: str, **whole: Any) -> Decod
     return gated_decoder(sized, norm, layer, activation=activation, tied=True, embed_scale=True, **whole)
 
 
+def _scale(fields: Fields) -> float | None:
+    scalar = fields.number("query_pre_attn_scalar", 256)
+    return None if scalar == fields.whole("head_dim", 256) else scalar**-0.5
+
+
 def _activation(fields: Fields) -> str:
     return fields.activation("hidden_activation", "gelu_pytorch_tanh")
 
@@ -107,11 +113,43 @@ def _sandwich_table(fields: Fields, config: Any) -> Table:
     }
 
 
+def _express_1(config: DecoderConfig) -> dict[str, Any]:
+    found = express_shaped(config, "gemma", "GemmaForCausalLM")
+    del found["layer_types"], found["sliding_window"]
+    return found
+
+
+def _express_2(config: DecoderConfig) -> dict[str, Any]:
+    first: Any = config.layers[0].parts[0].mixer  # type: ignore[union-attr]
+    found = _express_sandwich(config, "gemma2", "Gemma2ForCausalLM")
+    return found | {"attn_logit_softcapping": first.cap}
+
+
+def _express_3(config: DecoderConfig) -> dict[str, Any]:
+    found = _express_sandwich(config, "gemma3_text", "Gemma3ForCausalLM")
+    kinds: dict[str, Any] = {
+        kind: layer.parts[0].positions  # type: ignore[union-attr]
+        for kind, layer in zip(found["layer_types"], config.layers)
+    }
+    rotary = {kind: rope_parameters(positions) for kind, positions in kinds.items()}
+    return found | {"rope_parameters": rotary}
+
+
+def _express_sandwich(config: DecoderConfig, kind: str, architecture: str) -> dict[str, Any]:
+    found = express_shaped(config, kind, architecture)
+    scale: float | None = config.layers[0].parts[0].mixer.scale  # type: ignore[union-attr]
+    return found | {
+        "hidden_activation": found["hidden_act"],
+        "query_pre_attn_scalar": found["head_dim"] if scale is None else round(scale**-2),
+        "final_logit_softcapping": config.logit_cap,
+    }
+
+
 _LAYOUT: dict[str, Any] = {
     "prefixes": ("model.",),
     "ignored": ("*.rotary_emb.inv_freq",),
     "copies": {"lm_head.weight": "model.embed_tokens.weight"},
 }
-GEMMA = Family("Gemma", ("gemma",), _config_1, _table, **_LAYOUT)
-GEMMA2 = Family("Gemma 2", ("gemma2",), _config_2, _sandwich_table, **_LAYOUT)
-GEMMA3 = Family("Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, **_LAYOUT)
+GEMMA = Family("Gemma", ("gemma",), _config_1, _table, express=_express_1, **_LAYOUT)
+GEMMA2 = Family("Gemma 2", ("gemma2",), _config_2, _sandwich_table, express=_express_2, **_LAYOUT)
+GEMMA3 = Family("Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, express=_express_3, **_LAYOUT)

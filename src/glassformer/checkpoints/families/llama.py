@@ -5,67 +5,20 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.attention import DynamicScaling, Rope, Softmax, SubLayerConfig
+from glassformer.attention import DynamicScaling, LinearScaling, Rope
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
 from glassformer.checkpoints.families.rotary import rope, rope_parameters
-from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, repeat
+from glassformer.models import DecoderConfig, Mlp, RmsNorm
 
 
 def _config(fields: Fields) -> DecoderConfig:
-    return llama_config(
-        fields,
-        mlp=gated_mlp(fields, bias=fields.flag("mlp_bias", False)),
-        bias=fields.flag("attention_bias", False),
+    mlp = Mlp(
+        fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), True, fields.flag("mlp_bias", False)
     )
-
-
-def llama_config(
-    fields: Fields,
-    *,
-    mlp: SubLayerConfig,
-    bias: bool = False,
-    window: int | None = None,
-    eps: float = 1e-6,
-    base: float = 10000.0,
-    max_len: int = 2048,
-    n_kv_heads: int | None = None,
-) -> DecoderConfig:
-    """Return a decoder of the usual blocks, from fields by the names that Llama gave them.
-
-    Args:
-        fields: The config.
-        mlp: Second sub-layer of every block.
-        bias: Biases on all four maps of attention.
-        window: Keys that a query sees.
-        eps: Of the norms, where the file gives none.
-        base: Of the rotary positions, likewise; max_len and n_kv_heads (as many as query heads) alike.
-    """
-    d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    norm = RmsNorm(fields.number("rms_norm_eps", eps))
-    layer = block(
-        Softmax(window=window),
-        n_heads=n_heads,
-        n_kv_heads=fields.whole("num_key_value_heads", n_kv_heads or n_heads),
-        d_head=fields.whole("head_dim", d_model // n_heads),
-        positions=rope(fields, base=base),
-        bias=bias,
-        norm=norm,
-        mlp=mlp,
-    )
-    return DecoderConfig(
-        fields.whole("vocab_size"),
-        d_model,
-        repeat(layer, fields.whole("num_hidden_layers")),
-        max_len=fields.whole("max_position_embeddings", max_len),
-        final_norm=norm,
-        tied=fields.flag("tie_word_embeddings", False),
-    )
-
-
-def gated_mlp(fields: Fields, *, bias: bool = False) -> Mlp:
-    """Return the MLP of such models."""
-    return Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), gated=True, bias=bias)
+    layer = {"positions": rope(fields), "bias": fields.flag("attention_bias", False), "mlp": mlp}
+    return gated_decoder(fields, RmsNorm(fields.number("rms_norm_eps", 1e-6)), lambda i: layer)
 
 
 def _table(fields: Fields, config: Any) -> Table:
@@ -120,6 +73,7 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
     scaling = attention.positions.scaling
+    from_there = isinstance(scaling, LinearScaling | DynamicScaling)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -127,8 +81,8 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
         "num_attention_heads": dims.n_heads,
         "num_key_value_heads": dims.n_kv_heads,
         "head_dim": dims.d_head,
-        # dynamic scaling starts where the trained length ends
-        "max_position_embeddings": scaling.original_length if isinstance(scaling, DynamicScaling) else config.max_len,
+        # in files with these scalings, the length trained on
+        "max_position_embeddings": round(config.max_len / scaling.factor) if from_there else config.max_len,
         "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
         "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,

@@ -5,6 +5,8 @@ from typing import Any
 
 from glassformer.attention import QueryKeyNorm, Separate
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.llama import express_llama, express_mlp
+from glassformer.checkpoints.families.rotary import longest
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Mlp, NormConfig, block
 
@@ -19,6 +21,7 @@ def gated_decoder(
     activation: str | None = None,
     tied: bool = False,
     max_len: int = 2048,
+    n_kv_heads: int | None = None,
     **whole: Any,
 ) -> DecoderConfig:
     """Return a decoder of grouped heads and gated MLPs without biases.
@@ -30,23 +33,25 @@ def gated_decoder(
         activation: Of the MLPs, as we call it; by default what `hidden_act` says.
         tied: Whether the output matrix is the embedding, where the file does not say.
         max_len: Longest context, where the file does not say.
+        n_kv_heads: Key heads, likewise; as many as query heads by default.
         whole: Further fields of the decoder.
     """
     d_model, n_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     act: Any = fields.activation("hidden_act", "silu") if activation is None else activation
     shared: dict[str, Any] = {
         "n_heads": n_heads,
-        "n_kv_heads": fields.whole("num_key_value_heads", n_heads),
+        "n_kv_heads": fields.whole("num_key_value_heads", n_kv_heads or n_heads),
         "d_head": fields.whole("head_dim", d_model // n_heads),
         "norm": norm,
         "mlp": Mlp(fields.whole("intermediate_size"), act, gated=True, bias=False),
     }
     more: dict[str, Any] = {"final_norm": norm} | whole
+    layers = tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers")))
     return DecoderConfig(
         fields.whole("vocab_size"),
         d_model,
-        tuple(block(**(shared | layer(i))) for i in range(fields.whole("num_hidden_layers"))),
-        max_len=fields.whole("max_position_embeddings", max_len),
+        layers,
+        max_len=longest(fields, layer(0).get("positions"), max_len),
         tied=fields.flag("tie_word_embeddings", tied),
         **more,
     )
@@ -75,6 +80,32 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
 def window_of(fields: Fields, kind: str) -> int | None:
     """Return the window of a kind of layer; raises `CheckpointError` if the file does not give it."""
     return fields.whole("sliding_window") if kind == SLIDING else None
+
+
+def express_shaped(config: DecoderConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    """Return a decoder of Llama's shape as fields.
+
+    Args:
+        config: Ours.
+        model_type: As their config calls the family.
+        architecture: As their code calls the class.
+        more: Fields of the family's own, or in the place of others.
+    """
+    attention: list[Any] = [layer.parts[0] for layer in config.layers]
+    windows = [part.mixer.window for part in attention]
+    mlp = express_mlp(config)
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "attention_bias": attention[0].projection.bias,
+        "layer_types": [SLIDING if window else FULL for window in windows],
+        # one for all layers that have any
+        "sliding_window": next((window for window in windows if window), None),
+        **express_llama(config),
+        **mlp,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(mlp["hidden_act"], mlp["hidden_act"]),
+        **more,
+    }
 
 
 def query_key_names(config: Any, theirs: tuple[str, str]) -> dict[str, str]:

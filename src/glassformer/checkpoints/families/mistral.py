@@ -2,30 +2,20 @@
 
 from typing import Any
 
+from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.llama import (
-    LLAMA_NAMES,
-    express_llama,
-    express_mlp,
-    gated_mlp,
-    llama_config,
-    separate_qkv,
-)
-from glassformer.models import DecoderConfig, MixtureOfExperts
-
-LONGEST = 4096 * 32
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, express_llama, express_mlp, separate_qkv
+from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.rotary import rope
+from glassformer.models import DecoderConfig, MixtureOfExperts, RmsNorm
 
 
 def _mistral_config(fields: Fields) -> DecoderConfig:
     # null is no window, and no field at all is the window of the first model
-    window = fields.whole("sliding_window") if "sliding_window" in fields else None
-    window = window if "sliding_window" in fields.data else 4096
-    return llama_config(fields, mlp=gated_mlp(fields), window=window, max_len=LONGEST, n_kv_heads=8)
-
-
-def _mistral_table(fields: Fields, config: Any) -> Table:
-    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
+    window = fields.whole("sliding_window", 4096) if fields.data.get("sliding_window", 0) is not None else None
+    layer = {"mixer": Softmax(window), "positions": rope(fields)}
+    return _decoder(fields, layer, eps=1e-6)
 
 
 def _mixtral_config(fields: Fields) -> DecoderConfig:
@@ -36,7 +26,17 @@ def _mixtral_config(fields: Fields) -> DecoderConfig:
         fields.activation("hidden_act", "silu"),
     )
     window = fields.whole("sliding_window") if "sliding_window" in fields else None
-    return llama_config(fields, mlp=experts, window=window, eps=1e-5, base=1e6, max_len=LONGEST, n_kv_heads=8)
+    layer = {"mixer": Softmax(window), "positions": rope(fields, base=1e6), "mlp": experts}
+    return _decoder(fields, layer, eps=1e-5)
+
+
+def _decoder(fields: Fields, layer: dict[str, Any], eps: float) -> DecoderConfig:
+    norm = RmsNorm(fields.number("rms_norm_eps", eps))
+    return gated_decoder(fields, norm, lambda i: layer, max_len=4096 * 32, n_kv_heads=8)
+
+
+def _mistral_table(fields: Fields, config: Any) -> Table:
+    return LLAMA_NAMES | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
 
 
 def _mixtral_table(fields: Fields, config: Any) -> Table:

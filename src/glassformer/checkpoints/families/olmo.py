@@ -7,7 +7,7 @@ from glassformer.attention import QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import gated_decoder, query_key_names
+from glassformer.checkpoints.families.llama_shaped import express_shaped, gated_decoder, query_key_names
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, LayerNorm, NoNorm, RmsNorm
 
@@ -43,10 +43,28 @@ def _table_2(fields: Fields, config: Any) -> Table:
     }
 
 
+def _express_1(config: DecoderConfig) -> dict[str, Any]:
+    projection: Any = config.layers[0].parts[0].projection  # type: ignore[union-attr]
+    found = express_shaped(config, "olmo", "OlmoForCausalLM", clip_qkv=projection.clip)
+    for name in ("head_dim", "layer_types", "sliding_window", "rms_norm_eps"):
+        del found[name]
+    return found
+
+
+def _express_2(config: DecoderConfig) -> dict[str, Any]:
+    eps = config.layers[0].norm_after.eps  # type: ignore[union-attr]
+    # what every sub-layer reads has no norm to take it from
+    normed = config.replace(layers=tuple(layer.replace(norm=RmsNorm(eps)) for layer in config.layers))
+    found = express_shaped(normed, "olmo2", "Olmo2ForCausalLM")
+    for name in ("head_dim", "layer_types", "sliding_window"):
+        del found[name]
+    return found
+
+
 _LAYOUT: dict[str, Any] = {
     "prefixes": ("model.",),
     "ignored": ("*.rotary_emb.inv_freq",),
     "copies": {"lm_head.weight": "model.embed_tokens.weight"},
 }
-OLMO = Family("OLMo", ("olmo",), _config_1, _table_1, **_LAYOUT)
-OLMO2 = Family("OLMo 2", ("olmo2",), _config_2, _table_2, **_LAYOUT)
+OLMO = Family("OLMo", ("olmo",), _config_1, _table_1, express=_express_1, **_LAYOUT)
+OLMO2 = Family("OLMo 2", ("olmo2",), _config_2, _table_2, express=_express_2, **_LAYOUT)

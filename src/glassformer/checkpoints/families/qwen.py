@@ -6,7 +6,13 @@ from glassformer.attention import Merge, QueryKeyNorm, Softmax
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import gated_decoder, layer_kinds, query_key_names, window_of
+from glassformer.checkpoints.families.llama_shaped import (
+    express_shaped,
+    gated_decoder,
+    layer_kinds,
+    query_key_names,
+    window_of,
+)
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, RmsNorm
 
@@ -39,6 +45,18 @@ def _table(fields: Fields, config: Any) -> Table:
     return LLAMA_NAMES | norms | {"stack.blocks.{i}.attn.projection.qkv": separate_qkv(config)}
 
 
+def _express_2(config: DecoderConfig) -> dict[str, Any]:
+    found = express_shaped(config, "qwen2", "Qwen2ForCausalLM")
+    # its heads have no width of their own, and its biases no choice
+    del found["head_dim"], found["attention_bias"]
+    return found | {"use_sliding_window": found["sliding_window"] is not None}
+
+
+def _express_3(config: DecoderConfig) -> dict[str, Any]:
+    found = express_shaped(config, "qwen3", "Qwen3ForCausalLM")
+    return found | {"use_sliding_window": found["sliding_window"] is not None}
+
+
 QWEN2 = Family(
     "Qwen 2",
     ("qwen2",),
@@ -47,6 +65,7 @@ QWEN2 = Family(
     prefixes=("model.",),
     ignored=("*.rotary_emb.inv_freq",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
+    express=_express_2,
 )
 QWEN3 = Family(
     "Qwen 3",
@@ -55,4 +74,5 @@ QWEN3 = Family(
     _table,
     prefixes=("model.",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
+    express=_express_3,
 )

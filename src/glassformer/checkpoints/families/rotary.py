@@ -44,6 +44,22 @@ def rope(
     return Rope(own.number("rope_theta", fields.number("rope_theta", base)), scaling=scaling, **more)
 
 
+def longest(fields: Fields, positions: object, default: int) -> int:
+    """Return the longest context that a config means.
+
+    Where it gives the length trained on, that is as many times longer as the scaling of rotary positions makes it.
+
+    Args:
+        fields: The config.
+        positions: Its positions.
+        default: Where the file gives none.
+    """
+    length = fields.whole("max_position_embeddings", default)
+    scaling = positions.scaling if isinstance(positions, Rope) else None
+    trained = length if isinstance(scaling, LinearScaling) else getattr(scaling, "original_length", None)
+    return round(length * getattr(scaling, "factor", 1.0)) if trained == length else length
+
+
 def turned_share(fields: Fields, default: float = 1.0) -> float:
     """Return the share of each head that turns (`partial_rotary_factor`)."""
     own = _described(fields, None, 10000.0)

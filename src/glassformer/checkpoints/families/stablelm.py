@@ -10,7 +10,7 @@ from glassformer.attention import Merge, QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.llama_shaped import express_shaped, gated_decoder
 from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.models import DecoderConfig, LayerNorm
 
@@ -27,6 +27,20 @@ def _config(fields: Fields) -> DecoderConfig:
     if fields.flag("use_parallel_residual", False):
         layer |= {"wiring": "parallel", "shared_norm": True}
     return gated_decoder(fields, LayerNorm(eps), lambda i: layer, max_len=4096)
+
+
+def _express(config: DecoderConfig) -> dict[str, Any]:
+    first: Any = config.layers[0]
+    projection, eps = first.parts[0].projection, first.norm.eps
+    found = express_shaped(config, "stablelm", "StableLmForCausalLM", layer_norm_eps=eps)
+    for name in ("head_dim", "layer_types", "sliding_window", "attention_bias", "rms_norm_eps"):
+        del found[name]
+    return found | {
+        "use_qkv_bias": projection.bias,
+        "qk_layernorm": projection.qk_norm is not False,
+        "use_parallel_residual": first.wiring == "parallel",
+        "partial_rotary_factor": first.parts[0].positions.fraction,
+    }
 
 
 def _table(fields: Fields, config: Any) -> Table:
@@ -54,4 +68,5 @@ STABLELM = Family(
     prefixes=("model.",),
     ignored=("*.rotary_emb.inv_freq",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
+    express=_express,
 )

@@ -1,0 +1,75 @@
+"""Fill the table of docs/families.md with what is measured here and now: `make families`, some minutes.
+
+Every case of tests/families is built, saved, loaded and compared with its reference, in both precisions; the first case
+of each family is given to every command.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
+
+from make_tables import fill  # noqa: E402
+
+from families import Case, all_cases, reference_folder  # noqa: E402
+from family_commands import WORKS, outcomes, with_tokenizer  # noqa: E402
+from glassformer.checkpoints.families import FAMILIES, Family  # noqa: E402
+
+PAGE = ROOT / "docs" / "families.md"
+HEADS = ("family", "`model_type`", "compared", "largest error, float64", "float32", "commands")
+
+
+def table() -> str:
+    """Return one row per family, in alphabetical order."""
+    cases = all_cases()
+    rows = [HEADS, ("---",) * len(HEADS)]
+    for family in sorted(FAMILIES, key=lambda family: family.name.lower()):
+        own = {name: case for name, case in cases.items() if case.family == family.name}
+        print(f"{family.name}: {len(own)} cases", file=sys.stderr, flush=True)
+        rows.append(row(family, own))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def row(family: Family, cases: dict[str, Case]) -> tuple[str, ...]:
+    """Return what is known of one family; layouts without a reference have nothing to be compared with."""
+    kinds = ", ".join(f"`{kind}`" for kind in family.model_types) or "none: told by its other fields"
+    if not cases:
+        return (family.name, kinds, "converted to and from the layouts it stands for", "", "", "as for those")
+    named = "; ".join(name.replace("_", " ") for name in cases)
+    errors = [f"{max(error(case, dtype) for case in cases.values()):.0e}" for dtype in (torch.float64, torch.float32)]
+    return (family.name, kinds, named, *errors, commands(next(iter(cases.values()))))
+
+
+def error(case: Case, dtype: torch.dtype) -> float:
+    """Return the largest error of a case, relative to the reference's root mean square."""
+    with tempfile.TemporaryDirectory() as folder:
+        return max(case.check(*case.make(), Path(folder), dtype).values())
+
+
+def commands(case: Case) -> str:
+    """Return what does not work on a family's first case, in words."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference_folder(*case.make(), Path(folder), torch.float32)
+        found = outcomes(with_tokenizer(Path(folder)))
+    parts = []
+    for verb, outcome in found.items():
+        if outcome.startswith(WORKS):
+            lacking = outcome.removeprefix(WORKS).removeprefix(" without: ")
+            parts += [f"`{verb}` without {lacking}"] if lacking else []
+        else:
+            parts.append(f"`{verb}`: [`{outcome}`](errors/{_slug(outcome)}.md)")
+    if not parts:
+        return "all"
+    return "; ".join(["all", *parts] if all("without" in part for part in parts) else parts)
+
+
+def _slug(name: str) -> str:
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), {"families": table()}), encoding="utf-8")
