@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.attention import DynamicScaling, LinearScaling, Rope
+from glassformer.attention import Rope
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.llama_shaped import gated_decoder
-from glassformer.checkpoints.families.rotary import rope, rope_parameters
+from glassformer.checkpoints.families.llama_shaped import express_llama, express_mlp, gated_decoder
+from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, Mlp, RmsNorm
 
 
@@ -66,33 +66,6 @@ def _reordered(positions: Any, pairing: str | None, n_heads: int, d_head: int) -
         return None
     pairs = (2, d_head // 2) if pairing == "half" else (d_head // 2, 2)
     return lambda rows: rows.unflatten(0, (n_heads, *pairs)).transpose(1, 2)
-
-
-def express_llama(config: DecoderConfig) -> dict[str, Any]:
-    """Return a config as fields by the names that Llama gave them, MLP aside; the first block speaks for all."""
-    attention: Any = config.layers[0].parts[0]
-    dims = attention.dims(config.d_model, config.max_len)
-    scaling = attention.positions.scaling
-    from_there = isinstance(scaling, LinearScaling | DynamicScaling)
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": dims.n_heads,
-        "num_key_value_heads": dims.n_kv_heads,
-        "head_dim": dims.d_head,
-        # in files with these scalings, the length trained on
-        "max_position_embeddings": round(config.max_len / scaling.factor) if from_there else config.max_len,
-        "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
-        "rope_parameters": rope_parameters(attention.positions),
-        "tie_word_embeddings": config.tied,
-    }
-
-
-def express_mlp(config: DecoderConfig) -> dict[str, Any]:
-    """Return the sizes of the first block's MLP."""
-    mlp: Any = config.layers[0].parts[1]
-    return {"intermediate_size": mlp.d_mlp or 4 * config.d_model, "hidden_act": mlp.activation}
 
 
 def _express(config: DecoderConfig) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.attention import QueryKeyNorm, Separate
+from glassformer.attention import DynamicScaling, LinearScaling, QueryKeyNorm, Separate
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.llama import express_llama, express_mlp
-from glassformer.checkpoints.families.rotary import longest
+from glassformer.checkpoints.families.rotary import longest, rope_parameters
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Mlp, NormConfig, block
 
@@ -80,6 +79,33 @@ def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
 def window_of(fields: Fields, kind: str) -> int | None:
     """Return the window of a kind of layer; raises `CheckpointError` if the file does not give it."""
     return fields.whole("sliding_window") if kind == SLIDING else None
+
+
+def express_llama(config: DecoderConfig) -> dict[str, Any]:
+    """Return a config as fields by the names that Llama gave them, MLP aside; the first block speaks for all."""
+    attention: Any = config.layers[0].parts[0]
+    dims = attention.dims(config.d_model, config.max_len)
+    scaling = attention.positions.scaling
+    from_there = isinstance(scaling, LinearScaling | DynamicScaling)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": dims.n_heads,
+        "num_key_value_heads": dims.n_kv_heads,
+        "head_dim": dims.d_head,
+        # in files with these scalings, the length trained on
+        "max_position_embeddings": round(config.max_len / scaling.factor) if from_there else config.max_len,
+        "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
+        "rope_parameters": rope_parameters(attention.positions),
+        "tie_word_embeddings": config.tied,
+    }
+
+
+def express_mlp(config: DecoderConfig) -> dict[str, Any]:
+    """Return the sizes of the first block's MLP."""
+    mlp: Any = config.layers[0].parts[1]
+    return {"intermediate_size": mlp.d_mlp or 4 * config.d_model, "hidden_act": mlp.activation}
 
 
 def express_shaped(config: DecoderConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.llama import LLAMA_NAMES, express_llama, express_mlp, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
+from glassformer.checkpoints.families.llama_shaped import express_llama, express_mlp, gated_decoder
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, MixtureOfExperts, RmsNorm
 
