@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import glassformer as gf
 from glassformer import checkpoints
-from glassformer.attention import Lightning, Rope
+from glassformer.attention import Lightning, Rope, Softmax
 from glassformer.checkpoints import convert
 from glassformer.cli import main
 from glassformer.data import bytes_tokenizer
@@ -34,6 +34,13 @@ def gpt_like() -> DecoderConfig:
     return DecoderConfig(257, 16, repeat(layer, 2), max_len=32, positions=Learned())
 
 
+def attention_only() -> DecoderConfig:
+    """Attention alone, in every second layer to the three tokens before."""
+    local, wide = (block(Softmax(window=window, cap=5.0), n_heads=2, norm=RmsNorm(gain=False)) for window in (3, None))
+    layers = repeat([local, wide], 2)
+    return DecoderConfig(257, 16, layers, 32, Learned(), RmsNorm(gain=False), tied=False, logit_cap=3.0)
+
+
 def saved(config: DecoderConfig, folder: Path) -> Path:
     model: Any = randomise(config.build().eval())
     model.tokenizer = bytes_tokenizer()
@@ -44,7 +51,7 @@ def saved(config: DecoderConfig, folder: Path) -> Path:
     ("config", "to"),
     [
         (llama_like(), "huggingface"), (llama_like(), "llama2c"), (gpt_like(), "huggingface"),
-        (llama_like(), "transformer-lens"), (gpt_like(), "transformer-lens"),
+        (llama_like(), "transformer-lens"), (gpt_like(), "transformer-lens"), (attention_only(), "transformer-lens"),
     ],
 )  # fmt: skip
 def test_a_model_of_ours_is_written_in_a_layout_that_says_the_same(

@@ -155,12 +155,10 @@ def _together(parts: Mapping[str, Source]) -> list[list[str]]:
     groups: list[list[str]] = []
     of: dict[str, list[str]] = {}
     for name, part in parts.items():
-        group = next((of[piece.name] for piece in part.pieces if piece.name in of), None)
-        if group is None:
-            group = list[str]()
-            groups.append(group)
-        group.append(name)
-        of |= {piece.name: group for piece in part.pieces}
+        met = [of[piece.name] for piece in part.pieces if piece.name in of]
+        joined = [name, *dict.fromkeys(other for group in met for other in group)]
+        groups = [group for group in groups if not any(group is other for other in met)] + [joined]
+        of |= {piece.name: joined for other in joined for piece in parts[other].pieces}
     return groups
 
 
@@ -216,7 +214,10 @@ def _write(
 
     def flush() -> None:
         nonlocal size
-        save_file(waiting, place / f"{len(shards)}.safetensors", {"format": "pt"})
+        path = place / f"{len(shards)}.safetensors"
+        save_file(waiting, path, {"format": "pt"})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
         shards.append(list(waiting))
         waiting.clear()
         size = 0

@@ -21,6 +21,8 @@ LAYOUTS: Mapping[str, tuple[Family, ...]] = {
     "llama2c": (LLAMA_PARAMS,),
 }
 SHOWN = 3
+# what may be there or not: as zeros, as ones, as a second copy; whether it is that is seen in the numbers
+FREE = ("bias", "unembed_bias", "gain", "tied")
 
 
 def expressed(checkpoint: Checkpoint, to: str) -> tuple[Family, dict[str, Any]]:
@@ -105,7 +107,9 @@ def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
     elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         for i, pair in enumerate(zip(ours, theirs)):
             yield from _differences(*pair, f"{path}[{i}]")
-    elif ours != theirs and path.rpartition(".")[2] not in ("bias", "unembed_bias", "gain", "tied"):
+    elif ours != theirs and not (
+        path.rpartition(".")[2] in FREE and isinstance(ours, bool) and isinstance(theirs, bool)
+    ):
         shown = [f"{len(value)} parts" if isinstance(value, list) else str(value) for value in (ours, theirs)]
         yield f"{path}: {shown[0]} here, {shown[1]} there"
 
