@@ -89,16 +89,31 @@ def check_decoder(
         length: Tokens per row.
     """
     theirs = reference_folder(kind, config, folder, dtype)
-    checkpoint = open_folder(folder)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, checkpoint.config.vocab_size, (3, length), generator=generator)
-    comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
-    ours: Any = gf.load(folder, dtype=dtype)
-    with torch.no_grad():
-        errors = {f"{d.site}, {d.rows}": d.error for part in comparisons for d in part(ours)}
+    errors, _ = compared_whole(theirs, folder, dtype, length)
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors
+
+
+def compared_whole(
+    theirs: Any, folder: Path, dtype: torch.dtype, length: int = 7, first: int = 0
+) -> tuple[dict[str, float], Any]:
+    """Return the error of each comparison of a reference with the folder it was saved in, and our model.
+
+    Args:
+        theirs: The reference.
+        folder: The checkpoint.
+        dtype: Both run in.
+        length: Tokens per row.
+        first: The smallest id that is drawn: those below may be padding, which some references treat as such.
+    """
+    checkpoint = open_folder(folder)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(first, checkpoint.config.vocab_size, (3, length), generator=generator)
+    comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
+    ours: Any = gf.load(folder, dtype=dtype)
+    with torch.no_grad():
+        return {f"{d.site}, {d.rows}": d.error for part in comparisons for d in part(ours)}, ours
 
 
 def left_padded(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor) -> float:

@@ -4,49 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-import glassformer as gf
-from families import TOLERANCE, case, reference_folder
-from glassformer.checkpoints.parity import compared, relative, wide
+from families import TOLERANCE, case, compared_whole, reference_folder
+from glassformer.checkpoints.parity import relative, wide
 
 
 def check_encoder(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.float64) -> dict[str, float]:
     """Compare an encoder with its reference: logits, hidden states, patterns, padding on both sides, token types."""
     theirs = reference_folder(kind, config, folder, dtype)
-    ours: Any = gf.load(folder, dtype=dtype)
-    generator = torch.Generator().manual_seed(0)
     # 0 to 2 may be padding, for which some references have a position of its own
-    tokens = torch.randint(3, ours.config.vocab_size, (3, 7), generator=generator)
-    lengths = torch.tensor([7, 4, 1])
-    real = torch.arange(7)[None] < lengths[:, None]
-    padding = config.pad_token_id
-    errors = {d.site: d.error for d in compared(ours, theirs, tokens)}
-    right = tokens.masked_fill(~real, padding)
-    errors |= {f"{d.site}, padded right": d.error for d in compared(ours, theirs, right, lengths)}
-    real = real.flip(-1)
-    left = tokens.masked_fill(~real, padding)
-    given: dict[str, Any] = {"attention_mask": real.long()}
-    if ours.embed.positions.offset == 0:
-        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
-    errors["padded left"] = relative(_output(ours(left, start=7 - lengths)), _reference(theirs, left, given), real)
+    errors, ours = compared_whole(theirs, folder, dtype, first=3)
     if ours.embed.types is not None:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(3, ours.config.vocab_size, (3, 7), generator=generator)
         types = torch.randint(0, len(ours.embed.types), tokens.shape, generator=generator)
-        expected = _reference(theirs, tokens, {"token_type_ids": types})
-        errors["token types"] = relative(_output(ours(tokens, types=types)), expected)
+        with torch.no_grad(), wide(dtype):
+            out = theirs(input_ids=tokens, token_type_ids=types)
+        expected = out.logits if "logits" in out else out.last_hidden_state
+        errors["token types"] = relative(ours(tokens, types=types), expected)
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[dtype]}
     assert not bad, f"beyond {TOLERANCE[dtype]} of the reference: {bad}"
     return errors
-
-
-def _output(ours: Tensor) -> Tensor:
-    return ours.detach()
-
-
-def _reference(theirs: Any, tokens: Tensor, given: dict[str, Any]) -> Tensor:
-    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
-        found = theirs(input_ids=tokens, **given)
-    return found.logits if "logits" in found else found.last_hidden_state
 
 
 _SIZES: dict[str, Any] = {

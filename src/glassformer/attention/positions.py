@@ -126,7 +126,7 @@ class NoPositions(PositionsConfig, kind="none"):
 class Alibi(PositionsConfig, kind="alibi"):
     """A penalty on the scores that grows linearly with distance; slopes are fixed per head.
 
-    bias = -factor * slope * |query - key|
+    bias = -factor * slope * abs(query - key)
 
     Args:
         factor: On the penalty; 1 / sqrt(d_head) where scores are scaled after it was added to them.

@@ -148,7 +148,7 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
     Args:
         checkpoint: What it was loaded from.
         theirs: The reference.
-        tokens: Three rows of ids, `batch pos`, none of them padding; an encoder-decoder's decoder reads them backwards.
+        tokens: Three rows of ids, `batch pos`, none of them padding; an encoder-decoder's decoder reads some backwards.
         steps: Greedy tokens generated from a cache, as far as the context reaches.
     """
     total = tokens.shape[1]
@@ -232,8 +232,9 @@ def _takes_positions(theirs: Any) -> bool:
 def _pair(
     checkpoint: Checkpoint, theirs: Any, source: Tensor, lengths: Tensor, steps: int, modules: Any
 ) -> list[Comparison]:
-    # other rows than the encoder's, and padded otherwise
-    tokens, sources, targets = source.flip(0, 1), lengths, lengths.roll(1)
+    # other rows than the encoder's, shorter and padded otherwise
+    tokens = source.flip(0, 1)[:, : (2 * source.shape[1] + 2) // 3]
+    sources, targets = lengths, lengths.roll(1).clamp_max(tokens.shape[1])
     rows = [(tokens, None, None), (tokens, targets, sources)]
     passes = [recorded(theirs, t, n, source=source, source_lengths=m, modules=modules) for t, n, m in rows]
     mask = real_positions(source, sources).long()
@@ -250,7 +251,24 @@ def _pair(
     def stepped(ours: Any) -> Iterator[Difference]:
         return _steps(lambda new, state: ours(None, new, state=state), ours.begin(source, sources), start, greedy)
 
-    return [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
+    found: list[Comparison] = [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
+    # references count padding as positions: on the left, only what goes by distance can be compared
+    goes_by_distance = checkpoint.config.positions is None  # type: ignore[attr-defined]
+    return [*found, _pair_left_padded(theirs, tokens, targets, source, sources)] if goes_by_distance else found
+
+
+def _pair_left_padded(theirs: Any, tokens: Tensor, targets: Tensor, source: Tensor, sources: Tensor) -> Comparison:
+    read, real = real_positions(source, sources, left=True), real_positions(tokens, targets, left=True)
+    logits = _run(
+        theirs, input_ids=source, attention_mask=read.long(), decoder_input_ids=tokens,
+        decoder_attention_mask=real.long(), use_cache=False,
+    ).logits  # fmt: skip
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        state = ours.begin(source, source_start=source.shape[1] - sources)
+        return _one("padded left", ours(None, tokens, lengths=targets, state=state)[0], logits, real)
+
+    return comparison
 
 
 class Greedy(NamedTuple):
