@@ -153,3 +153,15 @@ def test_commands_ask_about_the_masked_position(masked: Path, capsys: pytest.Cap
     assert main(["route", str(masked), "the cat [MASK] on"]) == 0
     assert main(["patch", str(masked)]) == 2
     assert "with the mask token where the answer belongs" in capsys.readouterr().err
+
+
+def test_two_stacks_alone_read_out_through_their_embeddings(tmp_path: Path) -> None:
+    from transformers import BartConfig, BartModel
+
+    config = BartConfig(
+        vocab_size=23, d_model=12, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+    theirs = reference_folder(BartModel, config, tmp_path, torch.float32)
+    expected = theirs(input_ids=TOKENS, decoder_input_ids=TOKENS).last_hidden_state @ theirs.shared.weight.mT
+    close(gf.load(tmp_path)(TOKENS, TOKENS), expected, 1e-4)

@@ -22,6 +22,7 @@ from glassformer.models import (
 )
 from glassformer.models.parts import NoNorm, PositionEmbedding
 
+_BARE = ("BartModel", "MarianModel")
 _NAMES = {"attn": "self_attn", "cross": "encoder_attn"}
 
 
@@ -41,6 +42,8 @@ def _config(
     fields: Fields, positions: PositionEmbedding, embed_norm: NormConfig | None, *, start: int
 ) -> EncoderDecoderConfig:
     tied = fields.flag("tie_word_embeddings", True)
+    # files of the two stacks alone have no bias on logits
+    bare = any(name in _BARE for name in fields.get("architectures", []))
     return EncoderDecoderConfig(
         fields.whole("vocab_size"),
         fields.whole("d_model"),
@@ -54,7 +57,7 @@ def _config(
         shared=tied and fields.flag("share_encoder_decoder_embeddings", True),
         embed_scale=fields.flag("scale_embedding", False),
         embed_norm=embed_norm,
-        unembed_bias=True,
+        unembed_bias=not bare,
         start_id=fields.whole("decoder_start_token_id", start),
     )
 
