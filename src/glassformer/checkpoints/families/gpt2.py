@@ -54,17 +54,24 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+# what GPT-2's relatives call alike
+GPT2_NAMES: dict[str, Any] = {
+    "embed.matrix": "transformer.wte.weight",
+    "embed.positions.weight": "transformer.wpe.weight",
+    "stack.final": "transformer.ln_f",
+    "unembed.matrix": "lm_head.weight",
+    "stack.blocks.{i}.attn_norm": "transformer.h.{i}.ln_1",
+    "stack.blocks.{i}.mlp_norm": "transformer.h.{i}.ln_2",
+    "stack.blocks.{i}.mlp.input": "transformer.h.{i}.mlp.c_fc",
+    "stack.blocks.{i}.mlp.output": "transformer.h.{i}.mlp.c_proj",
+}
+
+
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
-    return {
-        "embed.matrix": "transformer.wte.weight",
-        "embed.positions.weight": "transformer.wpe.weight",
-        "stack.final": "transformer.ln_f",
-        "unembed.matrix": "lm_head.weight",
-        f"{ours}.attn_norm": f"{theirs}.ln_1",
+    return GPT2_NAMES | {
         f"{ours}.attn.projection.qkv": Piece(f"{theirs}.attn.c_attn", transposed=True),
         f"{ours}.attn.merge.output": Piece(f"{theirs}.attn.c_proj", transposed=True),
-        f"{ours}.mlp_norm": f"{theirs}.ln_2",
         f"{ours}.mlp.input": Piece(f"{theirs}.mlp.c_fc", transposed=True),
         f"{ours}.mlp.output": Piece(f"{theirs}.mlp.c_proj", transposed=True),
     }

@@ -5,6 +5,7 @@ from typing import Any
 from glassformer.attention import Merge, Softmax
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.gpt2 import GPT2_NAMES
 from glassformer.checkpoints.families.llama import separate_qkv
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block
 
@@ -47,17 +48,9 @@ def _kinds(fields: Fields) -> list[str]:
 
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
-    return {
-        "embed.matrix": "transformer.wte.weight",
-        "embed.positions.weight": "transformer.wpe.weight",
-        "stack.final": "transformer.ln_f",
-        "unembed.matrix": "lm_head.weight",
-        f"{ours}.attn_norm": f"{theirs}.ln_1",
+    return GPT2_NAMES | {
         f"{ours}.attn.projection.qkv": separate_qkv(config, f"{theirs}.attn.attention"),
         f"{ours}.attn.merge.output": f"{theirs}.attn.attention.out_proj",
-        f"{ours}.mlp_norm": f"{theirs}.ln_2",
-        f"{ours}.mlp.input": f"{theirs}.mlp.c_fc",
-        f"{ours}.mlp.output": f"{theirs}.mlp.c_proj",
     }
 
 

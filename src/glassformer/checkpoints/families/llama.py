@@ -8,7 +8,12 @@ from torch import Tensor
 from glassformer.attention import Rope
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.llama_shaped import express_llama, express_mlp, gated_decoder
+from glassformer.checkpoints.families.llama_shaped import (
+    LLAMA_FILES,
+    express_llama,
+    express_mlp,
+    gated_decoder,
+)
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, Mlp, RmsNorm
 
@@ -85,9 +90,7 @@ LLAMA = Family(
     ("llama",),
     _config,
     _table,
-    prefixes=("model.",),
-    ignored=("*.rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
     express=_express,
     any_pairing=True,
+    **LLAMA_FILES,
 )

@@ -9,6 +9,12 @@ from glassformer.checkpoints.families.rotary import longest, rope_parameters
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Mlp, NormConfig, block
 
+# how files of decoders named like Llama differ from their table
+LLAMA_FILES: dict[str, Any] = {
+    "prefixes": ("model.",),
+    "ignored": ("*.rotary_emb.inv_freq",),
+    "copies": {"lm_head.weight": "model.embed_tokens.weight"},
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

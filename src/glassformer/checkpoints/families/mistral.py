@@ -6,7 +6,12 @@ from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import express_llama, express_mlp, gated_decoder
+from glassformer.checkpoints.families.llama_shaped import (
+    LLAMA_FILES,
+    express_llama,
+    express_mlp,
+    gated_decoder,
+)
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, MixtureOfExperts, RmsNorm
 
@@ -85,10 +90,8 @@ MISTRAL, MIXTRAL = (
         (name.lower(),),
         config,
         table,
-        prefixes=("model.",),
-        ignored=("*.rotary_emb.inv_freq",),
-        copies={"lm_head.weight": "model.embed_tokens.weight"},
         express=express,
+        **LLAMA_FILES,
     )
     for name, config, table, express in (
         ("Mistral", _mistral_config, _mistral_table, _express_mistral),

@@ -9,6 +9,7 @@ from typing import Any
 
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
+from glassformer.checkpoints.families.gpt2 import GPT2_NAMES
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
 
 
@@ -53,16 +54,9 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
 
 def _table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
-    return {
-        "embed.matrix": "transformer.wte.weight",
-        "embed.positions.weight": "transformer.wpe.weight",
-        "stack.final": "transformer.ln_f",
-        f"{ours}.attn_norm": f"{theirs}.ln_1",
+    return GPT2_NAMES | {
         f"{ours}.attn.projection.qkv": f"{theirs}.attn.c_attn",
         f"{ours}.attn.merge.output": f"{theirs}.attn.c_proj",
-        f"{ours}.mlp_norm": f"{theirs}.ln_2",
-        f"{ours}.mlp.input": f"{theirs}.mlp.c_fc",
-        f"{ours}.mlp.output": f"{theirs}.mlp.c_proj",
     }
 
 

@@ -6,6 +6,7 @@ from glassformer.attention import QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import separate_qkv
+from glassformer.checkpoints.families.llama_shaped import LLAMA_FILES
 from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.models import DecoderConfig, LayerNorm, Mlp, block, repeat
 
@@ -58,7 +59,5 @@ PHI = Family(
     ("phi",),
     _config,
     _table,
-    prefixes=("model.",),
-    ignored=("*.rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    **LLAMA_FILES,
 )

@@ -6,7 +6,10 @@ from glassformer.attention import Softmax
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES
-from glassformer.checkpoints.families.llama_shaped import gated_decoder
+from glassformer.checkpoints.families.llama_shaped import (
+    LLAMA_FILES,
+    gated_decoder,
+)
 from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.models import DecoderConfig, RmsNorm
 
@@ -36,7 +39,5 @@ PHI3 = Family(
     ("phi3",),
     _config,
     _table,
-    prefixes=("model.",),
-    ignored=("*.rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    **LLAMA_FILES,
 )

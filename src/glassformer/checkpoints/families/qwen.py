@@ -7,6 +7,7 @@ from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
 from glassformer.checkpoints.families.llama_shaped import (
+    LLAMA_FILES,
     express_shaped,
     gated_decoder,
     layer_kinds,
@@ -62,10 +63,8 @@ QWEN2 = Family(
     ("qwen2",),
     _config_2,
     _table,
-    prefixes=("model.",),
-    ignored=("*.rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
     express=_express_2,
+    **LLAMA_FILES,
 )
 QWEN3 = Family(
     "Qwen 3",

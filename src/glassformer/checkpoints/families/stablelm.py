@@ -10,7 +10,11 @@ from glassformer.attention import Merge, QueryKeyNorm
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import express_shaped, gated_decoder
+from glassformer.checkpoints.families.llama_shaped import (
+    LLAMA_FILES,
+    express_shaped,
+    gated_decoder,
+)
 from glassformer.checkpoints.families.rotary import rope, turned_share
 from glassformer.models import DecoderConfig, LayerNorm
 
@@ -65,8 +69,6 @@ STABLELM = Family(
     ("stablelm",),
     _config,
     _table,
-    prefixes=("model.",),
-    ignored=("*.rotary_emb.inv_freq",),
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
     express=_express,
+    **LLAMA_FILES,
 )
