@@ -1,4 +1,4 @@
-"""Tiny random models in the layouts of other libraries: nanoGPT, params.json, TransformerLens.
+"""Tiny random models in the layouts of other libraries: nanoGPT, params.json, TransformerLens, per-head tensors.
 
 Each is made from a reference of transformers, whose tensors are arranged here as those libraries arrange them.
 """
@@ -201,8 +201,36 @@ def hooked_llama() -> Layout:
     return model, config, tensors, "TransformerLens"
 
 
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict's tensors as `model.W_Q` and its like give them: those of both layers in one."""
+    dropped = ("attn", "mlp", "embed", "pos_embed", "unembed", "blocks", "0", "1")
+    found: dict[str, list[Tensor]] = {}
+    for name, value in tensors.items():
+        if not name.endswith((".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")):
+            *place, last = name.split(".")
+            kept = [part for part in place if part not in dropped]
+            found.setdefault(".".join([*kept, last.removeprefix("_")]), []).append(value)
+    return {name: torch.stack(values) if len(values) > 1 else values[0] for name, values in found.items()}
+
+
+def per_head_gpt2() -> Layout:
+    model, config, tensors, _ = hooked_gpt2()
+    return model, config, stacked(tensors), "Per-head tensors"
+
+
+def per_head_gpt2_folded() -> Layout:
+    model, config, tensors, _ = hooked_gpt2_folded()
+    return model, config, stacked(tensors), "Per-head tensors"
+
+
+def per_head_llama() -> Layout:
+    model, config, tensors, _ = hooked_llama()
+    return model, config, stacked(tensors), "Per-head tensors"
+
+
 LAYOUTS: list[Callable[[], Layout]] = [
-    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama,
+    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama, per_head_gpt2,
+    per_head_gpt2_folded, per_head_llama,
 ]  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def saved(config: DecoderConfig, folder: Path) -> Path:
     [
         (llama_like(), "huggingface"), (llama_like(), "llama2c"), (gpt_like(), "huggingface"),
         (llama_like(), "transformer-lens"), (gpt_like(), "transformer-lens"), (attention_only(), "transformer-lens"),
+        (gpt_like(), "per-head"), (attention_only(), "per-head"),
     ],
 )  # fmt: skip
 def test_a_model_of_ours_is_written_in_a_layout_that_says_the_same(
@@ -72,6 +73,25 @@ def test_a_checkpoint_of_ours_comes_back_bit_for_bit_from_another_layout(tmp_pat
     found, expected = (load_file(folder / "model.safetensors") for folder in (back, ours))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_tensors_of_all_layers_may_be_fewer_than_the_layers_and_must_be_of_as_many(tmp_path: Path) -> None:
+    layers = repeat(block(n_heads=2, norm=RmsNorm(gain=False)), 20)
+    config = DecoderConfig(257, 16, layers, 32, Learned(), RmsNorm(gain=False), tied=False)
+    ours = saved(config, tmp_path / "ours")
+    made = convert(ours, tmp_path / "made", "per-head")
+    tensors = load_file(made / "model.safetensors")
+    assert len(tensors) == 12 and tensors["W_Q"].shape == (20, 2, 16, 8)
+    streamed: Any = gf.load(made, stream=True)
+    assert torch.equal(streamed(TOKENS), gf.load(made)(TOKENS))
+    back = gf.load(convert(made, tmp_path / "back")).state_dict()
+    expected = gf.load(ours).state_dict()
+    assert all(torch.equal(back[name], expected[name]) for name in expected)
+    # the first of more layers would be another model, without a word
+    said = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(said | {"n_layers": 19}))
+    with pytest.raises(CheckpointError, match=r'"W_Q" has shape \(20, 2, 16, 8\), which does not fit .* 19 layers'):
+        gf.load(made)
 
 
 def test_what_no_layout_has_a_place_for_is_named_and_nothing_is_written(tmp_path: Path) -> None:

@@ -14,7 +14,19 @@ from families import all_cases, reference_folder
 from glassformer.checkpoints import convert
 from glassformer.checkpoints.parity import wide
 from glassformer.errors import CheckpointError
-from layouts import TOKENS, hooked_gpt2_folded, hooked_llama, llama2c, nanogpt, params, same_bits, tensors_of, written
+from layouts import (
+    TOKENS,
+    hooked_gpt2_folded,
+    hooked_llama,
+    llama2c,
+    nanogpt,
+    params,
+    per_head_gpt2_folded,
+    per_head_llama,
+    same_bits,
+    tensors_of,
+    written,
+)
 
 CASES = all_cases()
 # the first case of a family stands for it; the others are walked in the full sweep
@@ -36,7 +48,8 @@ def test_a_family_comes_back_from_ours_bit_for_bit(name: str, tmp_path: Path) ->
     ("layout", "to"),
     [
         (params, "huggingface"), (llama2c, "huggingface"), (hooked_llama, "huggingface"), (params, "transformer-lens"),
-        (nanogpt, "huggingface"), (nanogpt, "transformer-lens"),
+        (nanogpt, "huggingface"), (nanogpt, "transformer-lens"), (params, "per-head"), (per_head_llama, "huggingface"),
+        (per_head_gpt2_folded, "transformer-lens"), (hooked_gpt2_folded, "per-head"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )  # fmt: skip

@@ -24,7 +24,10 @@ def test_a_layout_gives_the_references_logits(layout: Callable[[], Layout], tmp_
         close(ours(TOKENS), model(TOKENS).logits, 1e-9)
 
 
-TARGETS = {"nanoGPT": "nanogpt", "Llama (params.json)": "llama2c", "TransformerLens": "transformer-lens"}
+TARGETS = {
+    "nanoGPT": "nanogpt", "Llama (params.json)": "llama2c", "TransformerLens": "transformer-lens",
+    "Per-head tensors": "per-head",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)

@@ -10,7 +10,7 @@ Whose layout the folder has, ours or a published family's, matters nowhere else.
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,10 +128,14 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
     Raises:
         CheckpointError: No family covers it, it is quantised, or config and tensors do not fit each other.
     """
-    family, ours = translated(config, where)
+    # what no family covers is told before the files are looked for
+    translated(config, where)
     files = TensorFiles(folder)
+    family, ours = translated(config, where, files)
     quantised = [(name, place.stored_as) for name, place in files.items() if place.dtype is None]
-    model = skeleton(ours, len(files), folder)
+    # a tensor may hold all layers
+    n_tensors = len(files) if not family.holds else sum(place.shape[0] for place in files.values() if place.shape)
+    model = skeleton(ours, n_tensors, folder)
     with _read_as(family, where):
         table = family.table(Fields(config, str(where)), ours)
     parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
@@ -146,8 +150,8 @@ def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Chec
     return Checkpoint(folder, ours, model, parts, files, stored, Origin(family.name, dict(config)))
 
 
-def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelConfig]:
-    """Return the family of a published config, and our config of it.
+def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = ()) -> tuple[Family, ModelConfig]:
+    """Return the family of a published config beside tensors of these names, and our config of it.
 
     Raises:
         CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
@@ -157,7 +161,7 @@ def translated(config: Mapping[str, Any], where: Path) -> tuple[Family, ModelCon
             f'"{where}" describes a quantised model ({method.get("quant_method", "unknown method")}), and quantised '
             "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
         )
-    family = recognise(config, str(where))
+    family = recognise(config, str(where), names)
     with _read_as(family, where):
         return family, family.config(Fields(config, str(where)))
 

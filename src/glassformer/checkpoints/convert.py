@@ -132,7 +132,7 @@ def _theirs(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -
     """Yield tensors of another layout, those together that share some of ours."""
     fields = Fields(config, family.config_name)
     wanted = family.config(fields)
-    model = skeleton(wanted, len(checkpoint.files), checkpoint.folder)
+    model = skeleton(wanted, len(checkpoint.parts), checkpoint.folder)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     # the table asks for the order of rotary pairs, which is that of the tensors as they are
     parts = sources(shapes, family.table(fields, checkpoint.config))

@@ -16,12 +16,13 @@ def convert(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IN")],
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")],
     /,
-    to: Literal["glassformer", "huggingface", "transformer-lens", "nanogpt", "llama2c"] = "glassformer",
+    to: Literal["glassformer", "huggingface", "transformer-lens", "per-head", "nanogpt", "llama2c"] = "glassformer",
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None,
     shard_size: str = "2GB",
     revision: str | None = None,
 ) -> None:
-    """Write a model in another layout: ours, Hugging Face's, TransformerLens', nanoGPT's, or llama2.c's and Meta's.
+    """Write a model in another layout: ours, or that of Hugging Face, TransformerLens, nanoGPT, llama2.c or Meta, or as
+    plain per-head tensors.
 
     Weights are rearranged, never recomputed, so the way back gives the same bits. OUT appears when it is whole; what
     has no place in the layout is refused with its name.

@@ -1,6 +1,6 @@
 """Families of published models, one table each; a checkpoint is recognised by its config's structure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from glassformer.checkpoints.families.bart import BART, MARIAN
@@ -31,6 +31,7 @@ from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from glassformer.checkpoints.families.nanogpt import NANOGPT
 from glassformer.checkpoints.families.olmo import OLMO, OLMO2
 from glassformer.checkpoints.families.opt import OPT
+from glassformer.checkpoints.families.per_head import PER_HEAD
 from glassformer.checkpoints.families.phi import PHI
 from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
@@ -42,8 +43,8 @@ from glassformer.errors import CheckpointError, nearest
 # the first that covers a config reads it
 FAMILIES: list[Family] = [
     BART, BERT, BLOOM, DIFFLLAMA, DISTILBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GPT2, GPTJ, GPT_NEO, GPT_NEOX,
-    GPT_OSS, LLAMA, LLAMA_PARAMS, MARIAN, MISTRAL, MIXTRAL, NANOGPT, OLMO, OLMO2, OPT, PHI, PHI3, QWEN2, QWEN3,
-    ROBERTA, STABLELM, T5, TRANSFORMER_LENS,
+    GPT_OSS, LLAMA, LLAMA_PARAMS, MARIAN, MISTRAL, MIXTRAL, NANOGPT, OLMO, OLMO2, OPT, PER_HEAD, PHI, PHI3, QWEN2,
+    QWEN3, ROBERTA, STABLELM, T5, TRANSFORMER_LENS,
 ]  # fmt: skip
 
 
@@ -59,18 +60,19 @@ def register(family: Family) -> Family:
     return family
 
 
-def recognise(config: Mapping[str, Any], where: str) -> Family:
+def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()) -> Family:
     """Return the family of a config.json.
 
     Args:
         config: Its content.
         where: The file, for the message.
+        names: Of the tensors beside it, which tell layouts apart that share a config.
 
     Raises:
         CheckpointError: No family covers it; the message says which is closest and what works all the same.
     """
     for family in FAMILIES:
-        if family.covers(config):
+        if family.covers(config, names):
             return family
     known = [kind for family in FAMILIES for kind in family.model_types]
     kind = config.get("model_type")
@@ -88,6 +90,7 @@ __all__ = [
     "FAMILIES",
     "LLAMA_PARAMS",
     "NANOGPT",
+    "PER_HEAD",
     "TRANSFORMER_LENS",
     "Family",
     "Fields",

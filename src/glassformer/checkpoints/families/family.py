@@ -14,8 +14,8 @@ and without biases, tied or not.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,8 @@ class Piece:
         view: From theirs (transposed already) to the part that is ours, without copying; any shape with our rows'
             numbers in order. All of it by default.
         shape: Of theirs (transposed already), where it is not `rows` of our rows.
+        layers: For theirs that hold all layers one after another: how many. The rest describes that of one layer.
+        layer: Which of them; filled in where `{i}` is.
     """
 
     name: str
@@ -45,15 +47,21 @@ class Piece:
     transposed: bool = False
     view: Callable[[Tensor], Tensor] | None = None
     shape: tuple[int, ...] | None = None
+    layers: int | None = None
+    layer: int = 0
 
     def part(self, theirs: Tensor) -> Tensor:
         """Return the view on one of their tensors that is ours."""
+        if self.layers is not None:
+            if theirs.ndim == 0 or len(theirs) != self.layers:
+                raise IndexError(f"{self.layers} layers are asked for")
+            theirs = theirs[self.layer]
         upright = theirs.mT if self.transposed and theirs.ndim > 1 else theirs
         return upright if self.view is None else self.view(upright)
 
     @property
     def is_whole(self) -> bool:
-        return self.view is None and not self.transposed
+        return self.view is None and not self.transposed and self.layers is None
 
 
 Right = str | Piece | Sequence[str | Piece]
@@ -74,6 +82,7 @@ class Family:
         ignored: Patterns of tensors that hold no weights (masks, tables of angles).
         copies: Tensors that files may hold a second time, and what they are copies of: tied matrices.
         recognise: For layouts without `model_type`: whether a config is one of theirs.
+        holds: Tensors by whose names it is told from a family with the same configs, which must be listed after it.
         express: From our config to theirs, for models that did not come from one: decoders with attention and an MLP in
             every block, unless `bare`. Whatever it gives is accepted only if `config` makes the same of it.
         bare: `express` takes any decoder.
@@ -91,14 +100,17 @@ class Family:
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     recognise: Callable[[Mapping[str, Any]], bool] | None = None
+    holds: tuple[str, ...] = ()
     express: Callable[[Any], dict[str, Any]] | None = None
     bare: bool = False
     config_name: str = "config.json"
     writes_copies: bool = False
     any_pairing: bool = False
 
-    def covers(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config.json is of this family."""
+    def covers(self, config: Mapping[str, Any], names: Collection[str] = ()) -> bool:
+        """Whether a config.json, beside tensors of these names, is of this family."""
+        if not all(name in names for name in self.holds):
+            return False
         if self.recognise is not None and self.recognise(config):
             return True
         return config.get("model_type") in self.model_types
@@ -141,7 +153,7 @@ def sources(shapes: Mapping[str, tuple[int, ...]], table: Table) -> dict[str, So
 def _named(piece: str | Piece, layer: str, suffix: str) -> Piece:
     piece = Piece(piece) if isinstance(piece, str) else piece
     name = piece.name.replace("{i}", layer) + suffix
-    return Piece(name, piece.rows, piece.transposed, piece.view, piece.shape)
+    return replace(piece, name=name, layer=int(layer or 0))
 
 
 def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: torch.dtype) -> Tensor:
@@ -171,14 +183,14 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
         try:
             part = piece.part(theirs)
         except (RuntimeError, IndexError) as error:
-            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name) from error
+            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name, piece.layers) from error
         rows = _rows(part, source.shape)
         if (
             rows is None
             or start + rows > source.shape[0]
             or (piece is source.pieces[-1]) != (start + rows == source.shape[0])
         ):
-            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name)
+            raise _misfit(piece.name, tuple(theirs.shape), source.shape, name, piece.layers)
         ours[start : start + rows].view(part.shape).copy_(part)
         start += rows
     return ours
@@ -212,7 +224,8 @@ def taken_apart(
             if piece.name not in found:
                 made = torch.zeros(shape, dtype=ours.dtype)
                 # stored the other way round, as it lies in their file
-                found[piece.name] = made.mT.contiguous() if piece.transposed and made.ndim > 1 else made
+                made = made.mT.contiguous() if piece.transposed and made.ndim > 1 else made
+                found[piece.name] = made if piece.layers is None else torch.stack([made] * piece.layers)
             part = piece.part(found[piece.name])
             rows = _rows(part, source.shape)
             assert rows is not None, f"{piece.name} does not hold whole rows of {name}"
@@ -301,7 +314,10 @@ def _glob(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", ".*")
 
 
-def _misfit(theirs: str, found: tuple[int, ...], shape: tuple[int, ...], ours: str) -> CheckpointError:
+def _misfit(
+    theirs: str, found: tuple[int, ...], shape: tuple[int, ...], ours: str, layers: int | None = None
+) -> CheckpointError:
+    several = "" if layers is None else f", one of {layers} layers"
     return CheckpointError(
-        f'"{theirs}" has shape {found}, which does not fit what the config asks for: {shape} for "{ours}".'
+        f'"{theirs}" has shape {found}, which does not fit what the config asks for: {shape} for "{ours}"{several}.'
     )
