@@ -35,8 +35,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         circuits_without(OFFSETS, INDUCTION, QK),
     ),
-    # a context of six tokens has no late ones to compare with early ones
-    "llama_dynamic_scaling": circuits_without(INDUCTION, "loss by position"),
+    # and a context of a few tokens has no late ones to compare with early ones
+    "llama_dynamic_scaling": circuits_without(OFFSETS, INDUCTION, QK, "loss by position"),
     # two maps per head, and a pattern that is their difference
     **dict.fromkeys(("diffllama_grouped_keys", "diffllama_biases_tied"), circuits_without(INDUCTION, QK)),
     # values that are cut off are no matrix's either

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import reference_folder
+from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys
 from glassformer.checkpoints import comparison, parity, save
 from glassformer.checkpoints.parity import reference
@@ -81,6 +81,29 @@ def test_a_changed_tensor_is_found_at_the_first_site_it_reaches(tensor: str, fau
     site, theirs = FAULTS[tensor]
     assert found.first is not None
     assert (found.first.site, found.first.theirs, found.first.rows) == (site, theirs, "one length")
+
+
+# tensor -> first site it reaches
+OTHERS = {
+    "bert": ("bert.encoder.layer.1.output.dense.weight", "blocks.1.mlp.out"),
+    "t5": ("decoder.block.1.layer.1.EncDecAttention.v.weight", "decoder.blocks.1.cross.out"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_fault_is_found_in_encoders_and_encoder_decoders(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, config = all_cases()[name].make()
+    sound, folder = tmp_path / "sound", tmp_path / "faulty"
+    reference_folder(kind, config, sound, torch.float32)
+    assert parity(sound).first is None
+    shutil.copytree(sound, folder)
+    monkeypatch.setattr(comparison, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
+    tensor, site = OTHERS[name]
+    change_tensor(folder, tensor)
+    found = parity(folder)
+    assert found.first is not None and found.first.site == site
 
 
 def test_a_changed_field_of_the_config_is_found_and_is_exit_code_1(

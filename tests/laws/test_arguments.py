@@ -38,6 +38,10 @@ def rows() -> Batch:
     return next_token_batch(torch.cat((torch.zeros(40, 1, dtype=torch.long), units, units), 1))
 
 
+# two runs are trained
+pytestmark = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two layers, of which the first sees the previous token only; and one layer with smeared keys."""

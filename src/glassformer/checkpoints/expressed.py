@@ -119,10 +119,10 @@ def _refusal(checkpoint: Checkpoint, to: str, tried: list[tuple[Family, list[str
     start = f'"{checkpoint.folder}" has no place in the layout "{to}"'
     if not tried:
         known = ", ".join(family.name for family in LAYOUTS[to] if family.express is not None)
-        kind = type(checkpoint.config).__name__
+        kind = str(checkpoint.config.kind).replace("_", "-")
         return (
-            f"{start}: it can say decoders whose blocks are attention and an MLP ({known}), and this is a {kind} of "
-            'other parts. "glassformer" has a place for every model.'
+            f"{start}: of models that were made here it takes decoders whose blocks are attention and an MLP (as "
+            f'{known}), and this {kind} is none. "glassformer" has a place for every model.'
         )
     family, differences = min(tried, key=lambda pair: len(pair[1]))
     more = f" (and {len(differences) - SHOWN} more)" if len(differences) > SHOWN else ""
