@@ -7,12 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import glassformer as gf
 from closeness import close
-from glassformer.checkpoints import convert
+from glassformer.checkpoints import convert, save
 from glassformer.checkpoints.parity import wide
-from layouts import LAYOUTS, TOKENS, Layout, llama2c, params, same_bits, tensors_of, written
+from glassformer.errors import CheckpointError
+from glassformer.models import DecoderConfig, Learned, Mlp, block
+from layouts import (
+    LAYOUTS,
+    TOKENS,
+    Layout,
+    hooked_llama,
+    llama2c,
+    params,
+    per_head_llama,
+    same_bits,
+    tensors_of,
+    written,
+)
+from strategies import randomise
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
@@ -45,3 +60,22 @@ def test_a_layout_comes_back_from_ours_bit_for_bit(layout: Callable[[], Layout],
     name = "params.json" if layout in (params, llama2c) else "config.json"
     expected = json.loads(next(theirs.glob("*.json")).read_text())
     assert json.loads((back / name).read_text()) == expected
+
+
+@pytest.mark.parametrize("layout", [hooked_llama, per_head_llama], ids=lambda layout: layout.__name__)
+def test_a_bias_that_is_added_behind_the_gate_is_refused(layout: Callable[[], Layout], tmp_path: Path) -> None:
+    _, tensors, _ = written(layout, tmp_path)
+    name = next(name for name in tensors if name.endswith("b_in"))
+    save_file(tensors_of(tmp_path) | {name: torch.ones_like(tensors[name])}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f'"{name}" is added where our models add nothing'):
+        gf.load(tmp_path)
+
+
+def test_a_bias_in_front_of_the_gate_has_no_place_behind_it(tmp_path: Path) -> None:
+    layer = block(n_heads=2, bias=True, mlp=Mlp(20, activation="silu", gated=True))
+    model: Any = randomise(DecoderConfig(11, 16, (layer,), max_len=16, positions=Learned()).build())
+    for name, value in model.named_parameters():
+        if name.endswith("mlp.gate.bias"):
+            torch.nn.init.zeros_(value)
+    with pytest.raises(CheckpointError, match=r'"stack.blocks.0.mlp.input.bias" has no place in this layout'):
+        convert(save(model, tmp_path / "ours"), tmp_path / "theirs", "transformer-lens")

@@ -40,6 +40,7 @@ class Piece:
         shape: Of theirs (transposed already), where it is not `rows` of our rows.
         layers: For theirs that hold all layers one after another: how many. The rest describes that of one layer.
         layer: Which of them; filled in where `{i}` is.
+        zero: Whether both must be zero, since theirs is added in another place than ours.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Piece:
     shape: tuple[int, ...] | None = None
     layers: int | None = None
     layer: int = 0
+    zero: bool = False
 
     def part(self, theirs: Tensor) -> Tensor:
         """Return the view on one of their tensors that is ours."""
@@ -61,7 +63,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        return self.view is None and not self.transposed and self.layers is None
+        return self.view is None and not self.transposed and self.layers is None and not self.zero
 
 
 Right = str | Piece | Sequence[str | Piece]
@@ -166,7 +168,7 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
         dtype: Wanted type.
 
     Raises:
-        CheckpointError: A tensor is not of the shape that the config asks for.
+        CheckpointError: A tensor is not of the shape that the config asks for, or not zero as it must be.
     """
     if not source.pieces:
         return torch.zeros(source.shape, dtype=dtype)
@@ -191,6 +193,10 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
             or (piece is source.pieces[-1]) != (start + rows == source.shape[0])
         ):
             raise _misfit(piece.name, tuple(theirs.shape), source.shape, name, piece.layers)
+        if piece.zero and bool(part.any()):
+            raise CheckpointError(
+                f'"{piece.name}" is added where our models add nothing, so it is read if it is zero; it is not.'
+            )
         ours[start : start + rows].view(part.shape).copy_(part)
         start += rows
     return ours
@@ -212,7 +218,7 @@ def taken_apart(
     found: dict[str, Tensor] = {}
     for name in parts if names is None else names:
         source, ours = parts[name], read(name)
-        if not source.pieces and bool(ours.any()):
+        if all(piece.zero for piece in source.pieces) and bool(ours.any()):
             raise CheckpointError(f'"{name}" has no place in this layout, where it is zero; in this model it is not.')
         start = 0
         for piece in source.pieces:

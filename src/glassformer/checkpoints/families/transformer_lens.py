@@ -150,8 +150,9 @@ def _table(fields: Fields, config: Any) -> Table:
         found |= _attention(config, "_" if _grouped(fields) else "")
     for matrix, name in (("gate", "gate"), ("input", "in"), ("output", "out")):
         found[f"{ours}.mlp.{matrix}.weight"] = Piece(f"{theirs}.mlp.W_{name}", transposed=True)
-        # the gate's has no bias
-        found[f"{ours}.mlp.{matrix}.bias"] = () if matrix == "gate" else f"{theirs}.mlp.b_{name}"
+        # gates have no bias, and where there are gates, b_in is added behind them
+        gated = matrix == "input" and fields.flag("gated_mlp", False)
+        found[f"{ours}.mlp.{matrix}.bias"] = () if matrix == "gate" else Piece(f"{theirs}.mlp.b_{name}", zero=gated)
     return found
 
 
