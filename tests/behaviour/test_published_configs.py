@@ -90,3 +90,11 @@ def test_what_a_family_cannot_say_is_refused_by_field() -> None:
 def test_experts_stored_in_four_bits_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"quantised model \(mxfp4\), and quantised weights are not read"):
         read("gpt_oss", sliding_window=3, quantization_config={"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "phi", "phi3", "stablelm"])
+def test_a_share_that_turns_half_a_pair_is_refused(kind: str) -> None:
+    sizes = {"hidden_size": 48, "partial_rotary_factor": 0.5, "rope_scaling": None}
+    assert attention(read(kind, **sizes))[0].positions.fraction == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match=r"0.25 turns 3 of the 12 coordinates of a head"):
+        read(kind, **sizes | {"partial_rotary_factor": 0.25})

@@ -61,9 +61,22 @@ def longest(fields: Fields, positions: object, default: int) -> int:
 
 
 def turned_share(fields: Fields, default: float = 1.0) -> float:
-    """Return the share of each head that turns (`partial_rotary_factor`)."""
+    """Return the share of each head that turns (`partial_rotary_factor`).
+
+    Raises:
+        CheckpointError: It leaves a coordinate without a partner.
+    """
     own = _described(fields, None, 10000.0)
-    return own.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
+    share = own.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
+    d_head = fields.whole("head_dim", fields.whole("hidden_size") // fields.whole("num_attention_heads"))
+    # a share that was a quotient must not lose a coordinate to rounding
+    turned = int(d_head * share + 1e-6)
+    if turned % 2:
+        raise CheckpointError(
+            f'"{fields.where}": a share of {share:g} turns {turned} of the {d_head} coordinates of a head; rotary '
+            "positions turn pairs, so it must be an even number."
+        )
+    return share
 
 
 def rope_parameters(positions: Rope) -> dict[str, Any]:
