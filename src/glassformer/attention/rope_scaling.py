@@ -4,6 +4,7 @@ omega_t = base^(-2t/d)          angle per position of pair t, before scaling
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from glassformer.config import Config, require
 Length = Int[Tensor, ""] | None
 
 
-class RopeScaling(Config, family=True):
+class RopeScaling(Config, ABC, family=True):
     """How rotary frequencies are changed for texts longer than those trained on."""
 
     # whether frequencies depend on how long the pass is
@@ -27,6 +28,7 @@ class RopeScaling(Config, family=True):
         """Factor on the parts of queries and keys that turn; their products change by its square."""
         return 1.0
 
+    @abstractmethod
     def frequencies(self, base: float, width: int, length: Length = None) -> Float[Tensor, " pair"]:
         """Return the angle per position of each pair, in radians, float64.
 
@@ -35,7 +37,6 @@ class RopeScaling(Config, family=True):
             width: Coordinates that turn.
             length: Positions in the pass; None stands for any length trained on.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what becomes of frequencies")
 
     def outgrows(self, before: int, after: int) -> bool:
         """As `Positions.outgrows`."""

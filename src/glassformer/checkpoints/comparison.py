@@ -240,7 +240,8 @@ def _pair(
     mask = real_positions(source, sources).long()
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
         encoded = theirs.get_encoder()(input_ids=source, attention_mask=mask)
-    start = torch.full((len(source), 1), checkpoint.config.start_id or 0)  # type: ignore[attr-defined]
+    config: Any = checkpoint.config
+    start = torch.full((len(source), 1), config.start_id or 0)
     read = {"encoder_outputs": encoded, "attention_mask": mask}
     greedy = _greedy(theirs, start, steps, "decoder_input_ids", read)
 
@@ -253,7 +254,7 @@ def _pair(
 
     found: list[Comparison] = [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
     # references count padding as positions: on the left, only what goes by distance can be compared
-    goes_by_distance = checkpoint.config.positions is None  # type: ignore[attr-defined]
+    goes_by_distance = config.positions is None
     return [*found, _pair_left_padded(theirs, tokens, targets, source, sources)] if goes_by_distance else found
 
 

@@ -120,24 +120,22 @@ def _express_1(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _express_2(config: DecoderConfig) -> dict[str, Any]:
-    first: Any = config.layers[0].parts[0].mixer  # type: ignore[union-attr]
+    attention: Any = config.layers[0].parts[0]
     found = _express_sandwich(config, "gemma2", "Gemma2ForCausalLM")
-    return found | {"attn_logit_softcapping": first.cap}
+    return found | {"attn_logit_softcapping": attention.mixer.cap}
 
 
 def _express_3(config: DecoderConfig) -> dict[str, Any]:
     found = _express_sandwich(config, "gemma3_text", "Gemma3ForCausalLM")
-    kinds: dict[str, Any] = {
-        kind: layer.parts[0].positions  # type: ignore[union-attr]
-        for kind, layer in zip(found["layer_types"], config.layers)
-    }
-    rotary = {kind: rope_parameters(positions) for kind, positions in kinds.items()}
+    first: dict[str, Any] = {kind: layer.parts[0] for kind, layer in zip(found["layer_types"], config.layers)}
+    rotary = {kind: rope_parameters(attention.positions) for kind, attention in first.items()}
     return found | {"rope_parameters": rotary}
 
 
 def _express_sandwich(config: DecoderConfig, kind: str, architecture: str) -> dict[str, Any]:
     found = express_shaped(config, kind, architecture)
-    scale: float | None = config.layers[0].parts[0].mixer.scale  # type: ignore[union-attr]
+    attention: Any = config.layers[0].parts[0]
+    scale: float | None = attention.mixer.scale
     return found | {
         "hidden_activation": found["hidden_act"],
         "query_pre_attn_scalar": found["head_dim"] if scale is None else round(scale**-2),

@@ -74,12 +74,13 @@ def _reordered(positions: Any, pairing: str | None, n_heads: int, d_head: int) -
 
 
 def _express(config: DecoderConfig) -> dict[str, Any]:
-    attention, mlp = config.layers[0].parts
+    parts: Any = config.layers[0].parts
+    attention, mlp = parts
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": attention.projection.bias,  # type: ignore[union-attr]
-        "mlp_bias": mlp.bias,  # type: ignore[union-attr]
+        "attention_bias": attention.projection.bias,
+        "mlp_bias": mlp.bias,
         **express_llama(config),
         **express_mlp(config),
     }

@@ -92,6 +92,7 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].parts[0]
     dims = attention.dims(config.d_model, config.max_len)
     scaling = attention.positions.scaling
+    norm: Any = config.layers[0].norm
     from_there = isinstance(scaling, LinearScaling | DynamicScaling)
     return {
         "vocab_size": config.vocab_size,
@@ -102,7 +103,7 @@ def express_llama(config: DecoderConfig) -> dict[str, Any]:
         "head_dim": dims.d_head,
         # in files with these scalings, the length trained on
         "max_position_embeddings": round(config.max_len / scaling.factor) if from_there else config.max_len,
-        "rms_norm_eps": config.layers[0].norm.eps,  # type: ignore[union-attr]
+        "rms_norm_eps": norm.eps,
         "rope_parameters": rope_parameters(attention.positions),
         "tie_word_embeddings": config.tied,
     }

@@ -44,17 +44,17 @@ def _table_2(fields: Fields, config: Any) -> Table:
 
 
 def _express_1(config: DecoderConfig) -> dict[str, Any]:
-    projection: Any = config.layers[0].parts[0].projection  # type: ignore[union-attr]
-    found = express_shaped(config, "olmo", "OlmoForCausalLM", clip_qkv=projection.clip)
+    attention: Any = config.layers[0].parts[0]
+    found = express_shaped(config, "olmo", "OlmoForCausalLM", clip_qkv=attention.projection.clip)
     for name in ("head_dim", "layer_types", "sliding_window", "rms_norm_eps"):
         del found[name]
     return found
 
 
 def _express_2(config: DecoderConfig) -> dict[str, Any]:
-    eps = config.layers[0].norm_after.eps  # type: ignore[union-attr]
+    after: Any = config.layers[0].norm_after
     # what every sub-layer reads has no norm to take it from
-    normed = config.replace(layers=tuple(layer.replace(norm=RmsNorm(eps)) for layer in config.layers))
+    normed = config.replace(layers=tuple(layer.replace(norm=RmsNorm(after.eps)) for layer in config.layers))
     found = express_shaped(normed, "olmo2", "Olmo2ForCausalLM")
     for name in ("head_dim", "layer_types", "sliding_window"):
         del found[name]
