@@ -9,12 +9,8 @@ norms contributes its bias. `direct_effects` does the same for whole batches.
 import dataclasses
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from glassformer.analysis.components import (
     Component,
-    Kind,
     attention_of,
     decoder_side,
     read_through,
@@ -23,14 +19,12 @@ from glassformer.analysis.components import (
 )
 from glassformer.analysis.direct_effects import aim, effects_at
 from glassformer.analysis.direct_parts import by_key
-from glassformer.analysis.directions import places, pull_back, scale_sites
+from glassformer.analysis.directions import pull_back, scale_sites
+from glassformer.analysis.places import places
+from glassformer.analysis.residual import require_sources
 from glassformer.analysis.run import Run
-from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block
-
-__all__ = ["Attribution", "Component", "Kind", "Sources", "attribution", "by_source", "decoder_side", "sources"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,36 +155,8 @@ def sources(run: Run, split: Attribution, label: str, *, row: int = 0) -> Source
     block, name = next(
         (b, n) for b, n in sub_layers(decoder_side(run.model)[0]) if (b.layer, n) == (head.layer, head.part)
     )
-    _require_sources(run, block, name)
+    require_sources(run, block, name)
     path = pull_back(run, aim(run, split.answer, split.against, None, at, "sources").directions, at)
     found = by_key(run, path, at, [(block, name)])
     every = found.contributions if found.cross is None else found.cross
     return Sources(every.select(batch=0, pos=0, head=label), label)
-
-
-def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
-    """Return what a head writes on behalf of each key; raises as `sources` does."""
-    part = attention_of(block, name)
-    assert part is not None
-    _require_sources(run, block, name)
-    gate = None if part.merge.gate is None else read_through(block, name)
-    scale = None if part.merge.linear else part.at.z_scale
-    pattern = run[part.at.pattern].values[row : row + 1, :, at]
-    moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
-    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
-    scales = None if scale is None else run[scale].values[row : row + 1, :, at, None].expand(moved.shape[:-1])
-    x = moved if gate is None else run[gate].values[row, at].expand(1, moved.shape[2], -1)
-    return part.merge.per_head(moved, x, scales)[0, head]
-
-
-def _require_sources(run: Run, block: Block, name: str) -> None:
-    part = attention_of(block, name)
-    assert part is not None
-    if part.traits.linear_in_value == "no":
-        raise AnalysisUnavailable(
-            f'sources: layer {block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
-            "has a share of its own.\n    The head as a whole is in attribution(run)."
-        )
-    gate = None if part.merge.gate is None else read_through(block, name)
-    scale = None if part.merge.linear else part.at.z_scale
-    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")

@@ -29,16 +29,13 @@ from glassformer.analysis.components import (
 from glassformer.analysis.directions import (
     Directions,
     Path,
-    Places,
-    Positions,
     Write,
-    places,
     products,
     pull_back,
     scale_sites,
 )
-from glassformer.analysis.inputs import token_id
 from glassformer.analysis.live_norm import FinalNorm
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
@@ -47,7 +44,6 @@ from glassformer.weights import head_label
 
 NormMode = Literal["frozen", "live"]
 _Split = Iterator[tuple[list[Component], Tensor]]
-Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,16 +252,6 @@ def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
     return names + [site for site in scale_sites(model) if site not in names]
 
 
-def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
-    """Return names of positions, with their tokens if there is one row."""
-    if len(at.rows) != 1:
-        same = bool((at.positions == at.positions[:1]).all())
-        return {"pos": [str(p) for p in at.positions[0].tolist()]} if same and not at.whole else {}
-    tokens = run.token_rows[int(at.rows[0])]
-    known = [p for p in at.positions[0].tolist() if p < len(tokens)]
-    return {"pos": [f"{p}:{tokens[p]}" for p in known]} if len(known) == at.positions.shape[1] else {}
-
-
 def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
     """Yield components with their contributions `row place component`, in the order of the forward pass."""
     _, embed = decoder_side(run.model)
@@ -317,29 +303,6 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
     mixed, matrix = mixed_values(run, part, reads, at), part.merge.matrix()
     effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
-
-
-def tokens_at(model: Any, given: Answers, at: Places) -> Int[Tensor, "row place"]:
-    """Return the id of every place: one for all, one per row, or one each."""
-    shape = tuple(at.positions.shape)
-    device = at.positions.device
-    if isinstance(given, (str, int)):
-        return torch.full(shape, token_id(model, given), device=device)
-    if isinstance(given, Tensor):
-        ids = given.to(device).long()
-        low, high = int(ids.min()), int(ids.max())
-        token_id(model, low if low < 0 else high)
-    else:
-        assert given is not None
-        ids = torch.tensor([token_id(model, token) for token in given], device=device)
-    if tuple(ids.shape) == shape[:1]:
-        return ids[:, None].expand(shape)
-    if tuple(ids.shape) != shape:
-        raise ShapeMismatch(
-            f"answers have shape {'x'.join(map(str, ids.shape))}; give one token, one per row (batch={shape[0]}), or "
-            f"one per row and position (batch={shape[0]} pos={shape[1]})."
-        )
-    return ids
 
 
 def _labels(components: Sequence[Component]) -> list[str]:

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import attention_of, decoder_side, read_through, sub_layers
-from glassformer.analysis.direct_effects import Answers, aim, place_labels
-from glassformer.analysis.directions import Path, Places, Positions, Write, places, pull_back, scale_sites
+from glassformer.analysis.direct_effects import aim
+from glassformer.analysis.directions import Path, Write, pull_back, scale_sites
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
 from glassformer.analysis.run import Run
 from glassformer.analysis.steps import require_pattern
 from glassformer.attention import AttentionLayer, per_query_head

@@ -10,7 +10,6 @@ Axes: `row place`, the rows and positions that are looked at.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,65 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
+from glassformer.analysis.places import Places
 from glassformer.analysis.run import Run
 from glassformer.attention.projections import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block
 from glassformer.models.parts import Norm
 from glassformer.models.readout import ReadoutLayer
-
-Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Places:
-    """Rows and positions of a run.
-
-    Args:
-        rows: Index of each row.
-        positions: Indices of positions in each row, from 0.
-        whole: They are all there are, in order.
-    """
-
-    rows: Int[Tensor, " row"]
-    positions: Int[Tensor, "row place"]
-    whole: bool = False
-
-    def of_stream(self, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "row place *rest"]:
-        return values if self.whole else values[self.rows[:, None], self.positions]
-
-    def of_heads(self, values: Float[Tensor, "batch head pos *rest"]) -> Float[Tensor, "row place head *rest"]:
-        return values.transpose(1, 2) if self.whole else values[self.rows[:, None], :, self.positions]
-
-    def of_rows(self, values: Tensor) -> Tensor:
-        return values if self.whole else values[self.rows]
-
-
-def places(run: Run, positions: Positions = None, row: int | None = None) -> Places:
-    """Return places of a run; raises `ShapeMismatch` for positions that its text does not have.
-
-    Args:
-        run: A forward pass of one of our models.
-        positions: One or several, negative ones counted from the end of each row's real tokens; a tensor gives every
-            row its own. All by default, those of padding included.
-        row: Only this row of the batch.
-    """
-    assert run.ids is not None, "a run of one of our models has ids"
-    batch, length = run.ids.shape
-    device = run.ids.device
-    rows = range(batch) if row is None else [row]
-    if positions is None:
-        every = torch.arange(length, device=device).expand(len(rows), -1)
-        return Places(torch.tensor(rows, device=device), every, whole=len(rows) == batch)
-    if isinstance(positions, Tensor) and positions.ndim > 1:
-        given: Any = positions.tolist()
-        if len(given) != len(rows):
-            raise ShapeMismatch(f"positions for {len(given)} rows were given; the run has {len(rows)}.")
-    else:
-        one = [positions] if isinstance(positions, int) else [int(p) for p in positions]
-        given = [one] * len(rows)
-    found = [[run.place(p, r) for p in of_row] for r, of_row in zip(rows, given)]
-    return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.run import Run, run
 from glassformer.analysis.steps import require_pattern
 from glassformer.attention import AttentionLayer

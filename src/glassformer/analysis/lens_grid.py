@@ -16,10 +16,9 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis.components import blocks_of, decoder_side, entry_sites
-from glassformer.analysis.direct_effects import Answers, place_labels, tokens_at
-from glassformer.analysis.directions import Places, Positions, places
 from glassformer.analysis.inputs import readable
 from glassformer.analysis.lens import entropy_bits, kl_bits, rank, read_logits
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.run import Run
 from glassformer.analysis.tuned_lens import TunedLens
 from glassformer.errors import UnknownSite, nearest

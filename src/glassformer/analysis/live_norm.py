@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import decoder_side, sub_layers
-from glassformer.analysis.directions import Path, Places
+from glassformer.analysis.directions import Path
+from glassformer.analysis.places import Places
 from glassformer.analysis.run import Run
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.parts import Norm

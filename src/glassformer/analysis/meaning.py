@@ -19,9 +19,10 @@ from torch import Tensor
 
 from glassformer.analysis.components import Component, attention_of
 from glassformer.analysis.direct_parts import by_key, direct_source_sites
-from glassformer.analysis.directions import Directions, Places, pull_back, scale_sites
+from glassformer.analysis.directions import Directions, pull_back, scale_sites
 from glassformer.analysis.inputs import prepare
 from glassformer.analysis.lens_grid import lens_sites
+from glassformer.analysis.places import Places
 from glassformer.analysis.residual import each_write, residual_sites
 from glassformer.analysis.run import Run, run
 from glassformer.errors import ShapeMismatch, TextError, UnknownSite, nearest

@@ -18,10 +18,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import by_source
-from glassformer.analysis.components import Component, Kind, blocks_of, decoder_side, vector_sites, written_before
+from glassformer.analysis.components import (
+    Component,
+    Kind,
+    attention_of,
+    blocks_of,
+    decoder_side,
+    read_through,
+    vector_sites,
+    written_before,
+)
 from glassformer.analysis.run import Run
-from glassformer.attention import AttentionLayer
+from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Block, EncoderDecoder
@@ -342,3 +350,32 @@ def _positions(run: Run, stack: str, row: int, length: int) -> dict[str, Sequenc
     rows = run.source_rows if stack == "encoder" else run.token_rows
     labels = [f"{i}:{token}" for i, token in enumerate(rows[row])]
     return {"pos": labels} if len(labels) == length else {}
+
+
+def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
+    """Return what a head writes on behalf of each key; raises as `sources` does."""
+    part = attention_of(block, name)
+    assert part is not None
+    require_sources(run, block, name)
+    gate = None if part.merge.gate is None else read_through(block, name)
+    scale = None if part.merge.linear else part.at.z_scale
+    pattern = run[part.at.pattern].values[row : row + 1, :, at]
+    moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
+    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
+    scales = None if scale is None else run[scale].values[row : row + 1, :, at, None].expand(moved.shape[:-1])
+    x = moved if gate is None else run[gate].values[row, at].expand(1, moved.shape[2], -1)
+    return part.merge.per_head(moved, x, scales)[0, head]
+
+
+def require_sources(run: Run, block: Block, name: str) -> None:
+    """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
+    part = attention_of(block, name)
+    assert part is not None
+    if part.traits.linear_in_value == "no":
+        raise AnalysisUnavailable(
+            f'sources: layer {block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
+            "has a share of its own.\n    The head as a whole is in attribution(run)."
+        )
+    gate = None if part.merge.gate is None else read_through(block, name)
+    scale = None if part.merge.linear else part.at.z_scale
+    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import Component, decoder_side
+from glassformer.analysis.components import Component, decoder_side
 from glassformer.analysis.residual import each_write, residual_sites
 from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.basis import stream_rows
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.run import Run
 from glassformer.analysis.selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.virtual_weights import Port, ports

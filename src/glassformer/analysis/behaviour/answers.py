@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import prepare
 from glassformer.analysis.steps import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import prepare
 from glassformer.analysis.run import evaluating
 from glassformer.analysis.subspaces import dimensions

@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.behaviour.answers import Measured, averaged, forward, measured, rests
 from glassformer.analysis.behaviour.outcomes import OUTCOMES, Scored, change_errors, outcome, scored
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import token_ids
 from glassformer.analysis.losses import joined
 from glassformer.analysis.run import evaluating

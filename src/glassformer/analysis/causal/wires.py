@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.causal.graph import SubLayer, circuit_graph, sub_layers
 from glassformer.analysis.causal.metrics import Metric
 from glassformer.analysis.causal.passes import Off, Pass, context_of, require_alike, substitute
 from glassformer.analysis.causal.receivers import attend, head_axis, normed, project, read_norm, together
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import Inputs, prepare
 from glassformer.analysis.run import evaluating
 from glassformer.attention import Context

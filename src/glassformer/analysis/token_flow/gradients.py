@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.inputs import Inputs, prepare, token_id
 from glassformer.analysis.run import evaluating
 from glassformer.analysis.token_flow.units import position_labels

@@ -11,7 +11,7 @@ import dataclasses
 
 import torch
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.run import Run
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.attribution import decoder_side
+from glassformer.analysis.components import decoder_side
 from glassformer.analysis.run import Run
 from glassformer.analysis.steps import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
