@@ -98,7 +98,7 @@ def random_model(shape: Shape, w: Weights) -> Any:
 
 def glassformer_side(task: str, shape: Shape, w: Weights) -> tuple[Callable[[], Any], Callable[[Any], Tensor]]:
     from glassformer import weights
-    from glassformer.analysis import composition, copying
+    from glassformer.analysis.from_weights import composition, copying
 
     own = weights.of(random_model(shape, w))
     if task == "composition":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from circuit_side import SHAPES, draw, memory_of, random_model
 from glassformer import weights
-from glassformer.analysis import composition
+from glassformer.analysis.from_weights import composition
 from glassformer.attention import Rope
 from glassformer.checkpoints import AttentionReader, save_shards
 from glassformer.models import DecoderConfig, RmsNorm, block

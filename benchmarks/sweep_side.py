@@ -84,7 +84,7 @@ def difference(logits: Tensor) -> Tensor:
 
 
 def glassformer_side(task: Task, shape: Shape, w: Weights) -> Job:
-    from glassformer.analysis import causal
+    from glassformer.analysis import sweep as interventions
     from glassformer.trace import At, Set
 
     model, (clean, corrupt) = glassformer_model(shape, w), prompts(task, shape)
@@ -97,24 +97,25 @@ def glassformer_side(task: Task, shape: Shape, w: Weights) -> Job:
             return [Set(f"blocks.{layer}.{site}", donor, at=At(**where))]
 
         if task.kind == "z":
-            plan = causal.grid(lambda layer, head: patch(layer, "attn.z", head=head), layer=layers, head=heads)
+            plan = interventions.grid(lambda layer, head: patch(layer, "attn.z", head=head), layer=layers, head=heads)
         else:
             sites = ["resid_pre"] if task.kind == "resid" else ["resid_pre", "attn.out", "mlp.out"]
-            plan = causal.grid(
+            plan = interventions.grid(
                 lambda site, layer, pos: patch(layer, site, pos=pos), site=sites, layer=layers, pos=positions
             )  # fmt: skip
-        found = causal.sweep(model, corrupt, plan, causal.logit_difference(RIGHT, WRONG))
+        found = interventions.sweep(model, corrupt, plan, interventions.logit_difference(RIGHT, WRONG))
         job.notes |= {"work": found.work, "passes": found.passes}
         return found.values.values.flatten()
 
-    job = Job(lambda: causal.Donor(clean), run)
+    job = Job(lambda: interventions.Donor(clean), run)
     return job
 
 
 def _reading(model: Any, task: Task, ids: Tensor) -> Job:
     """Return the lens, or direct effects, of a run that is there already."""
     from glassformer import run
-    from glassformer.analysis import direct_effects, direct_sites, lens_grid, lens_sites
+    from glassformer.analysis.attribution import direct_effects, direct_sites
+    from glassformer.analysis.lens import lens_grid, lens_sites
 
     if task.kind == "lens":
         sites = [name for name in lens_sites(model) if not name.endswith("resid_mid")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import glassformer as gf
-from glassformer.analysis import ShortCircuit, short_circuit
+from glassformer.analysis.behaviour import ShortCircuit, short_circuit
 from glassformer.data import PlantedData
 from glassformer.training import TrainConfig
 

@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 
-from glassformer.analysis import (
+from glassformer.analysis.causal import ablate
+from glassformer.analysis.from_weights import composition
+from glassformer.analysis.heads import evaluate_heads, head_scores
+from glassformer.analysis.learning import (
+    History,
     PhaseChange,
     Trajectory,
-    ablate,
-    composition,
-    evaluate_heads,
-    head_scores,
     in_context_learning,
     loss_trajectories,
     phase_change,
     read_history,
     trajectory,
 )
-from glassformer.analysis.history import History
 from glassformer.figures import COLOURS, new_figure
 
 DOCS = Path(__file__).resolve().parent

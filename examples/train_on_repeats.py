@@ -6,7 +6,7 @@
 # %%
 import tempfile
 
-from glassformer.analysis import head_scores
+from glassformer.analysis.heads import head_scores
 from glassformer.attention import Rope, Softmax
 from glassformer.data import Repeat
 from glassformer.models import DecoderConfig, block

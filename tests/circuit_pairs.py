@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.causal.metrics import Metric, logit, logit_difference
-from glassformer.analysis.causal.wires import Wires
+from glassformer.analysis.circuits._wires import Wires
+from glassformer.analysis.sweep import Metric, logit, logit_difference
 from glassformer.handmade import repeated
 from strategies import Subject, subject
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from glassformer.analysis import Explanation, explain
+from glassformer.analysis.reports import Explanation, explain
 from glassformer.attention import Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.translation import zh_en_tokenizer

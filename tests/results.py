@@ -9,9 +9,9 @@ import torch
 
 from explanations import TEXT, gpt, translator
 from glassformer import analysis
-from glassformer.analysis import ShortCircuit
-from glassformer.analysis.causal import logit
-from glassformer.analysis.explain import needs
+from glassformer.analysis.behaviour import ShortCircuit
+from glassformer.analysis.reports._explain import needs
+from glassformer.analysis.sweep import logit
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled, Result
 
@@ -41,29 +41,36 @@ def _sample(name: str) -> Sequence[Result]:
         return [memorisation()]
     if name == "translation":
         done = _read(translator(), "我吃了", "I ate")
-        return [analysis.alti(done), analysis.input_gradients(done.model, "我吃了", target="I ate", steps=2)]
+        return [
+            analysis.token_flow.alti(done),
+            analysis.attribution.input_gradients(done.model, "我吃了", target="I ate", steps=2),
+        ]
     model, text = gpt(), TEXT[:40]
     if name == "tracing":
-        return [analysis.causal_trace(model, text, "area", samples=2, window=2)]
+        return [analysis.causal.causal_trace(model, text, "area", samples=2, window=2)]
     if name == "gradients":
         return [
-            analysis.input_gradients(model, text, positions="all", steps=2, layers=layers) for layers in (False, True)
+            analysis.attribution.input_gradients(model, text, positions="all", steps=2, layers=layers)
+            for layers in (False, True)
         ]
     if name == "context":
         ids = torch.tensor([model.tokenizer.encode(TEXT)[:60]])
-        return [analysis.long_context(model, ids, sink=1, recent=4), analysis.rank_of_stream(model, ids)]
+        return [
+            analysis.behaviour.long_context(model, ids, sink=1, recent=4),
+            analysis.behaviour.rank_of_stream(model, ids),
+        ]
     done = _read(model, text)
     if name == "lens":
-        return [analysis.lens_grid(done)]
+        return [analysis.lens.lens_grid(done)]
     if name == "routes":
-        return [analysis.information_flow_routes(done)]
+        return [analysis.token_flow.information_flow_routes(done)]
     if name == "flow":
-        return [analysis.rollout(done), analysis.value_norms(done)]
-    return [analysis.direct_effects(done), analysis.attribution(done)]
+        return [analysis.token_flow.rollout(done), analysis.token_flow.value_norms(done)]
+    return [analysis.attribution.direct_effects(done), analysis.attribution.direct_logit_attribution(done)]
 
 
 def _read(model: Any, text: str, target: str | None = None) -> analysis.Run:
-    read = [*analysis.flow_sites(model), *needs(model), *analysis.lens_sites(model)]
+    read = [*analysis.frozen.flow_sites(model), *needs(model), *analysis.lens.lens_sites(model)]
     return analysis.run(model, text, target, read=list(dict.fromkeys(read)))
 
 
@@ -74,13 +81,18 @@ def _pairs(name: str) -> Sequence[Result]:
     metric = {"logit": logit(clean[:, stop].tolist())}
     asked = (model, clean[:, :stop], corrupt[:, :stop], *metric.values())
     if name == "circuit":
-        return [analysis.attribute_edges(*asked), analysis.sender_effects(*asked)]
+        return [analysis.circuits.attribute_edges(*asked), analysis.circuits.sender_effects(*asked)]
     if name == "pruning":
-        return [analysis.acdc(*asked, threshold=0.1), analysis.acdc_curve(*asked, thresholds=[0.1, 1.0])]
+        return [
+            analysis.circuits.acdc(*asked, threshold=0.1),
+            analysis.circuits.acdc_curve(*asked, thresholds=[0.1, 1.0]),
+        ]
     if name == "ablation":
-        return [analysis.ablation_table(model, clean[:, :stop], metric["logit"])]
+        return [analysis.causal.ablation_table(model, clean[:, :stop], metric["logit"])]
     return [
-        analysis.patch(model, clean[:, :stop], corrupt[:, :stop], metric, sites=["resid_pre", "z"], direction=direction)
+        analysis.causal.patch(
+            model, clean[:, :stop], corrupt[:, :stop], metric, sites=["resid_pre", "z"], direction=direction
+        )
         for direction in ("denoising", "noising")
     ]
 

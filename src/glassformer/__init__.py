@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from glassformer.analysis import Explanation, Run, explain, run
+    from glassformer.analysis import Run, run
+    from glassformer.analysis.reports import Explanation, circuits, explain
     from glassformer.checkpoints import Spec, foreign, load, save
     from glassformer.labelled import Labelled
     from glassformer.models import Decoder, DecoderConfig, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
     from glassformer.trace import Add, Apply, At, Place, Project, Read, Scale, Set, Take, Tape
 
 _HOMES = {
-    "analysis": ("Explanation", "Run", "explain", "run"),
+    "analysis": ("Run", "run"),
+    "analysis.reports": ("Explanation", "circuits", "explain"),
     "checkpoints": ("Spec", "foreign", "load", "save"),
     "labelled": ("Labelled",),
     "models": ("Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
@@ -62,6 +64,7 @@ __all__ = [
     "Spec",
     "Take",
     "Tape",
+    "circuits",
     "explain",
     "foreign",
     "load",

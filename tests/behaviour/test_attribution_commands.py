@@ -95,7 +95,7 @@ def after(model: Any, text: str) -> torch.Tensor:
 def test_patching_finds_the_head_that_carries_the_answer(call: Any) -> None:
     out, document = call("patch", "attn-only-2l", "--n", "6", "--sites", "z", "value")
     (found,) = document["results"]
-    share = analysis.Patched(**_table(found["tables"]["z"])).carried
+    share = analysis.causal.Patched(**_table(found["tables"]["z"])).carried
     assert share.top(1)[0][0][-2:] == (1, 6) and share.top(1)[0][1] > 0.5
     assert "6 pairs of prompts: induction" in out and "L1H6" in out
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import glassformer as gf
 from explanations import TEXT, gpt, translator
-from glassformer.analysis import circuits
+from glassformer.analysis.reports import circuits
 from glassformer.cli import main
 from glassformer.cli.progress import progress
 from glassformer.data import Batch

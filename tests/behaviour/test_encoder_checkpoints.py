@@ -131,7 +131,7 @@ def test_the_mask_tokens_name_is_the_token_and_its_place_is_what_is_asked_about(
     assert [token.text for token in found.tokens] == ["[CLS]", "the", "cat", "[MASK]", "on", "a", "mat", "[SEP]"]
     assert found.position == 3
     assert gf.explain(model, "the cat sat", position=1).position == 1
-    trace = gf.analysis.causal_trace(model, "the cat [MASK] on a mat", "cat", samples=2)
+    trace = gf.analysis.causal.causal_trace(model, "the cat [MASK] on a mat", "cat", samples=2)
     logits = gf.run(model, "the cat [MASK] on a mat").logits
     assert logits is not None
     clean = logits[0, 3].softmax(-1).max()

@@ -16,9 +16,13 @@ import glassformer as gf
 from closeness import close
 from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
 from glassformer import checkpoints
-from glassformer.analysis import attribution, explain, head_roles, input_gradients, lens, run
-from glassformer.analysis.explain import needs
-from glassformer.analysis.heads import ROLES
+from glassformer.analysis import run
+from glassformer.analysis.attribution import direct_logit_attribution, input_gradients
+from glassformer.analysis.heads import head_roles
+from glassformer.analysis.heads._roles import ROLES
+from glassformer.analysis.lens import logit_lens
+from glassformer.analysis.reports import explain
+from glassformer.analysis.reports._explain import needs
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
@@ -75,9 +79,9 @@ def test_the_parts_are_what_the_analyses_give_one_by_one() -> None:
     model = gpt()
     found = explain(model, TEXT[:80], answer="\n", against=" ")
     done = run(model, TEXT[:80], read=needs(model))
-    split = attribution(done, "\n", " ")
+    split = direct_logit_attribution(done, "\n", " ")
     assert [c.contribution for c in found.attribution.components] == split.contributions.values.tolist()
-    assert [row.kl_bits for row in found.lens] == lens(done, "\n").kl_bits.values.tolist()
+    assert [row.kl_bits for row in found.lens] == logit_lens(done, "\n").kl_bits.values.tolist()
     scores = head_roles(done).scores
     for head in found.heads:
         for role in head.roles:
@@ -146,7 +150,7 @@ def test_the_lens_over_positions_agrees_with_the_lens_at_one() -> None:
 
 def test_a_large_model_shows_the_lens_at_as_many_positions_as_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt()
-    monkeypatch.setattr(sys.modules["glassformer.analysis.explain"], "MAP_WORK", 3 * 5 * 300 * 64)
+    monkeypatch.setattr("glassformer.analysis.reports._explain.MAP_WORK", 3 * 5 * 300 * 64)
     found = explain(model, [1, 2, 3, 4, 5, 6], position=3)
     assert found.lens_map is not None and found.lens_map.positions == (1, 2, 3)
     assert "3 of 6" in found.notes[-1]
@@ -232,8 +236,8 @@ def test_single_results_print_as_tables() -> None:
     model = gpt()
     done = run(model, "def f", read=needs(model))
     assert any("L0H1" in line for line in lines(head_roles(done)))
-    assert any("block 3" in line for line in lines(lens(done)))
-    assert any("sum" in line for line in lines(attribution(done)))
+    assert any("block 3" in line for line in lines(logit_lens(done)))
+    assert any("sum" in line for line in lines(direct_logit_attribution(done)))
 
 
 @pytest.mark.parametrize(

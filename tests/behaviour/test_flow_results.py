@@ -5,19 +5,16 @@ from typing import Any
 
 import pytest
 
-from glassformer.analysis import (
+from glassformer.analysis import run
+from glassformer.analysis.attribution import input_gradients
+from glassformer.analysis.behaviour import attention_sinks, long_context, rank_of_stream, suppression
+from glassformer.analysis.frozen import flow_sites
+from glassformer.analysis.token_flow import (
     alti,
     attention_flow,
-    attention_sinks,
-    flow_sites,
     information_flow_routes,
-    input_gradients,
-    long_context,
     neuron_shares,
-    rank_of_stream,
     rollout,
-    run,
-    suppression,
     value_norms,
 )
 from glassformer.labelled import Result

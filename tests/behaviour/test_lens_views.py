@@ -5,16 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer.analysis import (
-    TunedLens,
-    direct_effects,
-    direct_sites,
-    lens_divergence,
-    lens_grid,
-    lens_sites,
-    meaning_shift,
-    run,
-)
+from glassformer.analysis import run
+from glassformer.analysis.attribution import direct_effects, direct_sites, meaning_shift
+from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid, lens_sites
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines

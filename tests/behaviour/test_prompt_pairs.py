@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.analysis import answered
+from glassformer.analysis.causal import answered
 from glassformer.data import Pair, Pairs, induction, read_pairs, repeated_arguments, word_tokenizer, write_pairs
 from glassformer.errors import AnalysisUnavailable, DataError, TextError
 from strategies import subject

@@ -9,27 +9,35 @@ from glassformer.errors import AnalysisUnavailable
 from strategies import ARCHITECTURES, subject
 
 WEIGHTS = {
-    "copying": lambda w: analysis.copying(w).ratio,
-    "copying_rates": lambda w: analysis.copying_rates(w).z,
-    "OV pairs": lambda w: analysis.token_pairs(w, "OV", k=3).values,
-    "QK pairs": lambda w: analysis.token_pairs(w, "QK", k=3).values,
-    "token_circuits": lambda w: analysis.token_circuits(w, 3, k=2).raised,
-    "skip_trigrams": lambda w: analysis.skip_trigrams(w, k=3).contribution,
-    "crossed_trigrams": lambda w: analysis.crossed_trigrams(w, [[1, 2, 3]], [1], [2], [3, 4]).contribution,
-    "positional_heads": lambda w: analysis.positional_heads(w, offsets=3).scores,
-    "offset_profile": lambda w: analysis.offset_profile(w, offsets=5),
-    "bigrams": lambda w: analysis.bigrams(w, k=2).probability,
-    "virtual_weights": lambda w: analysis.virtual_weights(w).strength.select(writer="token", reader=slice(-1, None)),
-    "bandwidth": lambda w: analysis.bandwidth(w).dimensions,
-    "overlaps": lambda w: analysis.overlaps(w).overlap,
-    "erasers": lambda w: analysis.erasers(w).head_ratio,
-    "joint_pca": lambda w: analysis.joint_pca(w).variance,
+    "copying": lambda w: analysis.from_weights.copying(w).ratio,
+    "copying_rates": lambda w: analysis.from_weights.copying_rates(w).z,
+    "OV pairs": lambda w: analysis.vocabulary.token_pairs(w, "OV", k=3).values,
+    "QK pairs": lambda w: analysis.vocabulary.token_pairs(w, "QK", k=3).values,
+    "token_circuits": lambda w: analysis.vocabulary.token_circuits(w, 3, k=2).raised,
+    "skip_trigrams": lambda w: analysis.vocabulary.skip_trigrams(w, k=3).contribution,
+    "crossed_trigrams": lambda w: analysis.vocabulary.crossed_trigrams(w, [[1, 2, 3]], [1], [2], [3, 4]).contribution,
+    "positional_heads": lambda w: analysis.from_weights.positional_heads(w, offsets=3).scores,
+    "offset_profile": lambda w: analysis.from_weights.offset_profile(w, offsets=5),
+    "bigrams": lambda w: analysis.vocabulary.bigrams(w, k=2).probability,
+    "virtual_weights": lambda w: analysis.from_weights.virtual_weights(w).strength.select(
+        writer="token", reader=slice(-1, None)
+    ),
+    "bandwidth": lambda w: analysis.subspaces.bandwidth(w).dimensions,
+    "overlaps": lambda w: analysis.subspaces.overlaps(w).overlap,
+    "erasers": lambda w: analysis.subspaces.erasers(w).head_ratio,
+    "joint_pca": lambda w: analysis.subspaces.joint_pca(w).variance,
 }
 RUNS = {
-    "offset_scores": (analysis.offset_needs, lambda run: analysis.offset_scores(run, offsets=3).scores),
-    "erasure": (analysis.erasure_needs, lambda run: analysis.erasure(run).cosine),
-    "kurtosis": (analysis.kurtosis_needs, lambda run: analysis.kurtosis(run).coordinates),
-    "stream_dimensions": (analysis.kurtosis_needs, lambda run: analysis.stream_dimensions(run).participation_ratio),
+    "offset_scores": (
+        analysis.from_weights.offset_needs,
+        lambda run: analysis.from_weights.offset_scores(run, offsets=3).scores,
+    ),
+    "erasure": (analysis.subspaces.erasure_needs, lambda run: analysis.subspaces.erasure(run).cosine),
+    "kurtosis": (analysis.subspaces.kurtosis_needs, lambda run: analysis.subspaces.kurtosis(run).coordinates),
+    "stream_dimensions": (
+        analysis.subspaces.kurtosis_needs,
+        lambda run: analysis.subspaces.stream_dimensions(run).participation_ratio,
+    ),
 }
 
 

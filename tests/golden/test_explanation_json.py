@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from explanations import SAMPLES, sample
-from glassformer.analysis import explain
+from glassformer.analysis.reports import explain
 from glassformer.handmade import induction_model
 
 STORED = Path(__file__).with_name("explanation.json")

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from closeness import close
-from glassformer.analysis import AblationTable, Cells, ablation_table, run
-from glassformer.analysis.causal.metrics import Metric, logit, logit_difference
+from glassformer.analysis import run
+from glassformer.analysis.causal import AblationTable, Cells, ablation_table
+from glassformer.analysis.sweep import Metric, logit, logit_difference
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from circuit_pairs import Pair, novelty, pair, repetition
 from closeness import close
-from glassformer.analysis.causal.acdc import Acdc, acdc, acdc_curve
-from glassformer.analysis.causal.faithfulness import faithfulness
-from glassformer.analysis.causal.metrics import kl_divergence, logit
+from glassformer.analysis.circuits import Acdc, acdc, acdc_curve, faithfulness
+from glassformer.analysis.sweep import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import (
     induction_model,

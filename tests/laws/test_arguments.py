@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.analysis import SixArguments, six_arguments
-from glassformer.analysis.arguments import TITLES
-from glassformer.analysis.measures import head_measures, text_measures
+from glassformer.analysis.learning._measures import head_measures, text_measures
 from glassformer.attention import Rope, Softmax
 from glassformer.data import Batch, Repeat
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import RunFolderError
 from glassformer.models import DecoderConfig, block
+from glassformer.studies.induction_heads import TITLES, SixArguments, six_arguments
 from glassformer.training import OptimConfig, TrainConfig, train
 from glassformer.training.loop import Measure
 

@@ -5,7 +5,8 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.token_flow import attention_flow, flow_sites, rollout
+from glassformer.analysis.frozen import flow_sites
+from glassformer.analysis.token_flow import attention_flow, rollout
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from strategies import ARCHITECTURES, subject
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from circuit_pairs import Pair, pair, repetition
 from closeness import close
-from glassformer.analysis.causal.attribution_patching import attribute_edges, attribute_nodes
-from glassformer.analysis.causal.metrics import answer_rank, kl_divergence, log_probability, logit
-from glassformer.analysis.causal.wires import Wires
+from glassformer.analysis.circuits import attribute_edges, attribute_nodes
+from glassformer.analysis.circuits._wires import Wires
+from glassformer.analysis.sweep import answer_rank, kl_divergence, log_probability, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model
 from strategies import ARCHITECTURES, subject

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.analysis.causal.graph import circuit_graph
+from glassformer.analysis.circuits import circuit_graph
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, Learned, Mlp, block

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer.analysis import Circuits, circuits
+from glassformer.analysis.reports import Circuits, circuits
 from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
 from glassformer.handmade import (

@@ -8,8 +8,8 @@ import torch
 
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import composition
-from glassformer.analysis.head_sides import Place
+from glassformer.analysis.from_weights import composition
+from glassformer.analysis.from_weights._reads_and_writes import Place
 from glassformer.attention import Lightning, Linear, QueryKeyOnly, Rope
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import DecoderConfig, LayerNorm, Learned, NoNorm, RmsNorm, block

@@ -22,7 +22,7 @@ def _ratio(values):
 @pytest.mark.parametrize("tokens", [None, [1, 2, 5, 7, 10]])
 def test_eigenvalues_are_those_of_the_full_circuit(name, fold, tokens):
     w = weights.of(subject(name).model, fold=fold)
-    found = analysis.copying(w, tokens=tokens)
+    found = analysis.from_weights.copying(w, tokens=tokens)
     for i, label in enumerate(found.ratio.labels("head")):
         dense = w.full_ov(str(label)).dense()[0]
         dense = dense if tokens is None else dense[tokens][:, tokens]
@@ -36,7 +36,7 @@ def test_every_head_is_scored_or_said_to_be_left_out():
     for name in ARCHITECTURES:
         w = weights.of(subject(name).model, fold=True)
         try:
-            found = analysis.copying(w)
+            found = analysis.from_weights.copying(w)
         except AnalysisUnavailable:
             continue
         assert sorted([*found.ratio.labels("head"), *found.left_out]) == sorted(w.labels), name
@@ -47,8 +47,8 @@ def test_every_head_is_scored_or_said_to_be_left_out():
 def test_biases_play_no_part(name, augment):
     model = subject(name).model
     close(
-        analysis.copying(weights.of(model, fold=True, augment=augment)).ratio.values,
-        analysis.copying(model).ratio.values,
+        analysis.from_weights.copying(weights.of(model, fold=True, augment=augment)).ratio.values,
+        analysis.from_weights.copying(model).ratio.values,
         1e-7,
     )
 
@@ -57,7 +57,7 @@ def test_biases_play_no_part(name, augment):
 def test_heads_of_several_layers_are_summed_before_the_eigenvalues_are_taken(name):
     for fold in (True, False):
         w = weights.of(subject(name).model, fold=fold)
-        found = analysis.copying(w, sums=[("L0H1", "L1H0")])
+        found = analysis.from_weights.copying(w, sums=[("L0H1", "L1H0")])
         dense = w.full_ov("L0H1").dense()[0] + w.full_ov("L1H0").dense()[0]
         close(found.ratio.select(head="L0H1+L1H0").values, _ratio(torch.linalg.eigvals(dense)), 1e-6)
 
@@ -66,7 +66,7 @@ def test_heads_of_several_layers_are_summed_before_the_eigenvalues_are_taken(nam
 @pytest.mark.parametrize("tokens", [None, [1, 2, 5, 7, 10]])
 def test_rates_count_where_the_diagonal_stands_in_its_row(name, tokens):
     w = weights.of(subject(name).model, fold=True)
-    found = analysis.copying_rates(w, tokens=tokens, k=(1, 3))
+    found = analysis.from_weights.copying_rates(w, tokens=tokens, k=(1, 3))
     dense = torch.cat([w.full_ov(i).dense() for i in range(len(w))])
     dense = dense if tokens is None else dense[:, tokens][:, :, tokens]
     own = dense.diagonal(dim1=-2, dim2=-1)
@@ -80,15 +80,15 @@ def test_rates_count_where_the_diagonal_stands_in_its_row(name, tokens):
 
 def test_the_induction_head_copies_and_its_negative_suppresses():
     model: Any = handmade.induction_model()
-    found = analysis.copying(model)
+    found = analysis.from_weights.copying(model)
     close(found.ratio.select(head="L1H0").values, torch.tensor(1.0, dtype=torch.float64))
     # what the previous-token head writes is read by no unembedding: nothing to copy with
     assert float(found.trace.select(head="L0H0").values) == 0
     assert [label for label, _ in found.heads()] == ["L1H0"]
     with torch.no_grad():
         model.stack.blocks[1].attn.merge.output.weight.neg_()
-    close(analysis.copying(model, ["L1H0"]).ratio.values, -torch.ones(1, dtype=torch.float64))
-    rates = analysis.copying_rates(model, ["L1H0"])
+    close(analysis.from_weights.copying(model, ["L1H0"]).ratio.values, -torch.ones(1, dtype=torch.float64))
+    rates = analysis.from_weights.copying_rates(model, ["L1H0"])
     # token 0 is not moved at all
     close(rates.suppressed.select(k=0).values, torch.tensor([20 / 21], dtype=torch.float64))
     close(rates.rate.select(k=0).values, torch.zeros(1, dtype=torch.float64))
@@ -97,7 +97,7 @@ def test_the_induction_head_copies_and_its_negative_suppresses():
 def test_a_random_head_of_large_norm_does_not_copy():
     model: Any = handmade.induction_model()
     model = handmade.plant(model, 1, handmade.random_head(model, 1, silent=False))
-    found = analysis.copying(model)
+    found = analysis.from_weights.copying(model)
     decoy = model.config.layers[1].parts[0].n_heads - 1
     assert abs(float(found.ratio.select(head=f"L1H{decoy}").values)) < 0.4
     assert found.heads()[0][0] == "L1H0"
@@ -107,12 +107,15 @@ def test_weights_alone_cannot_tell_a_copying_head_that_never_looks():
     model: Any = handmade.induction_model()
     model = handmade.plant(model, 1, handmade.resting_copier(model, 1))
     label = f"L1H{model.config.layers[1].parts[0].n_heads - 1}"
-    assert float(analysis.copying(model).ratio.select(head=label).values) > 0.9
+    assert float(analysis.from_weights.copying(model).ratio.select(head=label).values) > 0.9
 
 
 def test_a_rotation_of_the_stream_changes_nothing():
     model = handmade.induction_model()
-    before, after = analysis.copying(model, ["L1H0"]), analysis.copying(handmade.rotated(model), ["L1H0"])
+    before, after = (
+        analysis.from_weights.copying(model, ["L1H0"]),
+        analysis.from_weights.copying(handmade.rotated(model), ["L1H0"]),
+    )
     close(after.ratio.values, before.ratio.values)
     close(after.trace.values, before.trace.values)
 
@@ -128,4 +131,4 @@ def test_a_rotation_of_the_stream_changes_nothing():
 )
 def test_heads_without_a_copying_score_say_why(name, heads, match):
     with pytest.raises(AnalysisUnavailable, match=match):
-        analysis.copying(subject(name).model, heads)
+        analysis.from_weights.copying(subject(name).model, heads)

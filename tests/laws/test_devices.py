@@ -12,8 +12,9 @@ import torch
 
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import composition, copying
-from glassformer.analysis.causal import Donor, logit_difference, patch, sweep
+from glassformer.analysis.causal import patch
+from glassformer.analysis.from_weights import composition, copying
+from glassformer.analysis.sweep import Donor, logit_difference, sweep
 from glassformer.trace import At, Scale, Set, Tape
 from glassformer.weights import Factored
 from strategies import ARCHITECTURES, subject

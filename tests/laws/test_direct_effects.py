@@ -7,10 +7,18 @@ import torch
 from hypothesis import given
 
 from closeness import close
-from glassformer.analysis import Run, attribution, direct_effects, neuron_effects, run, source_effects, sources
-from glassformer.analysis.attribution import needs, source_needs
-from glassformer.analysis.direct_effects import direct_sites
-from glassformer.analysis.direct_parts import direct_source_sites, neuron_sites
+from glassformer.analysis import Run, run
+from glassformer.analysis.attribution import (
+    direct_effects,
+    direct_logit_attribution,
+    direct_sites,
+    direct_source_sites,
+    neuron_effects,
+    neuron_sites,
+    source_effects,
+    sources,
+)
+from glassformer.analysis.attribution._direct_logit_attribution import needs, source_needs
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, SiteNotRead
 from glassformer.handmade import induction_model, repeated
@@ -73,7 +81,7 @@ def test_one_row_and_position_is_a_case_of_the_batch(name: str) -> None:
     done = passed(found, *needs(found.model))
     batch = direct_effects(passed(found), 3, 5)
     for row, position in ((0, -1), (1, 2)):
-        single = attribution(done, 3, 5, row=row, position=position)
+        single = direct_logit_attribution(done, 3, 5, row=row, position=position)
         assert single.components == batch.components
         close(single.contributions.values, batch.contributions.values[row, position])
 
@@ -202,7 +210,7 @@ def test_a_model_without_layers_has_live_effects_of_token_and_position() -> None
 def test_sources_of_one_position_are_a_case_of_the_batch() -> None:
     found = subject("translator_pre")
     done = passed(found, *needs(found.model), *source_needs(found.model), *direct_source_sites(found.model))
-    split, batch = attribution(done, 3, row=1, position=4), source_effects(done, 3)
+    split, batch = direct_logit_attribution(done, 3, row=1, position=4), source_effects(done, 3)
     close(
         sources(done, split, "L1H2", row=1).contributions.values, batch.contributions.select(head="L1H2").values[1, 4]
     )

@@ -8,22 +8,15 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import (
-    attribution,
-    direct_effects,
-    lens,
-    loss_by_position,
-    position_scores,
-    positional_heads,
-    virtual_heads,
-    writes,
-)
-from glassformer.analysis.attribution import needs as attribution_sites
-from glassformer.analysis.causal import grid, logit_difference, one_by_one, sweep
-from glassformer.analysis.direct_effects import direct_sites
-from glassformer.analysis.lens import needs as lens_sites
-from glassformer.analysis.residual import residual_sites
-from glassformer.analysis.steps import step_sites
+from glassformer.analysis.attribution import direct_effects, direct_logit_attribution, direct_sites
+from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_sites
+from glassformer.analysis.from_weights import position_scores, positional_heads
+from glassformer.analysis.frozen import residual_sites, step_sites, writes
+from glassformer.analysis.lens import logit_lens
+from glassformer.analysis.lens._logit_lens import needs as lens_sites
+from glassformer.analysis.losses import loss_by_position
+from glassformer.analysis.paths import virtual_heads
+from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import RelativeBias
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import EncoderConfig, ModelConfig, Readout, block, generate
@@ -95,7 +88,7 @@ def test_token_types_add_a_vector_each_and_the_first_is_the_default() -> None:
 def test_contributions_sum_to_the_logit_of_a_masked_position(name: str) -> None:
     found = subject(name)
     run = gf.run(found.model, *found.inputs, read=[*attribution_sites(found.model), *direct_sites(found.model)])
-    split = attribution(run, 3, position=2, row=1)
+    split = direct_logit_attribution(run, 3, position=2, row=1)
     close(torch.tensor(split.sum), torch.tensor(split.total))
     close(torch.tensor(split.total), found()[1, 2, 3].float(), 1e-6)
     every_place = direct_effects(run, 3, 5)
@@ -112,7 +105,7 @@ def test_writes_sum_to_the_stream_and_the_lens_ends_in_the_logits(name: str) -> 
     run = gf.run(found.model, *found.inputs, read=[*residual_sites(found.model), *lens_sites(found.model)])
     split = writes(run, position=3)
     close(split.vectors.values.sum(0), run["blocks.1.resid_post"].values[0, 3])
-    close(lens(run, position=3).logits.values[-1], found()[0, 3])
+    close(logit_lens(run, position=3).logits.values[-1], found()[0, 3])
 
 
 @every

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from closeness import close
-from glassformer.analysis import detect, evaluate_heads, head_scores, run
-from glassformer.analysis.evaluators import prefix_mask, settings_of
-from glassformer.analysis.heads import ROLES, needs, role_masks
+from glassformer.analysis import run
+from glassformer.analysis.heads import evaluate_heads, find_pattern, head_scores
+from glassformer.analysis.heads._evaluate import prefix_mask, settings_of
+from glassformer.analysis.heads._roles import ROLES, needs, role_masks
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp
@@ -62,13 +63,13 @@ def test_offset_one_is_the_induction_mask() -> None:
 def test_renaming_tokens_changes_no_score() -> None:
     model = subject("gpt2").model
     ids = settings_of(model, unit=4, repeats=3, n_sequences=4)["repeated"]
-    before = detect(run(model, ids, read=needs(model)), prefix_mask(ids)).values
+    before = find_pattern(run(model, ids, read=needs(model)), prefix_mask(ids)).values
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         # the same tokens under other names: rows of the embedding move along
         model.embed.matrix.copy_(model.embed.matrix[order.argsort()])
     renamed = order[ids]
-    close(detect(run(model, renamed, read=needs(model)), prefix_mask(renamed)).values, before)
+    close(find_pattern(run(model, renamed, read=needs(model)), prefix_mask(renamed)).values, before)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -123,10 +124,10 @@ def test_any_mask_can_be_looked_for() -> None:
     previous = torch.diag(torch.ones(40), -1).bool()
     previous[0, 0] = True
     for measure in ("mass", "closeness"):
-        assert float(detect(done, previous, measure=measure).select(head="L0H0").values) == pytest.approx(1)
-    assert float(detect(done, previous, measure="closeness").select(head="L1H1").values) < -0.5
+        assert float(find_pattern(done, previous, measure=measure).select(head="L0H0").values) == pytest.approx(1)
+    assert float(find_pattern(done, previous, measure="closeness").select(head="L1H1").values) < -0.5
     with pytest.raises(ShapeMismatch, match=r"mask has query=3 key=3, the pattern of blocks\.0\.attn query=41"):
-        detect(done, torch.ones(3, 3, dtype=torch.bool))
+        find_pattern(done, torch.ones(3, 3, dtype=torch.bool))
 
 
 def test_a_model_without_patterns_is_refused() -> None:

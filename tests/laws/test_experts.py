@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
 from glassformer import analysis, weights
-from glassformer.analysis.direct_effects import direct_sites
-from glassformer.analysis.direct_parts import neuron_sites
+from glassformer.analysis.attribution import direct_sites, neuron_sites
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
 from glassformer.models.accounting import count_flops, count_parameters
@@ -133,7 +131,7 @@ def test_work_is_counted_for_the_experts_that_run() -> None:
 def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
     case = subject("experts")
     run = analysis.run(case.model, case.inputs[0], read=direct_sites(case.model))
-    found = analysis.direct_effects(run, answer=3)
+    found = analysis.attribution.direct_effects(run, answer=3)
     assert {c.kind for c in found.components if c.label.endswith(" mlp")} == {"mlp"}
     close(found.contributions.values.sum(-1), case()[..., 3])
 
@@ -141,8 +139,8 @@ def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda case: analysis.virtual_weights(case.model),
-        lambda case: analysis.rotation_test(case.model, case.inputs[0]),
+        lambda case: analysis.from_weights.virtual_weights(case.model),
+        lambda case: analysis.subspaces.rotation_test(case.model, case.inputs[0]),
         lambda case: neuron_sites(case.model),
     ],
 )

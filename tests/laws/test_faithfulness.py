@@ -5,7 +5,7 @@ import torch
 
 from circuit_pairs import pair, repetition
 from closeness import close
-from glassformer.analysis.causal.faithfulness import faithfulness
+from glassformer.analysis.circuits import faithfulness
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model
 from strategies import ARCHITECTURES

@@ -12,9 +12,12 @@ from torch import Tensor
 
 import glassformer as gf
 from closeness import close
-from glassformer.analysis import attribution, head_roles, loss_by_position, run, sources
-from glassformer.analysis.attribution import needs, source_needs
-from glassformer.analysis.heads import needs as role_needs
+from glassformer.analysis import run
+from glassformer.analysis.attribution import direct_logit_attribution, sources
+from glassformer.analysis.attribution._direct_logit_attribution import needs, source_needs
+from glassformer.analysis.heads import head_roles
+from glassformer.analysis.heads._roles import needs as role_needs
+from glassformer.analysis.losses import loss_by_position
 from glassformer.attention import Alibi, Merge, Rope
 from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
@@ -250,7 +253,7 @@ def test_a_redundant_head_hides_the_loss_of_the_other() -> None:
         assert losses(model, ids, [head])[:, 21:].max() < 1e-4
     assert losses(model, ids, heads)[:, 21:].min() > 3
     done = run(model, ids[:, :-1], read=needs(model))
-    split = attribution(done, int(ids[0, -1]))
+    split = direct_logit_attribution(done, int(ids[0, -1]))
     assert split["L1H0"] == pytest.approx(split["L1H1"]) == pytest.approx(split.total / 2)
 
 
@@ -258,7 +261,7 @@ def test_a_redundant_head_hides_the_loss_of_the_other() -> None:
 def test_the_logit_is_the_induction_heads_alone(build: Callable[[], Decoder]) -> None:
     model, ids = rotated(build()), repeated()
     done = run(model, ids[:, :-1], read=[*needs(model), *source_needs(model)])
-    split = attribution(done, int(ids[0, -1]))
+    split = direct_logit_attribution(done, int(ids[0, -1]))
     assert split["L1H0"] == pytest.approx(50.0, rel=1e-4)
     assert max(abs(split[c.label]) for c in split.components if c.label != "L1H0") < 1e-9
     # taken from where the answer stood before
@@ -371,7 +374,7 @@ def test_each_head_of_the_example_adds_a_product_of_destination_and_answer() -> 
     for i, word in enumerate(("in", "at")):
         done = run(model, f"keep {word}", read=needs(model))
         for j, answer in enumerate(("mind", "bay")):
-            contributions[i, j] = attribution(done, answer)["L0H0"]
+            contributions[i, j] = direct_logit_attribution(done, answer)["L0H0"]
     assert float(contributions.min()) == pytest.approx(6.0)
     assert float(torch.linalg.det(contributions)) == pytest.approx(0.0, abs=1e-9)
 
@@ -447,7 +450,7 @@ def test_a_silent_random_head_has_the_largest_norms_and_no_effect(turn: bool) ->
     close(planted(ids), model(ids))
     ov, qk = ([(h.value @ h.output, h.query @ h.key.T)[i].norm() for h in heads(planted, 0)] for i in range(2))
     assert ov[2] > 5 * max(ov[:2]) and qk[2] > 2 * max(qk[:2])
-    split = attribution(run(planted, ids[:, :-1], read=needs(planted)), int(ids[0, -1]))
+    split = direct_logit_attribution(run(planted, ids[:, :-1], read=needs(planted)), int(ids[0, -1]))
     assert abs(split["L0H2"]) < 1e-6
     assert split["L1H0"] == pytest.approx(50.0, rel=1e-4)
 
@@ -488,7 +491,7 @@ def test_a_resting_copier_copies_by_its_weights_and_never_in_fact(turn: bool) ->
     close(qk, expected)
     close(planted(ids), model(ids))
     done = run(planted, ids[:, :-1], read=[*needs(planted), *role_needs(planted)])
-    assert abs(attribution(done, int(ids[0, -1]))["L1H2"]) < 1e-9
+    assert abs(direct_logit_attribution(done, int(ids[0, -1]))["L1H2"]) < 1e-9
     scores = head_roles(done).scores
     assert float(scores.select(head="L1H2", role="first_token").values) == pytest.approx(1.0)
     assert float(scores.select(head="L1H2", role="induction").values) < 1e-9

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from closeness import close
-from glassformer.analysis import ablate, ablate_each, before_after
-from glassformer.analysis.heads import heads
+from glassformer.analysis.causal import ablate, ablate_each, before_after
+from glassformer.analysis.heads._roles import heads
 from glassformer.analysis.losses import losses_of
 from glassformer.attention import QueryKeyOnly
 from glassformer.data import Batch

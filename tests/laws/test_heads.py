@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from closeness import close
-from glassformer.analysis import head_roles, head_scores, icl_score, loss_by_position, run
-from glassformer.analysis.heads import ROLES, heads, needs, repeated_tokens, role_masks
+from glassformer.analysis import run
+from glassformer.analysis.heads import head_roles, head_scores
+from glassformer.analysis.heads._roles import ROLES, heads, needs, repeated_tokens, role_masks
+from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.handmade import induction_model, repeated

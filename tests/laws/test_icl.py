@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from closeness import close
-from glassformer.analysis import in_context_learning, loss_trajectories, phase_change, read_history, trajectory
-from glassformer.analysis.icl import summarise
+from glassformer.analysis.learning import (
+    Trajectory,
+    in_context_learning,
+    loss_trajectories,
+    phase_change,
+    read_history,
+    trajectory,
+)
+from glassformer.analysis.learning._in_context import summarise
+from glassformer.analysis.learning._phase_change import MEASURES, principal
 from glassformer.analysis.losses import icl_score, loss_by_position
-from glassformer.analysis.phase_change import MEASURES, Trajectory, principal
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, RunFolderError, ShapeMismatch
 from glassformer.handmade import induction_model, repeated

@@ -9,9 +9,10 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.frozen import frozen_edits, frozen_sites
-from glassformer.analysis.importance import Importance, World, importance, order_worlds, sweep, term_counts
-from glassformer.analysis.steps import step_sites, steps_of
+from glassformer.analysis.frozen import frozen_edits, frozen_sites, step_sites
+from glassformer.analysis.frozen._stack import steps_of
+from glassformer.analysis.paths import Importance, importance
+from glassformer.analysis.paths._importance import World, order_worlds, sweep, term_counts
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model

@@ -8,7 +8,8 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import composition, copying, head_scores, induction_circuits, matching_trace
+from glassformer.analysis.from_weights import composition, copying, induction_circuits, matching_trace
+from glassformer.analysis.heads import head_scores
 from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, rotated, virtual_head_model

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from closeness import close
-from glassformer.analysis import frozen_edits, frozen_sites, run
-from glassformer.analysis.attribution import attribution, needs
-from glassformer.analysis.token_flow import InputGradients, input_gradients
+from glassformer.analysis import run
+from glassformer.analysis.attribution import InputGradients, direct_logit_attribution, input_gradients
+from glassformer.analysis.attribution._direct_logit_attribution import needs
+from glassformer.analysis.frozen import frozen_edits, frozen_sites
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -96,7 +97,7 @@ def test_without_layers_gradient_times_input_is_direct_logit_attribution() -> No
     config = DecoderConfig(vocab_size=11, d_model=8, layers=(), final_norm=NoNorm(), tied=False)
     model = config.build().double()
     done = run(model, [1, 2, 3], read=needs(model))
-    token = attribution(done, 4, 5)["token"]
+    token = direct_logit_attribution(done, 4, 5)["token"]
     for method in ("gradient_x_input", "integrated"):
         found = input_gradients(model, [1, 2, 3], 4, 5, method=method, baseline="zero", steps=1)
         close(found.values.values[0], torch.tensor([0, 0, token], dtype=torch.float64))

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from closeness import close
-from glassformer.analysis import lens, run
-from glassformer.analysis.lens import entropy_bits, kl_bits, needs, rank
+from glassformer.analysis import run
+from glassformer.analysis.lens import logit_lens
+from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, needs, rank
 from glassformer.errors import SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -21,7 +21,7 @@ def test_the_last_row_is_the_models_output(name: str) -> None:
     inputs = [ids[:1] for ids in found.inputs]
     done = run(found.model, inputs[0], *inputs[1:], read=needs(found.model))
     assert done.logits is not None
-    result = lens(done, position=3)
+    result = logit_lens(done, position=3)
     close(result.logits.values[-1], done.logits[0, 3])
     assert result.kl_bits.values[-1] == 0
     assert result.answer == int(done.logits[0, 3].argmax())
@@ -31,7 +31,7 @@ def test_the_last_row_is_the_models_output(name: str) -> None:
 
 def test_the_induction_model_knows_nothing_before_its_last_layer() -> None:
     model, ids = induction_model(), repeated()
-    result = lens(run(model, ids[:, :-1], read=needs(model)), int(ids[0, -1]))
+    result = logit_lens(run(model, ids[:, :-1], read=needs(model)), int(ids[0, -1]))
     close(result.entropy_bits.values[:2], torch.full((2,), math.log2(21), dtype=torch.float64))
     close(result.probability.values, torch.tensor([1 / 21, 1 / 21, 1.0], dtype=torch.float64))
     assert result.rank.values.tolist() == [1, 1, 1]
@@ -56,4 +56,4 @@ def test_ranks_count_from_one_and_ties_share_the_better_rank() -> None:
 def test_a_run_without_the_stream_is_refused_with_what_to_read() -> None:
     model = subject("gpt2").model
     with pytest.raises(SiteNotRead, match=r"lens needs sites"):
-        lens(run(model, [1, 2]))
+        logit_lens(run(model, [1, 2]))

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from closeness import close
-from glassformer.analysis import lens, lens_grid, run
-from glassformer.analysis.lens import needs
-from glassformer.analysis.lens_grid import MEASURES, lens_sites
+from glassformer.analysis import run
+from glassformer.analysis.lens import lens_grid, lens_sites, logit_lens
+from glassformer.analysis.lens._grid import MEASURES
+from glassformer.analysis.lens._logit_lens import needs
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Learned, parts
@@ -44,7 +45,7 @@ def test_the_lens_of_one_position_is_a_column_of_the_grid(name: str) -> None:
     done = passed(found, *needs(found.model))
     sites = [found.model.stacks[list(found.model.stacks)[-1]].blocks[0].at_resid[0]]
     sites += [block.at_resid[-1] for block in list(found.model.stacks.values())[-1].blocks]
-    grid, single = lens_grid(done, 3, sites=sites), lens(done, 3, row=1, position=4)
+    grid, single = lens_grid(done, 3, sites=sites), logit_lens(done, 3, row=1, position=4)
     for field in ("probability", "entropy_bits", "kl_bits"):
         close(getattr(grid, field).values[:, 1, 4], getattr(single, field).values)
     assert grid.rank is not None and torch.equal(grid.rank.values[:, 1, 4], single.rank.values)

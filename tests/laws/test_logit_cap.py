@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from closeness import close
-from glassformer.analysis import explain, run
+from glassformer.analysis import run
+from glassformer.analysis.reports import explain
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import ConfigError
 from glassformer.models import GREEDY, ModelConfig, generate

@@ -9,7 +9,7 @@ import torch
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.token_flow import LongContext, effective_memory, long_context
+from glassformer.analysis.behaviour import LongContext, effective_memory, long_context
 from glassformer.attention import Lightning, Rope, Softmax
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialise
+from hypothesis import HealthCheck, given, settings, strategies as st
+from safetensors.torch import load as parse, save as serialise
 
 from glassformer import checkpoints
 from glassformer.attention import Differential, Lightning, Linear, Rope

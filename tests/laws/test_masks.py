@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from glassformer.attention import Context, Mask, causal, documents, padding, window
 from glassformer.models.stack import cross_context, make_context

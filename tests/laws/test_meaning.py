@@ -9,7 +9,8 @@ import torch
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.meaning import find_word, meaning_shift
+from glassformer.analysis.attribution import meaning_shift
+from glassformer.analysis.attribution._meaning_shift import find_word
 from glassformer.data import Batch, Senses, phrases
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, TextError, UnknownSite
 from glassformer.handmade import rotated, senses_model

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 from closeness import close
@@ -25,8 +24,7 @@ from glassformer.attention import (
 from glassformer.errors import NoPattern
 from glassformer.models.stack import cross_context, make_context
 from glassformer.trace import Scale
-from strategies import D_MODEL, KINDS, Layer, causal_context, layers, mixers, seeds, stream
-from strategies import lengths as sizes
+from strategies import D_MODEL, KINDS, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
 
 every = pytest.mark.parametrize("kind", KINDS)
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import direct_effects, direct_sites, residual_sites, run, writes
-from glassformer.analysis.causal import circuit_graph
+from glassformer.analysis import run
+from glassformer.analysis.attribution import direct_effects, direct_sites
+from glassformer.analysis.circuits import circuit_graph
+from glassformer.analysis.frozen import residual_sites, writes
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, Sinusoidal, block
 from glassformer.models.accounting import count_parameters

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from glassformer.data import Document, MixtureConfig, Repeat, TextConfig, bytes_tokenizer
 from glassformer.data.sources import read_source

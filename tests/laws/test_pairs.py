@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from closeness import close
-from glassformer.analysis import answered
+from glassformer.analysis.causal import answered
 from glassformer.data import (
     Pair,
     Pairs,

@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given as drawn
-from hypothesis import strategies as st
+from hypothesis import given as drawn, strategies as st
 from torch import Tensor, nn
 
 from closeness import close
-from glassformer.analysis import Cells, patch
-from glassformer.analysis.causal.metrics import Metric, answer_rank, logit_difference, probability
-from glassformer.analysis.causal.patching import Direction
-from glassformer.analysis.causal.plan import Donor
-from glassformer.analysis.causal.sweep import sweep
-from glassformer.analysis.run import run
+from glassformer.analysis import run
+from glassformer.analysis.causal import Cells, patch
+from glassformer.analysis.causal._patching import Direction
+from glassformer.analysis.sweep import Donor, Metric, answer_rank, logit_difference, probability, sweep
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch, induction
 from glassformer.data.tokenizer import word_tokenizer

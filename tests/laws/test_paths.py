@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, given
 
 from closeness import close
-from glassformer.analysis import Run, attribution, run
-from glassformer.analysis.attribution import needs
-from glassformer.analysis.frozen import frozen_edits, frozen_sites
-from glassformer.analysis.importance import order_worlds, sweep, term_counts
+from glassformer.analysis import Run, run
+from glassformer.analysis.attribution import direct_logit_attribution
+from glassformer.analysis.attribution._direct_logit_attribution import needs
+from glassformer.analysis.frozen import frozen_edits, frozen_sites, step_sites
+from glassformer.analysis.frozen._stack import steps_of
 from glassformer.analysis.paths import expand_paths, path_sources, paths, source_map
-from glassformer.analysis.steps import step_sites, steps_of
+from glassformer.analysis.paths._importance import order_worlds, sweep, term_counts
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, keep_in_mind, repeated, skip_trigram_model, virtual_head_model
 from glassformer.trace import At, Scale
@@ -125,7 +126,7 @@ CONSTANT = ("values bias", "final norm bias", "unembed bias")
 def test_the_source_map_of_a_head_sums_to_its_direct_contribution(name: str) -> None:
     found = subject(name)
     done = passed(found, *needs(found.model))
-    split, whole = source_map(done, 3, 5, position=4, row=1), attribution(done, 3, 5, position=4, row=1)
+    split, whole = source_map(done, 3, 5, position=4, row=1), direct_logit_attribution(done, 3, 5, position=4, row=1)
     assert split.labels("head") == [c.label for c in whole.components if c.kind == "head"]
     for label in split.labels("head"):
         close(split.select(head=str(label)).values.sum(), double(whole[str(label)]), 1e-8)

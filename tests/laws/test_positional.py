@@ -50,9 +50,9 @@ def _every_score(model):
 def test_position_scores_are_the_mean_over_all_tokens(kind, fold):
     model = _one_layer(kind)
     w = weights.of(model, fold=fold)
-    scores = analysis.position_scores(w, w[0], 6)
+    scores = analysis.from_weights.position_scores(w, w[0], 6)
     every = _every_score(model)
-    pattern = analysis.positional_heads(w, length=6).patterns.values
+    pattern = analysis.from_weights.positional_heads(w, length=6).patterns.values
     for i in range(6):
         # keys before the query hold their own token; at the query itself both sides are one token
         close(_less_mean(scores[:, i, :i]), _less_mean(every[:, i, :i].mean((-2, -1))), 1e-8)
@@ -78,19 +78,19 @@ def test_the_share_of_position_is_that_in_the_variance_of_all_scores(kind):
                     table = table[:, i : i + 1] if query == "position" else table
                     table = table[..., j : j + 1] if key == "position" else table
                     blocks[:, i, j] += table
-            blocks[:, i, j] += analysis.position_bias(layer, 6)[:, i, j, None, None]
+            blocks[:, i, j] += analysis.from_weights.position_bias(layer, 6)[:, i, j, None, None]
     mean = blocks.mean((-2, -1))
     total, of_position = torch.zeros(len(blocks)).double(), torch.zeros(len(blocks)).double()
     for i in range(6):
         row = blocks[:, i, : i + 1]
         total = total + (row - row.mean((1, 3), keepdim=True)).square().mean((2, 3)).sum(1)
         of_position = of_position + _less_mean(mean[:, i, : i + 1]).square().sum(-1)
-    close(analysis.positional_heads(w, length=6).position_share.values, of_position / total, 1e-8)
+    close(analysis.from_weights.positional_heads(w, length=6).position_share.values, of_position / total, 1e-8)
 
 
 def test_the_previous_token_head_is_found_and_no_other():
     model = handmade.induction_model()
-    found = analysis.positional_heads(model)
+    found = analysis.from_weights.positional_heads(model)
     label, score = found.best(1)
     assert label == "L0H0" and score > 0.999
     assert float(found.position_share.select(head="L0H0").values) > 0.999
@@ -99,7 +99,7 @@ def test_the_previous_token_head_is_found_and_no_other():
 
 
 def test_both_halves_of_the_virtual_head_look_one_back():
-    found = analysis.positional_heads(handmade.virtual_head_model())
+    found = analysis.from_weights.positional_heads(handmade.virtual_head_model())
     assert (found.scores.select(offset="1").values > 0.999).all()
 
 
@@ -107,10 +107,10 @@ def test_both_halves_of_the_virtual_head_look_one_back():
 @pytest.mark.parametrize("rope", [Rope(), Rope(pairing="interleaved"), Rope(fraction=0.5)])
 def test_the_rotary_head_looks_as_far_back_as_it_was_built_to(offset, rope):
     model = handmade.rope_model(offset=offset, rope=rope, max_len=64)
-    found = analysis.positional_heads(model)
+    found = analysis.from_weights.positional_heads(model)
     assert found.best(offset)[1] > 0.999
     assert found.kinds == ("rotary",)
-    profile = analysis.offset_profile(model, offsets=32)
+    profile = analysis.from_weights.offset_profile(model, offsets=32)
     assert int(profile.values[0].argmax()) == offset
     frequencies = rope.frequencies(32)[:4]
     at = torch.arange(32, dtype=torch.float64)[:, None] - offset
@@ -120,7 +120,7 @@ def test_the_rotary_head_looks_as_far_back_as_it_was_built_to(offset, rope):
 
 def test_alibi_falls_by_its_slope():
     model = subject("alibi_window").model
-    profile = analysis.offset_profile(model, ["L1H0", "L1H2"], offsets=8)
+    profile = analysis.from_weights.offset_profile(model, ["L1H0", "L1H2"], offsets=8)
     slopes = profile.values[:, 0] - profile.values[:, 1]
     close(slopes, torch.tensor([2.0**-2, 2.0**-6], dtype=torch.float64))
 
@@ -128,14 +128,14 @@ def test_alibi_falls_by_its_slope():
 def test_what_heads_do_on_random_tokens_agrees_with_the_weights():
     model = handmade.induction_model()
     ids = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.randint(1, 21, (4, 40))], 1)
-    run = gf.run(model, ids, read=analysis.offset_needs(model))
-    found = analysis.offset_scores(run)
+    run = gf.run(model, ids, read=analysis.from_weights.offset_needs(model))
+    found = analysis.from_weights.offset_scores(run)
     assert float(found.scores.select(head="L0H0", offset="1").values) > 0.999
     close(found.explained.select(head="L0H0").values, torch.tensor(1.0, dtype=torch.float64), 0.2)
     # the induction head rests on the first token, which has no offset of its own
     assert float(found.explained.select(head="L1H0").values) < 0.5
     rope = handmade.rope_model(max_len=41)
-    found = analysis.offset_scores(gf.run(rope, ids, read=analysis.offset_needs(rope)))
+    found = analysis.from_weights.offset_scores(gf.run(rope, ids, read=analysis.from_weights.offset_needs(rope)))
     close(found.explained.values, torch.ones(1, dtype=torch.float64))
     close(found.without_first.values, found.scores.values, 1e-6)
 
@@ -143,8 +143,8 @@ def test_what_heads_do_on_random_tokens_agrees_with_the_weights():
 def test_attention_to_the_first_key_can_be_left_out():
     model = subject("gpt2").model
     ids = torch.randint(0, 11, (2, 20), generator=torch.Generator().manual_seed(0))
-    run = gf.run(model, ids, read=analysis.offset_needs(model))
-    found = analysis.offset_scores(run, offsets=3, first_query=5)
+    run = gf.run(model, ids, read=analysis.from_weights.offset_needs(model))
+    found = analysis.from_weights.offset_scores(run, offsets=3, first_query=5)
     pattern = run["blocks.1.attn.pattern"].values.clone()
     pattern[..., 0] = 0
     pattern = pattern / pattern.sum(-1, keepdim=True)
@@ -154,13 +154,13 @@ def test_attention_to_the_first_key_can_be_left_out():
 
 def test_heads_that_know_no_positions_say_so():
     with pytest.raises(AnalysisUnavailable, match="nothing tells layer 0"):
-        analysis.positional_heads(handmade.skip_trigram_model())
+        analysis.from_weights.positional_heads(handmade.skip_trigram_model())
     with pytest.raises(AnalysisUnavailable, match="bilinear"):
-        analysis.positional_heads(subject("linear").model)
+        analysis.from_weights.positional_heads(subject("linear").model)
     with pytest.raises(AnalysisUnavailable, match="vectors"):
-        analysis.offset_profile(subject("gpt2").model)
+        analysis.from_weights.offset_profile(subject("gpt2").model)
     with pytest.raises(NoPattern):
-        analysis.offset_scores(gf.run(handmade.bigram_model(torch.eye(3)), torch.tensor([[0, 1]])))
+        analysis.from_weights.offset_scores(gf.run(handmade.bigram_model(torch.eye(3)), torch.tensor([[0, 1]])))
 
 
 def test_where_all_tokens_are_one_position_alone_gives_the_pattern_and_sinks_their_share():
@@ -169,5 +169,5 @@ def test_where_all_tokens_are_one_position_alone_gives_the_pattern_and_sinks_the
     with torch.no_grad():
         model.embed.weight[:] = model.embed.weight[0]
     seen = gf.run(model, torch.arange(5)[None], read=["blocks.0.attn.pattern"])["blocks.0.attn.pattern"].values[0]
-    close(analysis.positional_heads(model, length=5).patterns.values, seen)
+    close(analysis.from_weights.positional_heads(model, length=5).patterns.values, seen)
     assert (seen.sum(-1) < 1).all()

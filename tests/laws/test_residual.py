@@ -6,8 +6,8 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution import source_needs
-from glassformer.analysis.residual import residual_sites, write_projections, write_shares, write_sources, writes
+from glassformer.analysis.attribution._direct_logit_attribution import source_needs
+from glassformer.analysis.frozen import residual_sites, write_projections, write_shares, write_sources, writes
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject

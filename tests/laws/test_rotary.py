@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from closeness import close
 from glassformer import weights
-from glassformer.analysis.causal import grid, logit_difference, one_by_one, sweep
+from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import (
     Attention,
     DynamicScaling,

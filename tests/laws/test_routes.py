@@ -8,7 +8,8 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.token_flow import FlowRoutes, flow_sites, information_flow_routes
+from glassformer.analysis.frozen import flow_sites
+from glassformer.analysis.token_flow import FlowRoutes, information_flow_routes
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject

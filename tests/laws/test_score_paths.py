@@ -6,7 +6,7 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.score_paths import ScorePaths, score_paths, score_sites
+from glassformer.analysis.paths import ScorePaths, score_paths, score_sites
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, repeated
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject

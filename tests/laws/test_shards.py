@@ -7,7 +7,7 @@ import torch
 
 from closeness import close
 from glassformer import weights
-from glassformer.analysis import composition
+from glassformer.analysis.from_weights import composition
 from glassformer.checkpoints import AttentionReader, load, save, save_shards
 from glassformer.errors import CheckpointError
 from strategies import subject

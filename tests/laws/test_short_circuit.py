@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from closeness import close
-from glassformer.analysis import regenerate, short_circuit, short_circuit_edits
+from glassformer.analysis.behaviour import regenerate, short_circuit, short_circuit_edits
 from glassformer.attention import Linear, Softmax
 from glassformer.data import PlantedRows
 from glassformer.data.batch import next_token_batch

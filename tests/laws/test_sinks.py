@@ -9,7 +9,8 @@ import torch
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
-from glassformer.analysis.token_flow import flow_sites, value_norms
+from glassformer.analysis.frozen import flow_sites
+from glassformer.analysis.token_flow import value_norms
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import subject

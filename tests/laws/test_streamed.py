@@ -12,7 +12,8 @@ import glassformer as gf
 from closeness import close
 from families import all_cases, reference_folder
 from glassformer import weights
-from glassformer.analysis import composition, copying, copying_rates, token_pairs
+from glassformer.analysis.from_weights import composition, copying, copying_rates
+from glassformer.analysis.vocabulary import token_pairs
 from glassformer.checkpoints import AttentionReader, open_folder, save
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.tensors import TensorFiles

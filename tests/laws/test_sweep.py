@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from closeness import close
-from glassformer.analysis.causal import (
+from glassformer.analysis.sweep import (
     Donor,
     Metric,
     Plan,

@@ -8,8 +8,9 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.token_flow import alti, flow_sites, information_flow_routes, rollout, value_norms
-from glassformer.analysis.token_flow.units import Unit, units
+from glassformer.analysis.frozen import flow_sites
+from glassformer.analysis.frozen._mixing import Unit, units
+from glassformer.analysis.token_flow import alti, information_flow_routes, rollout, value_norms
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, repeated

@@ -2,8 +2,7 @@
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from glassformer.data import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer

@@ -7,7 +7,7 @@ import torch
 
 from closeness import close
 from glassformer import analysis, handmade, weights
-from glassformer.analysis.trigrams import follows_more
+from glassformer.analysis.vocabulary._skip_trigrams import follows_more
 from glassformer.errors import AnalysisUnavailable
 from strategies import subject
 
@@ -21,7 +21,7 @@ CELLS = (["keep"], ["in", "at"], ["mind", "bay"])
 def test_rules_are_the_largest_products_of_attention_and_effect(name, tokens):
     w = weights.of(subject(name).model, fold=True)
     context = [0, 3, 4]
-    found = analysis.skip_trigrams(w, k=6, n_sources=None, tokens=tokens, context=context, offset=2)
+    found = analysis.vocabulary.skip_trigrams(w, k=6, n_sources=None, tokens=tokens, context=context, offset=2)
     ids = torch.arange(11) if tokens is None else torch.tensor(tokens)
     for label in w.labels:
         scores = w.full_qk(label, offset=2).dense()[0]
@@ -46,7 +46,7 @@ def test_rules_are_the_largest_products_of_attention_and_effect(name, tokens):
 
 
 def test_the_planted_rules_are_found_with_their_crossings_and_nothing_else():
-    found = analysis.skip_trigrams(handmade.skip_trigram_model(), k=6, context=[BOS])
+    found = analysis.vocabulary.skip_trigrams(handmade.skip_trigram_model(), k=6, context=[BOS])
     rules = found.table("L0H0")
     planted = {f"1:keep … {d} -> {o}" for d in ("2:in", "4:at") for o in ("3:mind", "5:bay")}
     assert {rule for rule, _ in rules[:4]} == planted
@@ -56,27 +56,29 @@ def test_the_planted_rules_are_found_with_their_crossings_and_nothing_else():
 
 
 def test_one_head_has_the_bug_and_two_have_not():
-    one = analysis.crossed_trigrams(handmade.skip_trigram_model(), TEXT, *CELLS, context=[BOS])
+    one = analysis.vocabulary.crossed_trigrams(handmade.skip_trigram_model(), TEXT, *CELLS, context=[BOS])
     # centred over six outputs, 6 is 4: what counts between outputs is the same
     close(one.contribution.values[0, 0], torch.full((2, 2), 4.0, dtype=torch.float64), 1e-6)
     assert one.wrong.values[0, 0].tolist() == [[0, 1], [1, 0]]
     close(one.bug_mass.values, torch.full((1, 1), 0.5, dtype=torch.float64))
-    two = analysis.crossed_trigrams(handmade.skip_trigram_model(handmade.keep_in_mind(2)), TEXT, *CELLS, context=[BOS])
+    two = analysis.vocabulary.crossed_trigrams(
+        handmade.skip_trigram_model(handmade.keep_in_mind(2)), TEXT, *CELLS, context=[BOS]
+    )
     assert float(two.bug_mass.values.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_one_head_and_one_source_give_a_table_of_rank_one(name):
-    found = analysis.crossed_trigrams(subject(name).model, [[1, 2, 3]], [1, 2, 3], [4, 5, 6], [7, 8, 9])
+    found = analysis.vocabulary.crossed_trigrams(subject(name).model, [[1, 2, 3]], [1, 2, 3], [4, 5, 6], [7, 8, 9])
     cells = found.contribution.values
     close(cells[..., 0, 0] * cells[..., 1, 1], cells[..., 0, 1] * cells[..., 1, 0], 1e-8)
 
 
 def test_both_crossed_cells_get_what_the_right_ones_get():
     w = weights.of(handmade.skip_trigram_model())
-    found = analysis.crossed_trigrams(w, TEXT, *CELLS, context=[BOS], centred=False)
+    found = analysis.vocabulary.crossed_trigrams(w, TEXT, *CELLS, context=[BOS], centred=False)
     close(found.contribution.values[0, 0], torch.full((2, 2), 6.0, dtype=torch.float64), 1e-6)
-    cost = analysis.crossed_cost(w.model, found, torch.tensor(TEXT))
+    cost = analysis.vocabulary.crossed_cost(w.model, found, torch.tensor(TEXT))
     # the wrong one of two equal outputs taken out, beside four outputs at logit 0
     bug, without = math.log(2 * math.exp(6) + 4), math.log(math.exp(6) + 5)
     assert cost.nats == pytest.approx(bug - without, abs=1e-6)
@@ -85,22 +87,24 @@ def test_both_crossed_cells_get_what_the_right_ones_get():
 
 def test_the_bug_costs_a_bit_less_than_the_choice_between_two():
     model = handmade.skip_trigram_model()
-    crossed = analysis.crossed_trigrams(model, TEXT, *CELLS, context=[BOS])
-    cost = analysis.crossed_cost(model, crossed, torch.tensor(TEXT))
+    crossed = analysis.vocabulary.crossed_trigrams(model, TEXT, *CELLS, context=[BOS])
+    cost = analysis.vocabulary.crossed_cost(model, crossed, torch.tensor(TEXT))
     assert (cost.fired, cost.positions) == (2, 6)
     # logits 6 at two outputs and 0 at four, against 6 at one and 6 - 4 at the other, since rows are centred
     bug = math.log(2 * math.exp(6) + 4) - 6
     without = math.log(math.exp(6) + math.exp(2) + 4) - 6
     assert cost.nats == pytest.approx(bug - without, abs=1e-6)
     clean = handmade.skip_trigram_model(handmade.keep_in_mind(2))
-    none = analysis.crossed_trigrams(clean, TEXT, *CELLS, context=[BOS])
-    assert analysis.crossed_cost(clean, none, torch.tensor(TEXT)).fired == 0
+    none = analysis.vocabulary.crossed_trigrams(clean, TEXT, *CELLS, context=[BOS])
+    assert analysis.vocabulary.crossed_cost(clean, none, torch.tensor(TEXT)).fired == 0
 
 
 def test_the_direct_path_is_shown_beside_the_crossed_cell():
     bigram = torch.zeros(6, 6, dtype=torch.float64)
     bigram[IN, MIND] = bigram[AT, BAY] = 12.0
-    found = analysis.crossed_trigrams(handmade.skip_trigram_model(bigram=bigram), TEXT, *CELLS, context=[BOS])
+    found = analysis.vocabulary.crossed_trigrams(
+        handmade.skip_trigram_model(bigram=bigram), TEXT, *CELLS, context=[BOS]
+    )
     close(found.direct.values, torch.tensor([[10.0, -2.0], [-2.0, 10.0]], dtype=torch.float64))
 
 
@@ -113,8 +117,8 @@ def test_what_follows_in_any_case_is_no_rule_of_the_source():
 
 def test_patterns_that_are_differences_and_capped_logits_are_refused():
     with pytest.raises(AnalysisUnavailable, match="difference of two"):
-        analysis.skip_trigrams(subject("differential").model)
+        analysis.vocabulary.skip_trigrams(subject("differential").model)
     model = subject("capped").model
-    found = analysis.crossed_trigrams(model, [[1, 2, 3]], [1], [2], [3])
+    found = analysis.vocabulary.crossed_trigrams(model, [[1, 2, 3]], [1], [2], [3])
     with pytest.raises(AnalysisUnavailable, match="soft-capped"):
-        analysis.crossed_cost(model, found, torch.tensor([[1, 2, 3]]))
+        analysis.vocabulary.crossed_cost(model, found, torch.tensor([[1, 2, 3]]))

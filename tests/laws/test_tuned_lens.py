@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from closeness import close
-from glassformer.analysis import TunedLens, fit_tuned_lens, lens_divergence, lens_grid, run
-from glassformer.analysis.lens_grid import lens_sites
-from glassformer.analysis.tuned_lens import tuned_sites
-from glassformer.analysis.tuned_lens_fit import _gradients, _log_probs, _streams
+from glassformer.analysis import run
+from glassformer.analysis.lens import TunedLens, fit_tuned_lens, lens_divergence, lens_grid, lens_sites
+from glassformer.analysis.lens._fit import _gradients, _log_probs, _streams
+from glassformer.analysis.lens._tuned import tuned_sites
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite
 from glassformer.models import DecoderConfig, Learned

@@ -5,9 +5,9 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution import source_needs
-from glassformer.analysis.residual import residual_sites, write_sources
-from glassformer.analysis.token_flow import flow_sites, value_norms
+from glassformer.analysis.attribution._direct_logit_attribution import source_needs
+from glassformer.analysis.frozen import flow_sites, residual_sites, write_sources
+from glassformer.analysis.token_flow import value_norms
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject

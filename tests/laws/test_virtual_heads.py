@@ -9,10 +9,11 @@ from hypothesis import given
 from closeness import close
 from glassformer import weights
 from glassformer.analysis import run
-from glassformer.analysis.importance import order_worlds, sweep
-from glassformer.analysis.paths import expand_paths
-from glassformer.analysis.steps import step_sites, steps_of
-from glassformer.analysis.virtual_heads import composed_pattern, pair_contributions, virtual_copying, virtual_heads
+from glassformer.analysis.frozen import step_sites
+from glassformer.analysis.frozen._stack import steps_of
+from glassformer.analysis.paths import composed_pattern, expand_paths, virtual_copying, virtual_heads
+from glassformer.analysis.paths._importance import order_worlds, sweep
+from glassformer.analysis.paths._virtual_heads import pair_contributions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import repeated, virtual_head_model
 from glassformer.models import DecoderConfig, block, repeat

@@ -8,8 +8,8 @@ from torch import Tensor
 from circuit_pairs import Pair, pair
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.causal.metrics import Metric
-from glassformer.analysis.causal.wires import Wires
+from glassformer.analysis.circuits._wires import Wires
+from glassformer.analysis.sweep import Metric
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.trace import At, Set

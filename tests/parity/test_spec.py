@@ -13,19 +13,10 @@ from torch import Tensor, nn
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, weights
-from glassformer.analysis.attribution import needs as attribution_needs
-from glassformer.analysis.causal import (
-    Cells,
-    Donor,
-    ablation_table,
-    causal_trace,
-    grid,
-    logit_difference,
-    one_by_one,
-    patch,
-    sweep,
-)
-from glassformer.analysis.lens import needs as lens_needs
+from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_needs
+from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
+from glassformer.analysis.lens._logit_lens import needs as lens_needs
+from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
 from glassformer.checkpoints.families.family import Piece
@@ -462,10 +453,13 @@ def test_lens_and_attribution_take_runs_of_the_module(name: str) -> None:
     model = MODELS[name]()
     sites = {*lens_needs(model.parts()), *attribution_needs(model.parts())}
     run, mine = gf.run(model, CLEAN, read=sites), gf.run(model.parts(), CLEAN, read=sites)
-    close(analysis.lens(run, row=1).logits.values, analysis.lens(mine, row=1).logits.values)
-    found = analysis.attribution(run, 3, 5, row=1)
+    close(analysis.lens.logit_lens(run, row=1).logits.values, analysis.lens.logit_lens(mine, row=1).logits.values)
+    found = analysis.attribution.direct_logit_attribution(run, 3, 5, row=1)
     close(torch.tensor(found.sum), torch.tensor(found.total, dtype=torch.float64), 1e-7)
-    close(found.contributions.values, analysis.attribution(mine, 3, 5, row=1).contributions.values)
+    close(
+        found.contributions.values,
+        analysis.attribution.direct_logit_attribution(mine, 3, 5, row=1).contributions.values,
+    )
 
 
 @every

@@ -1,369 +1,57 @@
-"""Analyses: functions of a run (or of weights) that return labelled results."""
+"""Analyses: functions of a model and a text, of a run or of weights alone, that return labelled results.
 
-from glassformer.analysis.arguments import Argument, SixArguments, six_arguments
-from glassformer.analysis.attribution import Attribution, Sources, attribution, sources
-from glassformer.analysis.basis import Kurtosis, RotationTest, kurtosis, kurtosis_needs, rotate, rotation, rotation_test
-from glassformer.analysis.behaviour import (
-    AttentionSinks,
-    StreamRank,
-    Suppression,
-    attention_sinks,
-    rank_of_stream,
-    suppression,
-)
-from glassformer.analysis.bigrams import Bigrams, bigrams
-from glassformer.analysis.causal import (
-    Acdc,
-    AcdcCurve,
-    Answered,
-    CircuitGraph,
-    EdgeAttribution,
-    EdgeEffects,
-    Faithfulness,
-    NodeAttribution,
-    PathPatching,
-    SenderEffects,
-    ShortCircuit,
-    Verified,
-    acdc,
-    acdc_curve,
-    answered,
-    attribute_edges,
-    attribute_nodes,
-    circuit_graph,
-    edge_effects,
-    faithfulness,
-    path_patching,
-    regenerate,
-    sender_effects,
-    short_circuit,
-    short_circuit_edits,
-)
-from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
-from glassformer.analysis.causal.cells import Cells
-from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
-from glassformer.analysis.causal.patching import Patched, Patching, patch
-from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
-from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
-from glassformer.analysis.circuits import circuits
-from glassformer.analysis.circuits_report import Circuits, Unavailable
-from glassformer.analysis.composition import Composition, composition
-from glassformer.analysis.copying import Copying, CopyingRates, copying, copying_rates
-from glassformer.analysis.direct_effects import DirectEffects, direct_effects, direct_sites
-from glassformer.analysis.direct_parts import (
-    NeuronEffects,
-    SourceEffects,
-    direct_source_sites,
-    neuron_effects,
-    neuron_sites,
-    source_effects,
-)
-from glassformer.analysis.evaluators import HeadEvaluation, detect, evaluate_heads
-from glassformer.analysis.explain import explain
-from glassformer.analysis.explanation import Explanation
-from glassformer.analysis.frozen import Linearity, frozen_edits, frozen_sites, linearity
-from glassformer.analysis.heads import HeadScores, head_roles, head_scores
-from glassformer.analysis.history import History, read_history
-from glassformer.analysis.icl import InContextLearning, in_context_learning
-from glassformer.analysis.importance import Importance, importance
-from glassformer.analysis.induction import InductionCircuits, MatchingTrace, induction_circuits, matching_trace
-from glassformer.analysis.lens import Lens, lens
-from glassformer.analysis.lens_grid import LensGrid, lens_grid, lens_sites
-from glassformer.analysis.losses import icl_score, loss_by_position
-from glassformer.analysis.meaning import MeaningShift, meaning_shift
-from glassformer.analysis.paths import Path, PathExpansion, expand_paths, path_sources, paths, source_map
-from glassformer.analysis.phase_change import (
-    LossTrajectories,
-    PhaseChange,
-    Trajectory,
-    loss_trajectories,
-    phase_change,
-    trajectory,
-)
-from glassformer.analysis.positional import (
-    Offsets,
-    PositionalHeads,
-    offset_needs,
-    offset_profile,
-    offset_scores,
-    position_bias,
-    position_scores,
-    positional_heads,
-)
-from glassformer.analysis.residual import (
-    WriteProjections,
-    Writes,
-    WriteShares,
-    residual_sites,
-    write_projections,
-    write_shares,
-    write_sources,
-    writes,
-)
-from glassformer.analysis.run import Run, run
-from glassformer.analysis.score_paths import ScorePaths, score_paths, score_sites
-from glassformer.analysis.steps import step_sites
-from glassformer.analysis.subspaces import (
-    Bandwidth,
-    Erasers,
-    Erasure,
-    JointPca,
-    Overlaps,
-    StreamDimensions,
-    bandwidth,
-    erasers,
-    erasure,
-    erasure_needs,
-    joint_pca,
-    overlaps,
-    stream_dimensions,
-)
-from glassformer.analysis.tables import TokenCircuits, TokenPairs, frequent_tokens, token_circuits, token_pairs
-from glassformer.analysis.token_flow import (
-    AttentionFlow,
-    AverageRoutes,
-    EffectiveMemory,
-    FlowRoutes,
-    InputGradients,
-    LongContext,
-    NeuronShares,
-    TokenFlow,
-    ValueNorms,
-    alti,
-    attention_flow,
-    average_routes,
-    effective_memory,
-    flow_sites,
-    information_flow_routes,
-    input_gradients,
-    long_context,
-    neuron_shares,
-    rollout,
-    value_norms,
-)
-from glassformer.analysis.trigrams import (
-    CrossedCost,
-    CrossedTrigrams,
-    SkipTrigrams,
-    crossed_cost,
-    crossed_trigrams,
-    skip_trigrams,
-)
-from glassformer.analysis.tuned_lens import TunedLens
-from glassformer.analysis.tuned_lens_fit import LensDivergence, fit_tuned_lens, lens_divergence
-from glassformer.analysis.unseen import UnseenWordsStudy, unseen_words
-from glassformer.analysis.virtual_heads import (
-    VirtualCopying,
-    VirtualHeads,
-    composed_pattern,
-    virtual_copying,
-    virtual_heads,
-)
-from glassformer.analysis.virtual_weights import VirtualWeights, virtual, virtual_weights
+Each room answers one question; `ROOMS` lists them. Rooms are imported when first used.
+"""
 
-__all__ = [
-    "Ablation",
-    "AblationTable",
-    "Acdc",
-    "AcdcCurve",
-    "Answered",
-    "Argument",
-    "AttentionFlow",
-    "AttentionSinks",
-    "Attribution",
-    "AverageRoutes",
-    "Bandwidth",
-    "BeforeAfter",
-    "Bigrams",
-    "CausalTrace",
-    "Cells",
-    "CircuitGraph",
-    "Circuits",
-    "Composition",
-    "Copying",
-    "CopyingRates",
-    "CrossedCost",
-    "CrossedTrigrams",
-    "DirectEffects",
-    "EdgeAttribution",
-    "EdgeEffects",
-    "EffectiveMemory",
-    "Erasers",
-    "Erasure",
-    "Explanation",
-    "Faithfulness",
-    "FlowRoutes",
-    "HeadEvaluation",
-    "HeadScores",
-    "History",
-    "Importance",
-    "InContextLearning",
-    "InductionCircuits",
-    "InputGradients",
-    "JointPca",
-    "Kurtosis",
-    "Lens",
-    "LensDivergence",
-    "LensGrid",
-    "Linearity",
-    "LongContext",
-    "LossTrajectories",
-    "MatchingTrace",
-    "MeaningShift",
-    "NeuronEffects",
-    "NeuronShares",
-    "NodeAttribution",
-    "Offsets",
-    "Overlaps",
-    "Patched",
-    "Patching",
-    "Path",
-    "PathExpansion",
-    "PathPatching",
-    "PhaseChange",
-    "PositionalHeads",
-    "RotationTest",
-    "Run",
-    "ScorePaths",
-    "SenderEffects",
-    "ShortCircuit",
-    "SixArguments",
-    "SkipTrigrams",
-    "SourceEffects",
-    "Sources",
-    "StreamDimensions",
-    "StreamRank",
-    "Suppression",
-    "TokenCircuits",
-    "TokenFlow",
-    "TokenPairs",
-    "TracesByRole",
-    "Trajectory",
-    "TunedLens",
-    "Unavailable",
-    "UnseenWordsStudy",
-    "ValueNorms",
-    "Verified",
-    "VirtualCopying",
-    "VirtualHeads",
-    "VirtualWeights",
-    "WriteProjections",
-    "WriteShares",
-    "Writes",
-    "ablate",
-    "ablate_each",
-    "ablation_table",
-    "acdc",
-    "acdc_curve",
-    "alti",
-    "answered",
-    "attention_flow",
-    "attention_sinks",
-    "attribute_edges",
-    "attribute_nodes",
-    "attribution",
-    "average_routes",
-    "average_traces",
-    "bandwidth",
-    "before_after",
-    "bigrams",
-    "causal_trace",
-    "circuit_graph",
-    "circuits",
-    "composed_pattern",
-    "composition",
-    "copying",
-    "copying_rates",
-    "crossed_cost",
-    "crossed_trigrams",
-    "detect",
-    "direct_effects",
-    "direct_sites",
-    "direct_source_sites",
-    "edge_effects",
-    "effective_memory",
-    "erasers",
-    "erasure",
-    "erasure_needs",
-    "evaluate_heads",
-    "expand_paths",
-    "explain",
-    "faithfulness",
-    "fit_tuned_lens",
-    "flow_sites",
-    "frequent_tokens",
-    "frozen_edits",
-    "frozen_sites",
-    "head_roles",
-    "head_scores",
-    "icl_score",
-    "importance",
-    "in_context_learning",
-    "induction_circuits",
-    "information_flow_routes",
-    "input_gradients",
-    "joint_pca",
-    "kurtosis",
-    "kurtosis_needs",
-    "lens",
-    "lens_divergence",
-    "lens_grid",
-    "lens_sites",
-    "linearity",
-    "long_context",
-    "loss_by_position",
-    "loss_trajectories",
-    "matching_trace",
-    "meaning_shift",
-    "neuron_effects",
-    "neuron_shares",
-    "neuron_sites",
-    "offset_needs",
-    "offset_profile",
-    "offset_scores",
-    "overlaps",
-    "patch",
-    "path_patching",
-    "path_sources",
-    "paths",
-    "phase_change",
-    "position_bias",
-    "position_scores",
-    "positional_heads",
-    "rank_of_stream",
-    "read_history",
-    "regenerate",
-    "residual_sites",
-    "rollout",
-    "rotate",
-    "rotation",
-    "rotation_test",
-    "run",
-    "score_paths",
-    "score_sites",
-    "sender_effects",
-    "short_circuit",
-    "short_circuit_edits",
-    "six_arguments",
-    "skip_trigrams",
-    "source_effects",
-    "source_map",
-    "sources",
-    "step_sites",
-    "stream_dimensions",
-    "subject_deviation",
-    "suppression",
-    "token_circuits",
-    "token_pairs",
-    "trajectory",
-    "unseen_words",
-    "value_norms",
-    "virtual",
-    "virtual_copying",
-    "virtual_heads",
-    "virtual_weights",
-    "write_projections",
-    "write_shares",
-    "write_sources",
-    "writes",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from glassformer.analysis._run import Run as Run, run as run
+
+if TYPE_CHECKING:
+    from glassformer.analysis import (
+        attribution as attribution,
+        behaviour as behaviour,
+        causal as causal,
+        circuits as circuits,
+        from_weights as from_weights,
+        frozen as frozen,
+        heads as heads,
+        learning as learning,
+        lens as lens,
+        losses as losses,
+        paths as paths,
+        reports as reports,
+        subspaces as subspaces,
+        sweep as sweep,
+        token_flow as token_flow,
+        vocabulary as vocabulary,
+    )
+
+ROOMS = {
+    "attribution": "What adds to this logit?",
+    "lens": "What would the model say if it stopped here?",
+    "heads": "What do heads look at?",
+    "from_weights": "What do the weights alone say of heads?",
+    "vocabulary": "What do the weights say from token to token?",
+    "subspaces": "Where in the stream do things lie?",
+    "paths": "Which chains of heads does it take?",
+    "token_flow": "Which tokens does it come from?",
+    "causal": "What changes if a value is replaced?",
+    "circuits": "Which edges carry it?",
+    "behaviour": "Which known habits does the model have?",
+    "learning": "How does it come about in training?",
+    "frozen": "What is the model with norms and patterns held fixed?",
+    "sweep": "Which engine runs many interventions at once?",
+    "reports": "What do all of these say together?",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ROOMS or name in ("losses",):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Rooms: {', '.join(ROOMS)}.")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *ROOMS])

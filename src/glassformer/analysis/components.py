@@ -83,7 +83,8 @@ def require_next_tokens(model: Any, analysis: str) -> None:
     if isinstance(model, Encoder):
         raise AnalysisUnavailable(
             f"{analysis} asks how well next tokens are predicted; an encoder reads both ways, so it sees them.\n"
-            "    What it makes of a masked position: analysis.direct_effects(run), analysis.lens(run)."
+            "    What it makes of a masked position: analysis.attribution.direct_effects(run), "
+            "analysis.lens.logit_lens(run)."
         )
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import require_next_tokens
-from glassformer.analysis.run import evaluating
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis.inputs import token_id
-from glassformer.analysis.run import Run
+from glassformer.analysis._run import Run
+from glassformer.analysis.prepare import token_id
 from glassformer.errors import ShapeMismatch
 
 Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None

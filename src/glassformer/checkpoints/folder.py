@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialise
+from safetensors.torch import load as parse, save as serialise
 
 from glassformer import files
 from glassformer.checkpoints import hub

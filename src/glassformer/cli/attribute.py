@@ -72,7 +72,7 @@ def attribute(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.explain import position_in
+    from glassformer.analysis.reports._explain import position_in
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -83,8 +83,10 @@ def attribute(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
-        run, encoded = clean_run(loaded, pairs, fitting, analysis.direct_sites(loaded))
-        split = analysis.direct_effects(run, encoded.answer, encoded.wrong, positions=encoded.last[:, None], norm=norm)
+        run, encoded = clean_run(loaded, pairs, fitting, analysis.attribution.direct_sites(loaded))
+        split = analysis.attribution.direct_effects(
+            run, encoded.answer, encoded.wrong, positions=encoded.last[:, None], norm=norm
+        )
         reading = reading_of(run)
         Console().print(reading.shown(), largest(split, top))
         told = {"pairs": str(pairs), "n": len(encoded), "norm": norm}
@@ -105,7 +107,11 @@ def attribute(
             # the same tokens as in the run: a target that was generated is not generated twice
             result = _by_gradient(loaded, run, name, ids, place, steps, layers)
         elif name in FLOWS:
-            result = {"rollout": analysis.rollout, "alti": analysis.alti, "norms": analysis.value_norms}[name](run)
+            result = {
+                "rollout": analysis.token_flow.rollout,
+                "alti": analysis.token_flow.alti,
+                "norms": analysis.token_flow.value_norms,
+            }[name](run)
         else:
             result = _by_part(run, name, ids, place, norm)
         found.append(result)
@@ -121,13 +127,14 @@ def attribute(
 
 def _sites(model: Any, methods: tuple[str, ...], norm: str) -> list[str]:
     from glassformer import analysis
-    from glassformer.analysis.attribution import needs
+    from glassformer.analysis.attribution._direct_logit_attribution import needs
 
     asked = {
-        "direct": lambda: needs(model) if norm == "frozen" else analysis.direct_sites(model),
-        "sources": lambda: analysis.direct_source_sites(model), "neurons": lambda: analysis.neuron_sites(model),
+        "direct": lambda: needs(model) if norm == "frozen" else analysis.attribution.direct_sites(model),
+        "sources": lambda: analysis.attribution.direct_source_sites(model),
+        "neurons": lambda: analysis.attribution.neuron_sites(model),
     }  # fmt: skip
-    asked |= dict.fromkeys(FLOWS, lambda: analysis.flow_sites(model))
+    asked |= dict.fromkeys(FLOWS, lambda: analysis.frozen.flow_sites(model))
     names = [asked[name]() for name in methods if name not in GRADIENTS]
     return list(dict.fromkeys(site for sites in names for site in sites))
 
@@ -136,10 +143,10 @@ def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) 
     from glassformer import analysis
 
     if name == "direct" and norm == "frozen":
-        return analysis.attribution(run, *ids, position=place)
+        return analysis.attribution.direct_logit_attribution(run, *ids, position=place)
     if name == "direct":
-        return analysis.direct_effects(run, *ids, positions=place, norm="live")
-    split = analysis.source_effects if name == "sources" else analysis.neuron_effects
+        return analysis.attribution.direct_effects(run, *ids, positions=place, norm="live")
+    split = analysis.attribution.source_effects if name == "sources" else analysis.attribution.neuron_effects
     return split(run, *ids, positions=place)
 
 
@@ -149,7 +156,7 @@ def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: 
     inputs, target = (run.ids, None) if run.source_ids is None else (run.source_ids, run.ids)
     method: Any = GRADIENTS[name]
     with progress(name) as report:
-        return analysis.input_gradients(
+        return analysis.attribution.input_gradients(
             model, inputs, *ids, target=target, positions=(place,), method=method, steps=steps, layers=layers,
             report=report,
         )  # fmt: skip
@@ -158,7 +165,7 @@ def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: 
 def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
     import torch
 
-    from glassformer.analysis.inputs import readable
+    from glassformer.analysis.prepare import readable
     from glassformer.render.tables import section, table, visible
 
     logits = run.logits[0, place].double()
@@ -171,7 +178,7 @@ def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
 
 
 def _view(result: Any, place: int, top: int) -> Any:
-    from glassformer.analysis import TokenFlow, ValueNorms
+    from glassformer.analysis.token_flow import TokenFlow, ValueNorms
     from glassformer.render import flow_terminal
     from glassformer.render.terminal import largest
 

@@ -51,7 +51,7 @@ def circuits(
     from rich.console import Console
 
     from glassformer import analysis, weights
-    from glassformer.analysis.training_facts import training_facts
+    from glassformer.analysis.reports._training_facts import training_facts
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
     from glassformer.render.terminal import show
@@ -66,7 +66,7 @@ def circuits(
         if path is not None:
             check_writable(path)
     if run is not None:
-        analysis.read_history(run)  # whether it is a run folder
+        analysis.learning.read_history(run)  # whether it is a run folder
     loaded = model_of(str(run) if model is None else model)
     for label in heads:
         weights.of(loaded)[label]  # before anything is run
@@ -74,14 +74,16 @@ def circuits(
     with Console(stderr=True).status("reading text"):
         batches, tokens = _text(loaded, model, run, data, rows)
     with progress("circuits") as report:
-        found = analysis.circuits(
+        found = analysis.reports.circuits(
             loaded, *batches, heads=list(heads) or None, tokens=tokens, k=top, seed=seed, report=report
         )
     if metrics:
         try:
             found = found.replace(training=training_facts(metrics))
         except AnalysisUnavailable as error:
-            found = found.replace(unavailable=(*found.unavailable, analysis.Unavailable("training", str(error))))
+            found = found.replace(
+                unavailable=(*found.unavailable, analysis.reports.Unavailable("training", str(error)))
+            )
     show(found)
     if json is not None:
         print(f"JSON: {write(json, found.to_json()).absolute()}")
@@ -104,7 +106,7 @@ def _text(
     loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
-    from glassformer.analysis import frequent_tokens
+    from glassformer.analysis.vocabulary import frequent_tokens
     from glassformer.config import require
     from glassformer.data import TextConfig
     from glassformer.data.text import TextData

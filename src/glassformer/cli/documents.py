@@ -64,7 +64,7 @@ def payload(
     """Return the document of a command: see docs/results-json.md."""
     import dataclasses
 
-    from glassformer.analysis.explain import model_facts
+    from glassformer.analysis.reports._explain import model_facts
 
     facts = dataclasses.asdict(model_facts(model))
     head = {"format": "glassformer.results", "version": VERSION, "command": command, "model": facts}

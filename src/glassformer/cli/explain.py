@@ -71,7 +71,7 @@ def explain(
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = model_of(model, specials)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
-    found = analysis.explain(
+    found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
     show(found)

@@ -48,7 +48,7 @@ def generate(
     """
     import torch
 
-    from glassformer.analysis.inputs import readable, said
+    from glassformer.analysis.prepare import readable, said
     from glassformer.models import Decoder, Sampling, beam_search, stream
 
     if max_new_tokens < 1:
@@ -79,7 +79,7 @@ def generate(
 
 def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.inputs import encode, start_of, token_ids
+    from glassformer.analysis.prepare import encode, start_of, token_ids
     from glassformer.models import EncoderDecoder
 
     def ids(reading: Any) -> list[int]:

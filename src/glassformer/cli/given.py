@@ -98,7 +98,7 @@ def token_of(model: Any, given: str) -> int:
         TextError: It is several tokens or unknown, or no id.
         TokenOutOfRange: There is no such id.
     """
-    from glassformer.analysis.inputs import token_id
+    from glassformer.analysis.prepare import token_id
 
     if model.tokenizer is not None:
         return token_id(model, given)

@@ -70,7 +70,7 @@ def lens(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.explain import position_in
+    from glassformer.analysis.reports._explain import position_in
     from glassformer.config import require
     from glassformer.render.lenses_terminal import answers_by_depth, depth
     from glassformer.render.tables import tables
@@ -96,15 +96,15 @@ def lens(
         console.print(tables(measured))
         found.append(measured)
     if run is not None and place is not None:
-        shown = analysis.lens_grid(run, followed, k=max(top, 5), translators=translators)
+        shown = analysis.lens.lens_grid(run, followed, k=max(top, 5), translators=translators)
         reading = reading_of(run)
         console.print(reading.shown(), tables(shown))
         console.print()
         console.print(depth(shown, place, top, answer))
         found.append(shown)
     if pairs is not None:
-        batch, encoded = clean_run(loaded, pairs, fitting, analysis.lens_sites(loaded))
-        shown = analysis.lens_grid(
+        batch, encoded = clean_run(loaded, pairs, fitting, analysis.lens.lens_sites(loaded))
+        shown = analysis.lens.lens_grid(
             batch, encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
         )
         reading = reading_of(batch)
@@ -119,7 +119,7 @@ def _run(model: Any, text: str, target: str | None) -> Any:
     from glassformer import analysis
 
     read = None if target is None else prompt_of(model, target)
-    return analysis.run(model, prompt_of(model, text), read, read=analysis.lens_sites(model))
+    return analysis.run(model, prompt_of(model, text), read, read=analysis.lens.lens_sites(model))
 
 
 def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
@@ -128,9 +128,9 @@ def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int
 
     fitted, held_out = _batches(model, name, data)
     with progress("training") as report:
-        found = analysis.fit_tuned_lens(model, fitted, steps=steps, seed=seed, report=report)
+        found = analysis.lens.fit_tuned_lens(model, fitted, steps=steps, seed=seed, report=report)
     with progress("measuring") as report:
-        return found, analysis.lens_divergence(model, found, held_out, report=report)
+        return found, analysis.lens.lens_divergence(model, found, held_out, report=report)
 
 
 def _batches(model: Any, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:

@@ -85,7 +85,7 @@ def patch(
     """
     from rich.console import Console
 
-    from glassformer.analysis import EdgeAttribution
+    from glassformer.analysis.circuits import EdgeAttribution
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -128,9 +128,9 @@ def _swept(
 ) -> Any:  # fmt: skip
     from glassformer import analysis
 
-    cells = [analysis.Cells(name, by or None) for name in sites]
+    cells = [analysis.causal.Cells(name, by or None) for name in sites]
     with progress(way) as report:
-        return analysis.patch(
+        return analysis.interventions.patch(
             model, asked.clean, asked.corrupt, metrics, cells, direction=way, target=asked.target, labels=asked.labels,
             report=report, save_to=save_to,
         )  # fmt: skip
@@ -148,33 +148,36 @@ def _further(
     if paths:
         with progress("paths") as report:
             found.append(
-                analysis.path_patching(
+                analysis.circuits.path_patching(
                     model, asked.clean, asked.corrupt, metric, receivers=paths, report=report, **runs
                 )
             )
     if edges is not None:
         with progress("edges") as report:
-            estimated = analysis.attribute_edges(model, asked.clean, asked.corrupt, metric, **runs)
+            estimated = analysis.circuits.attribute_edges(model, asked.clean, asked.corrupt, metric, **runs)
             found += [estimated, estimated.verified(edges, seed=seed, report=report)]
     if prune is not None:
         with progress("pruning") as report:
             found.append(
-                analysis.acdc(model, asked.clean, asked.corrupt, metric, threshold=prune, report=report, **runs)
+                analysis.circuits.acdc(
+                    model, asked.clean, asked.corrupt, metric, threshold=prune, report=report, **runs
+                )
             )
     return found
 
 
 def _metric(model: Any, name: str, asked: Prompts) -> Any:
     from glassformer import analysis
-    from glassformer.analysis import causal
+    from glassformer.analysis import sweep as interventions
 
     if name == "kl":
-        return causal.kl_divergence(analysis.run(model, asked.clean, asked.target), pos=asked.pos)
+        return interventions.kl_divergence(analysis.run(model, asked.clean, asked.target), pos=asked.pos)
     if name == "logit-difference":
-        return causal.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
+        return interventions.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
     known = {
-        "logit": causal.logit, "probability": causal.probability, "log-probability": causal.log_probability,
-        "rank": causal.answer_rank,
+        "logit": interventions.logit, "probability": interventions.probability,
+        "log-probability": interventions.log_probability,
+        "rank": interventions.answer_rank,
     }  # fmt: skip
     return known[name](asked.answer, pos=asked.pos)
 

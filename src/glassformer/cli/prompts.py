@@ -44,7 +44,7 @@ class Prompts:
 
     def reading(self, model: Any) -> Reading:
         """Return what a model reads of them."""
-        from glassformer.analysis.inputs import prepare
+        from glassformer.analysis.prepare import prepare
 
         clean, corrupt = (prepare(model, side, self.target) for side in (self.clean, self.corrupt))
         if not clean.source_rows:
@@ -180,7 +180,7 @@ def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
 
 
 def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
-    from glassformer.analysis.inputs import asked_position, prepare
+    from glassformer.analysis.prepare import asked_position, prepare
     from glassformer.models import Encoder
 
     sides = [prompt_of(model, text) for text in (clean, corrupt)]

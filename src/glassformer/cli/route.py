@@ -58,7 +58,7 @@ def route(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.inputs import asked_position
+    from glassformer.analysis.prepare import asked_position
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -68,9 +68,9 @@ def route(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
-        batch, encoded = clean_run(loaded, pairs, fitting, analysis.flow_sites(loaded))
+        batch, encoded = clean_run(loaded, pairs, fitting, analysis.frozen.flow_sites(loaded))
         with progress("tracing") as report:
-            averaged = analysis.average_routes(batch, threshold=threshold, report=report)
+            averaged = analysis.token_flow.average_routes(batch, threshold=threshold, report=report)
         reading = reading_of(batch)
         Console().print(reading.shown(), largest(averaged, top))
         told = {"pairs": str(pairs), "n": len(encoded), "threshold": threshold}
@@ -81,10 +81,10 @@ def route(
     read = None if target is None else prompt_of(loaded, target)
     # of an encoder-decoder, whole routes lead through both stacks: that is what naming none means
     side = "encoder" if stack == "encoder" else None
-    run = analysis.run(loaded, given, read, read=analysis.flow_sites(loaded, side))
+    run = analysis.run(loaded, given, read, read=analysis.frozen.flow_sites(loaded, side))
     if positions == (-1,) and run.ids is not None:
         positions = (asked_position(loaded, run.ids[0]),)
-    found = analysis.information_flow_routes(run, positions, threshold=threshold, stack=side)
+    found = analysis.token_flow.information_flow_routes(run, positions, threshold=threshold, stack=side)
     reading = reading_of(run)
     Console().print(reading.shown(), largest(found, top))
     asked = {"text": text, "target": target, "positions": list(positions), "threshold": threshold}

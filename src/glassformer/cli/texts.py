@@ -6,7 +6,7 @@ from typing import Any
 
 def source_of(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
     """Return where text comes from: what was named, else what the run or the recipe holds out, else Python's own."""
-    from glassformer.analysis import read_history
+    from glassformer.analysis.learning import read_history
     from glassformer.data import DataConfig, TextConfig
     from glassformer.training.recipes import RECIPES, recipe
 

@@ -73,7 +73,7 @@ def trace(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.inputs import prepare
+    from glassformer.analysis.prepare import prepare
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -101,7 +101,7 @@ def trace(
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
         reading = reading_of(prepare(loaded, given, read))
         with progress("restoring") as report:
-            found = analysis.causal_trace(
+            found = analysis.causal.causal_trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=read, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
@@ -132,7 +132,7 @@ def _target(model: Any, target: str | None) -> Any:
 
 def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> tuple[Any, Reading]:
     from glassformer import analysis, data
-    from glassformer.analysis.inputs import readable
+    from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError
 
     kept = usable(model, data.read_pairs(path), fitting)
@@ -141,7 +141,7 @@ def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[st
         known = ", ".join(encoded.roles) or 'none: a .jsonl file names them as "roles"'
         raise DataError(f'"{path}" has no role "{role}". Roles: {known}.')
     lengths = encoded.last + 1
-    unit = analysis.subject_deviation(
+    unit = analysis.causal.subject_deviation(
         model, [encoded.clean[i, list(where)] for i, where in enumerate(encoded.roles[role]) if where]
     )
     traces = []
@@ -150,7 +150,7 @@ def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[st
             if where:
                 ids = encoded.clean[i : i + 1, : int(lengths[i])]
                 answers = int(encoded.answer[i]), int(encoded.wrong[i])
-                traces.append(analysis.causal_trace(model, ids, where, *answers, deviation=unit, **options))
+                traces.append(analysis.causal.causal_trace(model, ids, where, *answers, deviation=unit, **options))
             report(i + 1, len(encoded))
     rows = [readable(model, encoded.clean[i : i + 1, : int(n)])[0] for i, n in enumerate(lengths)]
-    return analysis.average_traces(traces), Reading({"reads": rows}, added_to(model, kept))
+    return analysis.causal.average_traces(traces), Reading({"reads": rows}, added_to(model, kept))

@@ -7,11 +7,10 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glassformer.analysis.measures import MEASURES
+from glassformer.analysis.learning._measures import MEASURES
 from glassformer.config import Config, require
 from glassformer.errors import ConfigError, nearest
-from glassformer.training import TrainConfig, loop
-from glassformer.training import train as run_training
+from glassformer.training import TrainConfig, loop, train as run_training
 from glassformer.training.recipes import RECIPES, recipe
 
 

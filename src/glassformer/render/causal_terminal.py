@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis import CausalTrace, Patched, Patching, TracesByRole
+from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.matrix import label_of, matrix, short
 from glassformer.render.tables import QUIET, STRONG, bar, largest, section, table, tables

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from glassformer.analysis import Circuits
-from glassformer.analysis.circuits_report import HeadCircuits, Pairs
+from glassformer.analysis.reports import Circuits
+from glassformer.analysis.reports._circuits_document import HeadCircuits, Pairs
 from glassformer.render.tables import QUIET, STRONG, bar, section, table, tables, visible
 
 # a terminal shows the heads that stand out, the page all of them

@@ -5,7 +5,7 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
-from glassformer.analysis import Acdc, EdgeAttribution, PathPatching, Verified
+from glassformer.analysis.circuits import Acdc, EdgeAttribution, PathPatching, Verified
 from glassformer.labelled import Labelled
 from glassformer.render.tables import QUIET, bar, largest, section, table, tables
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis import AverageRoutes, FlowRoutes, InputGradients, SourceEffects, TokenFlow, ValueNorms
-from glassformer.analysis.direct_parts import NeuronEffects
+from glassformer.analysis.attribution import InputGradients, NeuronEffects, SourceEffects
+from glassformer.analysis.token_flow import AverageRoutes, FlowRoutes, TokenFlow, ValueNorms
 from glassformer.labelled import Labelled
 from glassformer.render.causal_terminal import spaced
 from glassformer.render.matrix import label_of, short

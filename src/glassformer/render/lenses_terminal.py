@@ -5,7 +5,8 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis import DirectEffects, LensDivergence, LensGrid, MeaningShift
+from glassformer.analysis.attribution import DirectEffects, MeaningShift
+from glassformer.analysis.lens import LensDivergence, LensGrid
 from glassformer.labelled import Labelled
 from glassformer.render.tables import QUIET, STRONG, bar, section, table, tables, visible
 

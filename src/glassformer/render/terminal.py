@@ -9,17 +9,33 @@ from collections.abc import Iterator
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis import Attribution, Explanation, HeadScores, Lens
-from glassformer.analysis.explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
-from glassformer.analysis.heads import ROLES
+from glassformer.analysis.attribution import Attribution
+from glassformer.analysis.heads import HeadScores
+from glassformer.analysis.heads._roles import ROLES
+from glassformer.analysis.lens import Lens
+from glassformer.analysis.reports import Explanation
+from glassformer.analysis.reports._explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
 from glassformer.labelled import Result
-from glassformer.render import causal_terminal as causal_terminal  # registers its views
-from glassformer.render import circuits_terminal as circuits_terminal
-from glassformer.render import edges_terminal as edges_terminal
-from glassformer.render import flow_terminal as flow_terminal
-from glassformer.render import lenses_terminal as lenses_terminal
-from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, numbered, section, table, tables, visible
-from glassformer.render.tables import largest as largest
+from glassformer.render import (
+    causal_terminal as causal_terminal,  # registers its views
+    circuits_terminal as circuits_terminal,
+    edges_terminal as edges_terminal,
+    flow_terminal as flow_terminal,
+    lenses_terminal as lenses_terminal,
+)
+from glassformer.render.tables import (
+    NEGATIVE,
+    POSITIVE,
+    QUIET,
+    STRONG,
+    bar,
+    largest as largest,
+    numbered,
+    section,
+    table,
+    tables,
+    visible,
+)
 
 N_COMPONENTS, N_LOOKS = 12, 5
 MEANINGS = {

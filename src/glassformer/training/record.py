@@ -22,8 +22,7 @@ from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as parse
-from safetensors.torch import save as serialise
+from safetensors.torch import load as parse, save as serialise
 
 from glassformer import checkpoints, files
 from glassformer.config import Config

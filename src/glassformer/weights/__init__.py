@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glassformer.weights.factored import Entries, Factored, Svd
-from glassformer.weights.fold import augment as _augment
-from glassformer.weights.fold import fold as _fold
+from glassformer.weights.fold import augment as _augment, fold as _fold
 from glassformer.weights.forward import logits
 from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views, head_label
 from glassformer.weights.stream import HeadWeights, views

@@ -187,17 +187,19 @@ class AttentionWeights:
         if linear in ("no", "grouped"):
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{kind}" (linear_in_value="{linear}"), so no single matrix '
-                "says what a head moves.\n    Direct logit attribution needs none: analysis.attribution(run)."
+                "says what a head moves.\n"
+                "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
             )
         if self.gate is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
-                "head moves differs by position.\n    analysis.sources(run, …) freezes the gate at one position."
+                "head moves differs by position.\n"
+                "    analysis.attribution.sources(run, …) freezes the gate at one position."
             )
         if (clip := self.module.projection.clip) is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} cuts its values off at {clip:g} (clip), so no matrix says what a head "
-                "moves.\n    analysis.sources(run, …) takes values as they were in a run."
+                "moves.\n    analysis.attribution.sources(run, …) takes values as they were in a run."
             )
 
     def require_bilinear(self, analysis: str) -> None:
@@ -207,7 +209,7 @@ class AttentionWeights:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{mixer.config.described}", whose scores are not bilinear in '
                 "what query and key read (bilinear_scores=False).\n"
-                "    Read patterns instead: analysis.head_scores(model)."
+                "    Read patterns instead: analysis.heads.head_scores(model)."
             )
         if projection.smear is not None:
             raise AnalysisUnavailable(

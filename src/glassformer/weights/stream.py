@@ -295,7 +295,8 @@ class HeadWeights:
             raise AnalysisUnavailable(
                 f"{analysis}: in this model a norm divides the sum of a token's and a position's vector (embed_norm), "
                 "so that neither enters the stream by itself.\n"
-                "    Frozen at one text they do: analysis.writes(run), analysis.attribution(run)."
+                "    Frozen at one text they do: analysis.frozen.writes(run), "
+                "analysis.attribution.direct_logit_attribution(run)."
             )
 
     def final_norm(self) -> Norm:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from glassformer import checkpoints, files
-from glassformer.analysis.circuits import circuits
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.heldout import bits_per_byte, document_losses
+from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
-from glassformer.analysis.measures import ROLES
+from glassformer.analysis.reports import circuits
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
 from glassformer.models import Sampling, generate
 from glassformer.training import TrainConfig, read_metrics

@@ -1,17 +1,28 @@
-"""Reports on what models do: sinks, rank through depth, suppression of the answer."""
+"""Known habits: sinks, suppression, rank through depth, long contexts, short-circuits."""
 
-from glassformer.analysis.behaviour.outcomes import calibration_error
-from glassformer.analysis.behaviour.sinks import AttentionSinks, attention_sinks
-from glassformer.analysis.behaviour.stream_rank import StreamRank, rank_of_stream, residual_ratio
-from glassformer.analysis.behaviour.suppression import Suppression, suppression
-
-__all__ = [
-    "AttentionSinks",
-    "StreamRank",
-    "Suppression",
-    "attention_sinks",
-    "calibration_error",
-    "rank_of_stream",
-    "residual_ratio",
-    "suppression",
-]
+from glassformer.analysis.behaviour._long_context import (
+    EffectiveMemory as EffectiveMemory,
+    LongContext as LongContext,
+    effective_memory as effective_memory,
+    long_context as long_context,
+)
+from glassformer.analysis.behaviour._outcomes import calibration_error as calibration_error
+from glassformer.analysis.behaviour._short_circuit import (
+    ShortCircuit as ShortCircuit,
+    regenerate as regenerate,
+    short_circuit as short_circuit,
+    short_circuit_edits as short_circuit_edits,
+)
+from glassformer.analysis.behaviour._sinks import (
+    AttentionSinks as AttentionSinks,
+    attention_sinks as attention_sinks,
+)
+from glassformer.analysis.behaviour._stream_rank import (
+    StreamRank as StreamRank,
+    rank_of_stream as rank_of_stream,
+    residual_ratio as residual_ratio,
+)
+from glassformer.analysis.behaviour._suppression import (
+    Suppression as Suppression,
+    suppression as suppression,
+)

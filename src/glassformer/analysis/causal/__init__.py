@@ -1,102 +1,32 @@
-"""Interventions: what happens to the output when a part of the forward pass is changed."""
+"""What changes if a value is replaced? Patching, tracing, ablation."""
 
-from glassformer.analysis.causal.ablation_table import AblationTable, ablation_table
-from glassformer.analysis.causal.acdc import Acdc, AcdcCurve, Pruned, acdc, acdc_curve
-from glassformer.analysis.causal.answered import Answered, answered
-from glassformer.analysis.causal.attribution_patching import (
-    EdgeAttribution,
-    NodeAttribution,
-    Verified,
-    attribute_edges,
-    attribute_nodes,
+from glassformer.analysis.causal._ablation_table import (
+    AblationTable as AblationTable,
+    ablation_table as ablation_table,
 )
-from glassformer.analysis.causal.cells import Cells
-from glassformer.analysis.causal.faithfulness import Faithfulness, faithfulness
-from glassformer.analysis.causal.graph import CircuitGraph, Edge, Receiver, Sender, circuit_graph
-from glassformer.analysis.causal.head_ablation import Ablation, BeforeAfter, ablate, ablate_each, before_after
-from glassformer.analysis.causal.metrics import (
-    Metric,
-    answer_rank,
-    kl_divergence,
-    log_probability,
-    logit,
-    logit_difference,
-    next_token_loss,
-    probability,
+from glassformer.analysis.causal._answered import (
+    Answered as Answered,
+    answered as answered,
 )
-from glassformer.analysis.causal.patching import Patched, Patching, patch
-from glassformer.analysis.causal.path_patching import (
-    EdgeEffects,
-    PathPatching,
-    SenderEffects,
-    edge_effects,
-    path_patching,
-    sender_effects,
+from glassformer.analysis.causal._head_ablation import (
+    Ablation as Ablation,
+    BeforeAfter as BeforeAfter,
+    ablate as ablate,
+    ablate_each as ablate_each,
+    before_after as before_after,
 )
-from glassformer.analysis.causal.plan import Donor, Plan, grid
-from glassformer.analysis.causal.short_circuit import ShortCircuit, regenerate, short_circuit, short_circuit_edits
-from glassformer.analysis.causal.sweep import Sweep, one_by_one, sweep
-from glassformer.analysis.causal.traces_by_role import TracesByRole, average_traces
-from glassformer.analysis.causal.tracing import CausalTrace, causal_trace, subject_deviation
-
-__all__ = [
-    "Ablation",
-    "AblationTable",
-    "Acdc",
-    "AcdcCurve",
-    "Answered",
-    "BeforeAfter",
-    "CausalTrace",
-    "Cells",
-    "CircuitGraph",
-    "Donor",
-    "Edge",
-    "EdgeAttribution",
-    "EdgeEffects",
-    "Faithfulness",
-    "Metric",
-    "NodeAttribution",
-    "Patched",
-    "Patching",
-    "PathPatching",
-    "Plan",
-    "Pruned",
-    "Receiver",
-    "Sender",
-    "SenderEffects",
-    "ShortCircuit",
-    "Sweep",
-    "TracesByRole",
-    "Verified",
-    "ablate",
-    "ablate_each",
-    "ablation_table",
-    "acdc",
-    "acdc_curve",
-    "answer_rank",
-    "answered",
-    "attribute_edges",
-    "attribute_nodes",
-    "average_traces",
-    "before_after",
-    "causal_trace",
-    "circuit_graph",
-    "edge_effects",
-    "faithfulness",
-    "grid",
-    "kl_divergence",
-    "log_probability",
-    "logit",
-    "logit_difference",
-    "next_token_loss",
-    "one_by_one",
-    "patch",
-    "path_patching",
-    "probability",
-    "regenerate",
-    "sender_effects",
-    "short_circuit",
-    "short_circuit_edits",
-    "subject_deviation",
-    "sweep",
-]
+from glassformer.analysis.causal._patching import (
+    Patched as Patched,
+    Patching as Patching,
+    patch as patch,
+)
+from glassformer.analysis.causal._site_grid import Cells as Cells
+from glassformer.analysis.causal._traces_by_role import (
+    TracesByRole as TracesByRole,
+    average_traces as average_traces,
+)
+from glassformer.analysis.causal._tracing import (
+    CausalTrace as CausalTrace,
+    causal_trace as causal_trace,
+    subject_deviation as subject_deviation,
+)

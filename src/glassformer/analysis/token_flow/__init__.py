@@ -1,44 +1,25 @@
-"""Which tokens a position's content, or a prediction, comes from."""
+"""Which tokens does it come from? Rollout, flow, ALTI, value norms and information-flow routes."""
 
-from glassformer.analysis.token_flow.alti import alti
-from glassformer.analysis.token_flow.attention_flow import AttentionFlow, attention_flow
-from glassformer.analysis.token_flow.gradients import InputGradients, input_gradients
-from glassformer.analysis.token_flow.long_context import EffectiveMemory, LongContext, effective_memory, long_context
-from glassformer.analysis.token_flow.neurons import NeuronShares, neuron_shares
-from glassformer.analysis.token_flow.rolling import TokenFlow
-from glassformer.analysis.token_flow.rollout import rollout
-from glassformer.analysis.token_flow.routes import (
-    AverageRoutes,
-    FlowEdge,
-    FlowNode,
-    FlowRoutes,
-    average_routes,
-    information_flow_routes,
+from glassformer.analysis.token_flow._alti import alti as alti
+from glassformer.analysis.token_flow._attention_flow import (
+    AttentionFlow as AttentionFlow,
+    attention_flow as attention_flow,
 )
-from glassformer.analysis.token_flow.units import flow_sites
-from glassformer.analysis.token_flow.value_norms import ValueNorms, value_norms
-
-__all__ = [
-    "AttentionFlow",
-    "AverageRoutes",
-    "EffectiveMemory",
-    "FlowEdge",
-    "FlowNode",
-    "FlowRoutes",
-    "InputGradients",
-    "LongContext",
-    "NeuronShares",
-    "TokenFlow",
-    "ValueNorms",
-    "alti",
-    "attention_flow",
-    "average_routes",
-    "effective_memory",
-    "flow_sites",
-    "information_flow_routes",
-    "input_gradients",
-    "long_context",
-    "neuron_shares",
-    "rollout",
-    "value_norms",
-]
+from glassformer.analysis.token_flow._neurons import (
+    NeuronShares as NeuronShares,
+    neuron_shares as neuron_shares,
+)
+from glassformer.analysis.token_flow._rolling import TokenFlow as TokenFlow
+from glassformer.analysis.token_flow._rollout import rollout as rollout
+from glassformer.analysis.token_flow._routes import (
+    AverageRoutes as AverageRoutes,
+    FlowEdge as FlowEdge,
+    FlowNode as FlowNode,
+    FlowRoutes as FlowRoutes,
+    average_routes as average_routes,
+    information_flow_routes as information_flow_routes,
+)
+from glassformer.analysis.token_flow._value_norms import (
+    ValueNorms as ValueNorms,
+    value_norms as value_norms,
+)

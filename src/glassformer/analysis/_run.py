@@ -1,0 +1,268 @@
+"""One forward pass over text, ids, a batch, or whatever a model takes; what comes out is a `Run`.
+
+    run = gf.run(model, "the cat sat on the", read=["blocks.*.attn.pattern"], edit=[Scale("blocks.1.attn.z", 0.0)])
+    run.tokens, run.logits, run["blocks.1.attn.pattern"]
+
+Axes are those of the site table; position axes carry token strings with their index, heads their label.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
+from glassformer.files import write
+from glassformer.labelled import Coordinate, Labelled
+from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
+from glassformer.weights import head_label
+
+TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run(Mapping[str, Labelled]):
+    """What one forward pass left behind: a mapping from site name to labelled tensor, plus tokens and logits.
+
+    Args:
+        sites: Everything that was read.
+        ids: Token ids of the decoder, `batch pos`; None for a model that takes no ids.
+        logits: The model's output over the vocabulary, `batch pos vocab`; None if it gives none.
+        token_rows: Readable tokens, one list per row.
+        source_ids: Token ids of the encoder.
+        source_rows: Readable tokens of the encoder.
+        lengths: Real tokens per row, if rows are padded.
+        text: The text that was given, if it was one.
+        generated: The decoder's text was generated, not given.
+        added: Which special tokens the tokenizer put around the text, in words.
+        output: What a model we did not write returned.
+        model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
+    """
+
+    sites: Mapping[str, Labelled]
+    ids: Tensor | None = None
+    logits: Tensor | None = None
+    token_rows: Sequence[Sequence[str]] = ()
+    source_ids: Tensor | None = None
+    source_rows: Sequence[Sequence[str]] = ()
+    lengths: Tensor | None = None
+    text: str | None = None
+    generated: bool = False
+    added: str = ""
+    output: Any = None
+    model: Any = None
+
+    @property
+    def tokens(self) -> list[str]:
+        """Readable tokens of the first row."""
+        return list(self.token_rows[0]) if self.token_rows else []
+
+    @property
+    def source_tokens(self) -> list[str]:
+        """Readable tokens of the encoder's first row; empty for a decoder."""
+        return list(self.source_rows[0]) if self.source_rows else []
+
+    def predictions(self) -> Tensor:
+        """Return the logits, `batch pos vocab`; raises `AnalysisUnavailable` if the model gives none."""
+        if self.logits is None:
+            raise AnalysisUnavailable(
+                f'"{getattr(self.model, "name", "this model")}" gives no logits, which predictions are read from.\n'
+                '    Read its sites instead: gf.run(model, text, read=["blocks.*.resid_post", "*.pattern"]); a '
+                "checkpoint with a language-model head gives logits."
+            )
+        return self.logits
+
+    def __getitem__(self, name: str) -> Labelled:
+        if name not in self.sites:
+            read = (
+                ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
+            )
+            raise SiteNotRead(
+                f'"{name}" was not read.{nearest(name, self.sites)} Read: {read or "nothing"}.\n'
+                f'    Run again with read=["{name}"].'
+            )
+        return self.sites[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def place(self, position: int, row: int = 0) -> int:
+        """Return a position as an index from 0; negative ones count from the end of the row's real tokens."""
+        length = len(self.token_rows[row])
+        if not -length <= position < length:
+            raise ShapeMismatch(f"position {position}: the text has {length} tokens.")
+        return position % length
+
+    def require(self, names: Iterable[str], analysis: str) -> None:
+        """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""
+        missing = [name for name in names if name not in self.sites]
+        if missing:
+            raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}")
+
+    def save(self, path: str | Path) -> Path:
+        """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
+        from safetensors.torch import save
+
+        extra = {"ids": self.ids, "logits": self.logits, "source_ids": self.source_ids, "lengths": self.lengths}
+        tensors = {f"run.{name}": value for name, value in extra.items() if value is not None}
+        tensors |= {f"site.{name}": site.values for name, site in self.sites.items()}
+        content = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
+        return write(path, content)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any = None) -> "Run":
+        """Read what `save` wrote; analyses that look at weights need the model too.
+
+        Raises:
+            CheckpointError: The file is missing, damaged, or not a saved run.
+        """
+        import json
+
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+                header = json.loads((file.metadata() or {})["run"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            sites = {
+                name: Labelled(tensors[f"site.{name}"], tuple(axes), coords)
+                for name, (axes, coords) in header.pop("sites").items()
+            }
+            extra = {k.removeprefix("run."): v for k, v in tensors.items() if k.startswith("run.")}
+            return cls(sites, **extra, **header, model=model)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f'cannot read a run from "{path}": {error}') from error
+
+    def _header(self) -> str:
+        import json
+
+        sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}) for n, s in self.sites.items()}
+        rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
+        return json.dumps({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
+
+    def __repr__(self) -> str:
+        shown = " ".join(self.tokens[:8]) + (" …" if len(self.tokens) > 8 else "")
+        return f"Run({shown!r}, {len(self.tokens)} tokens, {len(self.sites)} sites)"
+
+    def _repr_html_(self) -> str:
+        cell = '<td style="padding:0 .8em 0 0;text-align:left">'
+        tokens = " ".join(f'<code title="{i}">{escape(token)}</code>' for i, token in enumerate(self.tokens[:64]))
+        rows = "".join(
+            f"<tr>{cell}<code>{escape(name)}</code></td>{cell}{escape(repr(site))}</td></tr>"
+            for name, site in list(self.sites.items())[:100]
+        )
+        more = f"<p>… and {len(self.sites) - 100} more sites</p>" if len(self.sites) > 100 else ""
+        added = f" {escape(self.added)}" if self.added else ""
+        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}{added}</p><table>{rows}</table>{more}</div>"
+
+
+def run(
+    model: nn.Module,
+    inputs: Any,
+    target: TextOrIds | None = None,
+    *,
+    read: Iterable[str | Read] | str = (),
+    edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+    specials: bool | None = None,
+    grad: bool = False,
+) -> Run:
+    """Run a model once, reading and editing at named sites.
+
+    The model runs in evaluation mode and is put back as it was. A text gets the special tokens that its tokenizer puts
+    around texts, and `added` says which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
+    its decoder reads `target`, or what it generates greedily when there is no target.
+
+    Args:
+        model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
+            spec names (`foreign`).
+        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
+            tuple of arguments or a mapping of keyword arguments.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        read: Site names, globs, or `Read` for a part or a reduced value.
+        edit: Edits, or pairs of a site and a plain function.
+        specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
+            the tokenizer was made or published.
+        grad: Keep the graph, so that gradients at sites can be taken.
+
+    Raises:
+        TextError: The text is empty or longer than the context, or the model has no tokenizer.
+        TokenOutOfRange: An id is outside the vocabulary.
+        UnknownSite: A read or an edit names a site the model does not have.
+
+    Example:
+        >>> run = gf.run(model, "to be or not to", read=["blocks.*.resid_post"])
+        >>> run["blocks.0.resid_post"].axes
+        ('batch', 'pos', 'd_model')
+    """
+    view: Any = model if hasattr(model, "sites") else Foreign(model)
+    tape = Tape(view, read, edit, grad=grad)
+    with evaluating(model), torch.set_grad_enabled(grad):
+        given = prepare(model, inputs, target, specials)
+        output = view(*given.args, **given.kwargs, tape=tape)
+    tape.check_visited()
+    ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
+    silent = isinstance(model, Encoder) and not model.config.predicts
+    logits = None if silent else output_logits(output)
+    sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
+    return Run(
+        sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
+        given.generated, given.added, None if ours and not silent else output, parts_of(model),
+    )  # fmt: skip
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode and afterwards back as it was, module by module."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def output_logits(output: Any) -> Tensor | None:
+    """Return the first tensor of what a model returned, or what it calls logits."""
+    for candidate in (output, getattr(output, "logits", None), output[0] if isinstance(output, tuple) else None):
+        if isinstance(candidate, Tensor):
+            return candidate
+    return None
+
+
+def _with_coordinates(value: Labelled, site: Site | None, read: Read | None, given: Inputs) -> Labelled:
+    """Name positions and heads along the axes of a site; rows with different tokens get no position names."""
+    if site is None or not site.axes or (read is not None and read.reduce is not None):
+        return value
+    coords: dict[str, list[Coordinate]] = {}
+    for axis in value.axes:
+        labels: list[Coordinate] = []
+        if axis in ("pos", "query", "key"):
+            rows = given.source_rows if _reads_source(site.name, axis) else given.token_rows
+            if len(rows) == 1:
+                labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
+        elif axis == "head" and site.layer is not None:
+            *path, part, _ = site.name.split(".")
+            labels = [head_label(path[0], part, site.layer, h) for h in range(site.sizes["head"])]
+        where = read.at.where.get(axis) if read is not None else None
+        if where is not None and labels:
+            labels = labels[where] if isinstance(where, slice) else [labels[int(i)] for i in where]  # type: ignore[union-attr]
+        # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
+        if labels and len(labels) == value.size(axis):
+            coords[axis] = labels
+    return Labelled(value.values, value.axes, coords)
+
+
+def _reads_source(name: str, axis: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "encoder" or (axis == "key" and any(part.startswith("cross") for part in parts))

@@ -1,0 +1,302 @@
+"""Direct logit attribution of a whole batch: every logit as the sum of what every component wrote to the stream.
+
+    logit = sum over components of  c . u  + constants,    u = the token's direction, carried back through the norms
+
+What a component adds is the dot product of its write with the direction as it stands where it writes. Heads are read
+where their values are mixed, with the direction carried on through the output matrix (u_h = W_O u), so that no head's
+write is built. What later components made of a write is credited to them: effects are direct.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (expansion into direct paths).
+"""
+
+import dataclasses
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.attribution._live_norm import FinalNorm
+from glassformer.analysis.components import (
+    Component,
+    Kind,
+    attention_of,
+    decoder_side,
+    read_through,
+    sub_layers,
+    vector_sites,
+)
+from glassformer.analysis.frozen._pull_back import Directions, Path, Write, products, pull_back, scale_sites
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
+from glassformer.attention import AttentionLayer
+from glassformer.errors import ShapeMismatch
+from glassformer.labelled import Labelled, Result
+from glassformer.weights import head_label
+
+NormMode = Literal["frozen", "live"]
+_Split = Iterator[tuple[list[Component], Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DirectEffects(Result):
+    """Contributions to one logit, difference of logits, or direction, for every row and position.
+
+    Args:
+        contributions: In logits, `batch pos component`.
+        components: What each of them is, in the order of the forward pass.
+        total: The logit, difference, or dot product with the direction, as the model computed it, `batch pos`.
+        sum: Of the contributions, `batch pos`. With frozen norms it is `total` up to rounding, unless the stream itself
+            was edited; with live norms nothing makes it so, and what is missing is how far the norm's scale ties
+            components together.
+        norm: `frozen`, the final norm divides by what it divided by; `live`, a contribution is what is lost if the
+            component's write is taken away and the final norm divides by the scale of what is left.
+        answers: Token ids, `batch pos`; None if a direction was given.
+        against: Token ids subtracted, `batch pos`; None if there are none.
+        cap: The model's soft cap on logits, or None. With a cap, all numbers are of raw logits, before it.
+    """
+
+    contributions: Labelled
+    components: tuple[Component, ...]
+    total: Labelled
+    sum: Labelled
+    norm: NormMode
+    answers: Labelled | None = None
+    against: Labelled | None = None
+    cap: float | None = None
+
+    def __getitem__(self, label: str) -> Labelled:
+        """Return one component's contributions, `batch pos`."""
+        return self.contributions.select(component=label)
+
+
+def direct_sites(model: Any) -> list[str]:
+    """Return the sites that `direct_effects` reads, to be passed as `read=`."""
+    stack, _ = decoder_side(model)
+    names = _component_sites(model)
+    # what a direction is compared with, and what a live norm takes the scale of
+    names += [block.at_resid[-1] for block, _ in sub_layers(stack)[-1:]] + [_read_by_unembedding(model)]
+    return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
+
+
+def direct_effects(
+    run: Run,
+    answer: Answers = None,
+    against: Answers = None,
+    *,
+    direction: Float[Tensor, "*rows d_model"] | None = None,
+    positions: Positions = None,
+    norm: NormMode = "frozen",
+) -> DirectEffects:
+    """Split logits at every row and position into the contributions of everything that wrote to the stream.
+
+    Args:
+        run: A forward pass that read `direct_sites(model)`; one whose heads' writes were edited also has to read
+            `*.head_out`, which is preferred to `*.z` if it is there.
+        answer: Token whose logit is split: one, one per row, or ids `batch pos`, one per row and position. The
+            likeliest next token of each position by default.
+        against: Tokens whose logits are subtracted, likewise.
+        direction: In place of tokens, any direction of what the unembedding reads: one, or one per row, or one per row
+            and position.
+        positions: One or several, negative ones counted from the end of each row's text; a tensor `batch place` gives
+            every row its own. All by default; those of padding mean nothing.
+        norm: `frozen` splits exactly, with the slopes of a readout's activation frozen too. `live` is the loss from
+            removing a component alone, all other writes as they were, the final norm's scale recomputed.
+
+    Returns:
+        Contributions `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …, `final norm bias`, `unembed bias`.
+
+    Raises:
+        SiteNotRead: The run lacks a site; the message lists what to add to `read=`.
+        AnalysisUnavailable: The model is not one of ours, or its weights are not at hand (a loaded run); or live norms
+            are asked for where the stream passes more norms than the final one.
+        ShapeMismatch: Answers or directions fit neither the batch nor the positions.
+    """
+    at = places(run, positions)
+    return effects_at(run, answer, against, direction=direction, at=at, norm=norm, analysis="direct_effects")
+
+
+def effects_at(
+    run: Run,
+    answer: Answers,
+    against: Answers,
+    *,
+    direction: Float[Tensor, "*rows d_model"] | None = None,
+    at: Places,
+    norm: NormMode = "frozen",
+    analysis: str,
+) -> DirectEffects:
+    """Return `direct_effects` at the places given."""
+    run.require(_component_sites(run.model, run), analysis)
+    target = aim(run, answer, against, direction, at, analysis)
+    path = pull_back(run, target.directions, at)
+    scale = FinalNorm.of(run, path, at) if norm == "live" else None
+
+    components, values = [], []
+    for part, value in _each(run, path, at, scale):
+        components += part
+        values.append(value)
+    if path.final_bias is not None:
+        components.append(Component("final norm bias", "final_bias"))
+        values.append(path.final_bias[..., None])
+    if target.readout_bias is not None:
+        components.append(Component("readout bias", "readout_bias"))
+        values.append(target.readout_bias[..., None])
+    if target.bias is not None:
+        components.append(Component("unembed bias", "unembed_bias"))
+        values.append(target.bias[..., None])
+
+    contributions = torch.cat([value.expand(*at.positions.shape, -1) for value in values], -1).detach().double()
+    coords = place_labels(run, at)
+
+    def placed(values: Tensor | None) -> Labelled | None:
+        return None if values is None else Labelled(values, ("batch", "pos"), coords)
+
+    labelled = Labelled(contributions, ("batch", "pos", "component"), coords | {"component": _labels(components)})
+    total, summed = placed(target.total.detach().double()), placed(contributions.sum(-1))
+    assert total is not None and summed is not None
+    return DirectEffects(
+        labelled, tuple(components), total, summed, norm, placed(target.answers), placed(target.against),
+        run.model.unembed.cap,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """What is split: directions behind the final norm, their logits as computed, and what is added behind it."""
+
+    directions: Directions
+    total: Float[Tensor, "row place"]
+    answers: Int[Tensor, "row place"] | None = None
+    against: Int[Tensor, "row place"] | None = None
+    bias: Float[Tensor, "row place"] | None = None
+    readout_bias: Float[Tensor, "row place"] | None = None
+
+
+def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:
+    """Return what tokens or a direction stand for at some places of a run."""
+    model = run.model
+    if direction is not None:
+        if answer is not None or against is not None:
+            raise ShapeMismatch(f"{analysis}: give tokens or a direction, not both.")
+        read = _read_by_unembedding(model)
+        run.require([read, *scale_sites(model)], analysis)
+        directions = Directions.of(direction.to(model.unembed.stored), at)
+        total = directions.dot(at.of_stream(run[read].values))
+        directions, inside = _before_readout(directions, run, at)
+        return Target(directions, total, readout_bias=inside)
+    cap = model.unembed.cap
+    run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
+    logits = at.of_stream((run.predictions() if cap is None else run[model.unembed.at_raw].values).detach())
+    chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
+    total = logits.gather(-1, chosen[..., None])[..., 0]
+    other = None if against is None else tokens_at(model, against, at)
+    if other is not None:
+        total = total - logits.gather(-1, other[..., None])[..., 0]
+    # as many directions as there are different answers: often one, for hundreds of positions
+    vocab = model.config.vocab_size
+    pairs, which = torch.unique(chosen if other is None else chosen + vocab * other, return_inverse=True)
+    vectors, bias = model.unembed.direction(pairs % vocab), model.unembed.bias
+    constant = None if bias is None else bias[chosen]
+    if other is not None:
+        vectors = vectors - model.unembed.direction(pairs // vocab)
+        constant = None if bias is None or constant is None else constant - bias[other]
+    directions, inside = _before_readout(Directions.chosen(vectors.detach(), which), run, at)
+    return Target(directions, total, chosen, other, constant, inside)
+
+
+def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Directions, Tensor | None]:
+    """Return directions of what the unembedding reads as ones of what the stack ends in, and what comes in between."""
+    readout = run.model.unembed.readout
+    return (directions, None) if readout is None else directions.before_readout(readout, run, at)
+
+
+def _read_by_unembedding(model: Any) -> str:
+    readout = model.unembed.readout
+    return decoder_side(model)[0].final.at_out if readout is None else readout.norm.at_out
+
+
+def merge_sites(part: AttentionLayer, reads: str) -> list[str]:
+    """Return the sites from which a layer's heads are taken without building what they write."""
+    return [part.at.z] + ([] if part.merge.linear else [part.at.z_scale]) + ([] if part.merge.gate is None else [reads])
+
+
+def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Float[Tensor, "row place head d_value"]:
+    """Return what the output matrix reads: mixed values, normed and gated, by head."""
+    z = at.of_heads(run[part.at.z].values)
+    if part.merge.linear and part.merge.gate is None:
+        return z
+    scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
+    x = z if part.merge.gate is None else at.of_stream(run[reads].values)
+    return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
+
+
+def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
+    """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
+    stack, embed = decoder_side(model)
+    names = vector_sites(embed)
+    for block, name in sub_layers(stack):
+        part = attention_of(block, name)
+        if part is None:
+            names.append(f"{block.path}.{name}.out")
+        elif part.at.head_out not in have:
+            names += merge_sites(part, read_through(block, name))
+    return names + [site for site in scale_sites(model) if site not in names]
+
+
+def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
+    """Yield components with their contributions `row place component`, in the order of the forward pass."""
+    _, embed = decoder_side(run.model)
+    entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]
+    if embed.positions is not None:
+        entries.append((embed.at_position, "position"))
+    for site, kind in entries:
+        yield [Component(kind, kind)], _of_vector(path.entry, at.of_stream(run[site].values), scale)
+    if path.entry_bias is not None:
+        yield [Component("embed norm bias", "norm_bias")], path.entry_bias[..., None]
+    for write in path.writes:
+        yield from _of_write(run, write, at, scale)
+
+
+def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> _Split:
+    block, name, u, layer = write.block, write.name, write.directions, write.block.layer
+    part = attention_of(block, name)
+    if part is None:
+        kind: Kind = "mlp" if name.startswith("mlp") else "part"
+        x = at.of_stream(run[f"{block.path}.{name}.out"].values)
+        yield [Component(f"L{layer} {name}", kind, layer, name)], _of_vector(u, x, scale)
+    else:
+        kind = "cross_head" if part.config.cross else "head"
+        labels = [head_label("", name, layer, h) for h in range(part.dims.n_heads)]
+        heads = [Component(label, kind, layer, name, h) for h, label in enumerate(labels)]
+        yield heads, _of_heads(run, write, part, at, scale)
+        if (bias := part.merge.output.bias) is not None:
+            bias = bias.detach()
+            found = [Component(f"L{layer} {name} bias", "attn_bias", layer, name)]
+            constant = u.constant(bias)[..., None]
+            yield found, constant if scale is None else scale.of_vectors(bias.expand(*constant.shape, -1), constant)
+    if write.bias is not None:
+        yield [Component(f"L{layer} {name} norm bias", "norm_bias", layer, name)], write.bias[..., None]
+
+
+def _of_vector(u: Directions, x: Float[Tensor, "row place d_model"], scale: FinalNorm | None) -> Tensor:
+    effect = u.dot(x)[..., None]
+    return effect if scale is None else scale.of_vectors(x[..., None, :], effect)
+
+
+def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: FinalNorm | None) -> Tensor:
+    u = write.directions
+    if part.at.head_out in run:
+        written = at.of_heads(run[part.at.head_out].values)
+        directions = u.spread(u.distinct)[..., None, :]
+        effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
+        return effect if scale is None else scale.of_vectors(written, effect)
+    reads = read_through(write.block, write.name)
+    mixed, matrix = mixed_values(run, part, reads, at), part.merge.matrix()
+    effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
+    return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
+
+
+def _labels(components: Sequence[Component]) -> list[str]:
+    return [component.label for component in components]

@@ -1,0 +1,223 @@
+"""Direct effects below the level of components: of heads by the token whose value they move, of MLPs by neuron.
+
+    head, by key       pattern[query, key] * (value[key] . u_h[query]),    u_h = W_O u, through the head's norm and gate
+    neuron             hidden[neuron] * (W_out u)[neuron]
+
+Keys sum to the head's effect, neurons and the output bias to the MLP's. All norms are frozen.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.attribution._direct_effects import aim
+from glassformer.analysis.components import attention_of, decoder_side, read_through, sub_layers
+from glassformer.analysis.frozen._pull_back import Path, Write, pull_back, scale_sites
+from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
+from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import Block
+from glassformer.models.parts import MlpLayer
+from glassformer.weights import head_label
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SourceEffects(Result):
+    """What every head takes from every token, for every row and position.
+
+    Args:
+        contributions: Of self-attention, in logits, `batch pos head key`; keys sum to the head's contribution.
+        cross: Of cross-attention, whose keys are the encoder's tokens, likewise; None without any.
+    """
+
+    contributions: Labelled
+    cross: Labelled | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NeuronEffects(Result):
+    """What every MLP neuron adds, for every row and position.
+
+    Args:
+        contributions: In logits, `batch pos neuron`; neurons are named `L3N70`.
+        bias: What each MLP's output bias adds, `batch pos mlp`; with it neurons sum to the MLP's contribution.
+    """
+
+    contributions: Labelled
+    bias: Labelled
+
+
+def direct_source_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+    """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
+    return scale_sites(model) + [site for block, name in _attentions(model, layers) for site in _sites(block, name)]
+
+
+def neuron_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+    """Return the sites that `neuron_effects` reads."""
+    return scale_sites(model) + [f"{block.path}.{name}.hidden" for block, name in _mlps(model, layers)]
+
+
+def source_effects(
+    run: Run,
+    answer: Answers = None,
+    against: Answers = None,
+    *,
+    direction: Float[Tensor, "*rows d_model"] | None = None,
+    positions: Positions = None,
+    layers: Sequence[int] | None = None,
+) -> SourceEffects:
+    """Split what heads add to logits by the token whose value they moved, norms frozen.
+
+    Args:
+        run: A forward pass that read `direct_source_sites(model, layers)`; with a direction, `final.norm` too.
+        answer: As in `direct_effects`.
+        against: As in `direct_effects`.
+        direction: As in `direct_effects`.
+        positions: As in `direct_effects`.
+        layers: Only these; all by default.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        NoPattern: A mechanism has no pattern that multiplies values; `direct_effects` has its heads as wholes.
+        AnalysisUnavailable: There is no attention in these layers.
+    """
+    chosen = _attentions(run.model, layers)
+    run.require(direct_source_sites(run.model, layers), "source_effects")
+    at = places(run, positions)
+    path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
+    return by_key(run, path, at, chosen)
+
+
+def neuron_effects(
+    run: Run,
+    answer: Answers = None,
+    against: Answers = None,
+    *,
+    direction: Float[Tensor, "*rows d_model"] | None = None,
+    positions: Positions = None,
+    layers: Sequence[int] | None = None,
+) -> NeuronEffects:
+    """Split what MLPs add to logits by neuron, norms frozen.
+
+    Args:
+        run: A forward pass that read `neuron_sites(model, layers)`; with a direction, `final.norm` too.
+        answer: As in `direct_effects`.
+        against: As in `direct_effects`.
+        direction: As in `direct_effects`.
+        positions: As in `direct_effects`; every position takes as many numbers as there are neurons.
+        layers: Only these; all by default.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        AnalysisUnavailable: There is no MLP in these layers.
+    """
+    _mlps(run.model, layers)
+    run.require(neuron_sites(run.model, layers), "neuron_effects")
+    at = places(run, positions)
+    path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
+    values, biases, names, mlps = [], [], [], []
+    for write in path.writes:
+        part, layer = write.block.part(write.name), write.block.layer
+        if not isinstance(part, MlpLayer) or (layers is not None and layer not in layers):
+            continue
+        u, hidden = write.directions, at.of_stream(run[part.at.hidden].values)
+        values.append(hidden * u.spread(u.distinct @ part.output.weight.detach()) * u.factor[..., None])
+        bias = part.output.bias
+        biases.append(u.constant(bias) if bias is not None else torch.zeros_like(u.factor))
+        second = write.name.removeprefix("mlp").replace("_", "#")
+        names += [f"L{layer}N{n}{second}" for n in range(part.d_mlp)]
+        mlps.append(f"L{layer} {write.name}")
+    coords = place_labels(run, at)
+    axes = ("batch", "pos", "neuron")
+    return NeuronEffects(
+        Labelled(torch.cat(values, -1).detach(), axes, coords | {"neuron": names}),
+        Labelled(torch.stack(biases, -1).detach(), ("batch", "pos", "mlp"), coords | {"mlp": mlps}),
+    )
+
+
+def by_key(run: Run, path: Path, at: Places, chosen: Sequence[tuple[Block, str]]) -> SourceEffects:
+    """Return what the heads of some sub-layers take from each key, along a path's directions."""
+    found: dict[bool, list[Tensor]] = {False: [], True: []}
+    labels: dict[bool, list[str]] = {False: [], True: []}
+    for write in path.writes:
+        if (write.block, write.name) not in chosen:
+            continue
+        part = attention_of(write.block, write.name)
+        assert part is not None
+        crosses = part.config.cross
+        found[crosses].append(_taken(run, write, part, at))
+        labels[crosses] += [head_label("", write.name, write.block.layer, h) for h in range(part.dims.n_heads)]
+    results = [_labelled(run, at, found[c], labels[c], run.source_rows if c else run.token_rows) for c in (False, True)]
+    own, cross = results
+    if own is None:
+        own = Labelled(torch.zeros(*at.positions.shape, 0, 0, dtype=torch.float64), ("batch", "pos", "head", "key"))
+    return SourceEffects(own, cross)
+
+
+def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Tensor, "row place head key"]:
+    u, pattern = write.directions, at.of_heads(run[part.at.pattern].values)
+    through = u.through(part.merge)
+    if not part.merge.linear or part.merge.gate is not None:
+        # norm and gate multiply mixed values one by one: what they make of ones is what they multiply by
+        ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
+        scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
+        gated = part.merge.gate is not None
+        x = at.of_stream(run[read_through(write.block, write.name)].values) if gated else ones
+        factor = part.merge.prepare(ones.transpose(1, 2), x, scale)
+        through = through * factor.detach().unflatten(-1, ones.shape[-2:])
+    value = at.of_rows(run[part.at.value].values)
+    moved = through.transpose(1, 2) @ per_query_head(value, pattern.transpose(1, 2)).mT
+    return pattern * moved.transpose(1, 2) * u.factor[..., None, None]
+
+
+def _labelled(
+    run: Run, at: Places, values: list[Tensor], heads: list[str], rows: Sequence[Sequence[str]]
+) -> Labelled | None:
+    if not values:
+        return None
+    stacked = torch.cat(values, 2).detach().double()
+    keys: dict[str, Sequence[Coordinate]] = {}
+    if len(at.rows) == 1:
+        names = [f"{i}:{token}" for i, token in enumerate(rows[int(at.rows[0])])]
+        keys = {"key": names} if len(names) == stacked.shape[-1] else {}
+    return Labelled(stacked, ("batch", "pos", "head", "key"), {**place_labels(run, at), "head": heads, **keys})
+
+
+def _sites(block: Block, name: str) -> list[str]:
+    part = attention_of(block, name)
+    assert part is not None
+    require_pattern(part, "source_effects")
+    scale = [] if part.merge.linear else [part.at.z_scale]
+    return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [read_through(block, name)])]
+
+
+def _attentions(model: Any, layers: Sequence[int] | None) -> list[tuple[Block, str]]:
+    stack, _ = decoder_side(model)
+    found = [(b, n) for b, n in sub_layers(stack) if attention_of(b, n) and (layers is None or b.layer in layers)]
+    if not found:
+        raise AnalysisUnavailable(_none("source_effects", "attention", layers, len(stack.blocks)))
+    return found
+
+
+def _mlps(model: Any, layers: Sequence[int] | None) -> list[tuple[Block, str]]:
+    stack, _ = decoder_side(model)
+    chosen = [(b, n) for b, n in sub_layers(stack) if isinstance(b.part(n), MlpLayer)]
+    found = [(b, n) for b, n in chosen if layers is None or b.layer in layers]
+    if not found:
+        raise AnalysisUnavailable(_none("neuron_effects", "MLP", layers, len(stack.blocks)))
+    return found
+
+
+def _none(analysis: str, what: str, layers: Sequence[int] | None, depth: int) -> str:
+    where = "this model has" if layers is None else f"layers {list(layers)} have"
+    return (
+        f"{analysis}: {where} no {what} (the stack that ends in the logits has {depth} layers).\n"
+        "    direct_effects(run) splits by component."
+    )

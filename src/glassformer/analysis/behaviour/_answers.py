@@ -1,0 +1,196 @@
+"""What each part of the last layers does to the tokens that come next, in the model as it is.
+
+Direct effects pull each answer's direction, less the mean over the vocabulary, back through every norm with its scale
+fixed; together with what came before and what is constant they are the answer's logit less the mean logit.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from glassformer.analysis.components import decoder_side
+from glassformer.analysis.frozen._stack import FrozenNorm
+from glassformer.analysis.prepare import prepare
+from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.data import Batch
+from glassformer.labelled import Coordinate, Labelled
+from glassformer.models import Block
+from glassformer.models.parts import Norm
+from glassformer.trace import Read, Tape
+from glassformer.weights import head_label
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+    """What one batch gave in the model as it is; tokens are those that count.
+
+    Args:
+        logits: The predictions.
+        counted: Which targets count.
+        depth: Probability, loss and rank of each answer by the logit lens.
+        parts: Direct effect on each answer's logit less the mean logit, by part.
+        heads: Weight on the first position, and correlation of what it raises with frequency.
+        mlps: Cosine and projection of each token's write along the way to the mean answer.
+        out: What sub-layers wrote, by site.
+    """
+
+    logits: Float[Tensor, "row pos vocab"]
+    counted: Bool[Tensor, "row pos"]
+    depth: Float[Tensor, "depth three token"]
+    parts: dict[str, Float[Tensor, " token"]]
+    heads: dict[str, tuple[float, float]]
+    mlps: dict[str, Float[Tensor, "two token"]]
+    out: dict[str, Float[Tensor, "token d_model"]]
+
+
+def measured(
+    model: Any, blocks: list[Block], last: int, batch: Batch, frequency: Float[Tensor, " vocab"], only_correct: bool
+) -> Measured:
+    """Run a batch once and measure its answers by depth, by part of the last layers, and along both routes."""
+    stack, _ = decoder_side(model)
+    examined = blocks[-last:]
+    sites = [block.at_resid[0] for block in blocks[:1]] + [block.at_resid[-1] for block in blocks]
+    reads: list[str | Read] = [*sites, *_scale_sites(stack.final)]
+    for block in examined:
+        reads += block.at_resid
+        for name in block.names:
+            part = block.part(name)
+            reads += [*_scale_sites(block.norm_after(name)), f"{block.path}.{name}.out"]
+            if isinstance(part, AttentionLayer):
+                reads.append(part.at.head_out)
+                if rests(part):
+                    reads += [part.at.value, Read(part.at.pattern, reduce=lambda p: p[..., 0])]
+    tape = Tape(model, reads)
+    logits = forward(model, batch, tape)
+    counted = batch.weight.bool()
+    if only_correct:
+        counted = counted & (logits.argmax(-1) == batch.targets)
+    seen = tape.values
+    direction = model.unembed.weight[batch.targets] - model.unembed.weight.mean(0)
+    parts, constant = _parts(model, blocks, examined, seen, direction, batch.targets)
+    parts["constants"] = constant
+    depth = torch.stack([_lens(model, seen[site], batch, counted) for site in sites])
+    mean_answer = frequency @ model.unembed.weight.double()
+    heads, mlps, out = dict[str, tuple[float, float]](), dict[str, Tensor](), dict[str, Tensor]()
+    for block in examined:
+        for i, name in enumerate(block.names):
+            part, site = block.part(name), f"{block.path}.{name}.out"
+            out[site] = seen[site][counted].double()
+            if isinstance(part, AttentionLayer):
+                labels = [head_label("", name, block.layer, h) for h in range(part.dims.n_heads)]
+                heads |= dict(zip(labels, _rest(model, stack.final, part, seen, counted, frequency)))
+                continue
+            x = seen[block.at_resid[0 if block.wiring == "parallel" else i]][counted].double()
+            along = torch.nn.functional.cosine_similarity(out[site], mean_answer - x, dim=-1)
+            mlps[f"L{block.layer} {name}"] = torch.stack((along, out[site] @ mean_answer / mean_answer.norm()))
+    chosen = {label: value[counted].double() for label, value in parts.items()}
+    return Measured(logits, counted, depth, chosen, heads, mlps, out)
+
+
+def _parts(
+    model: Any,
+    blocks: list[Block],
+    examined: list[Block],
+    seen: Mapping[str, Tensor],
+    direction: Float[Tensor, "row pos d_model"],
+    targets: Int[Tensor, "row pos"],
+) -> tuple[dict[str, Tensor], Float[Tensor, "row pos"]]:
+    """Return every part's contribution at every position, from the top down, and what is constant."""
+    final = _frozen(decoder_side(model)[0].final, seen)
+    constant = direction.new_zeros(direction.shape[:2])
+    constant = constant + (0 if final.bias is None else direction @ final.bias)
+    if (bias := model.unembed.bias) is not None:
+        constant = constant + bias[targets] - bias.mean()
+    u, found = final.adjoint(direction), dict[str, Tensor]()
+    for block, name in [(one, each) for one in examined for each in one.names][::-1]:
+        part, after = block.part(name), _frozen(block.norm_after(name), seen)
+        if after.bias is not None:
+            constant = constant + u @ after.bias
+        at_write = after.adjoint(u)
+        if isinstance(part, AttentionLayer):
+            if part.merge.output.bias is not None:
+                found[f"L{block.layer} {name} bias"] = at_write @ part.merge.output.bias
+            written = torch.einsum("bhtd,btd->hbt", seen[part.at.head_out], at_write)
+            labels = [head_label("", name, block.layer, h) for h in range(len(written))]
+            found |= dict(reversed(list(zip(labels, written))))
+        else:
+            found[f"L{block.layer} {name}"] = (seen[f"{block.path}.{name}.out"] * at_write).sum(-1)
+        u = at_write if block.wiring == "post" else u
+    earlier = (seen[examined[0].at_resid[0]] * u).sum(-1)
+    return {"earlier": earlier} | dict(reversed(list(found.items()))), constant
+
+
+def _lens(model: Any, x: Tensor, batch: Batch, counted: Tensor) -> Float[Tensor, "three token"]:
+    stack, _ = decoder_side(model)
+    log_probs = model.unembed.logits(stack.final(x)[counted]).double().log_softmax(-1)
+    own = log_probs.gather(-1, batch.targets[counted][:, None])
+    return torch.stack((own[:, 0].exp(), -own[:, 0], ((log_probs > own).sum(-1) + 1).double()))
+
+
+def rests(part: AttentionLayer) -> bool:
+    """Whether each query of a layer has one unit of attention to put somewhere in its own stack."""
+    return part.mixer.traits.rows_sum_to_one and not part.config.cross
+
+
+def _rest(
+    model: Any, final: Norm, part: AttentionLayer, seen: Mapping[str, Tensor], counted: Tensor, frequency: Tensor
+) -> list[tuple[float, float]]:
+    """Return for each head its weight on the first position, and whether that raises frequent tokens."""
+    if not rests(part):
+        return [(math.nan, math.nan)] * part.dims.n_heads
+    mass, value = seen[part.at.pattern], seen[part.at.value][..., :1, :]
+    later = counted.clone()
+    later[:, 0] = False
+    masses = (mass * later[:, None]).double().sum((0, 2)) / later.sum()
+    written = (per_query_head(value, mass[..., None]) @ part.merge.matrix())[:, :, 0]
+    raised = final.linear(written, written.new_ones(written.shape[:-1])) @ model.unembed.weight.mT
+    known = frequency > 0
+    pair = torch.stack((raised[..., known].double(), frequency[known].log().expand_as(raised[..., known])))
+    pair = pair - pair.mean(-1, keepdim=True)
+    # a first token that writes nothing raises nothing: NaN says so
+    correlation = (pair[0] * pair[1]).sum(-1) / (pair[0].norm(dim=-1) * pair[1].norm(dim=-1))
+    return list(zip(masses.tolist(), correlation.mean(0).tolist()))
+
+
+def averaged(blocks: list[Block], clean: Sequence[Measured]) -> dict[str, Labelled]:
+    """Return the fields of `Suppression` that tell of the model as it is."""
+    depth = torch.cat([known.depth for known in clean], -1)
+    table = torch.stack((depth[:, 0].mean(-1), depth[:, 1].mean(-1), depth[:, 2].median(-1).values), -1)
+    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(blocks)))]
+    measures = ("probability", "loss", "median_rank")
+    found = {"by_depth": Labelled(table.cpu(), ("depth", "measure"), {"depth": labels, "measure": measures})}
+    names = list(clean[0].parts)
+    parts = torch.stack([torch.cat([known.parts[name] for known in clean]) for name in names]).cpu()
+    sums = {"contributions": parts.mean(-1), "negative": parts.clamp_max(0).mean(-1), "spread": parts.std(-1)}
+    found |= {name: Labelled(values, ("component",), {"component": names}) for name, values in sums.items()}
+    heads = list(clean[0].heads)
+    counts = torch.tensor([float(known.counted.sum()) for known in clean], dtype=torch.float64)
+    route = torch.tensor([[known.heads[head] for known in clean] for head in heads], dtype=torch.float64)
+    route = torch.einsum("hnm,n->hm", route.view(len(heads), len(clean), 2), counts / counts.sum())
+    measures = ("first_mass", "frequent")
+    found["head_route"] = Labelled(route, ("head", "measure"), {"head": heads, "measure": measures})
+    mlps = list(clean[0].mlps)
+    means = [torch.cat([known.mlps[mlp] for known in clean], -1).mean(-1).cpu() for mlp in mlps]
+    table = torch.stack(means) if means else torch.zeros(0, 2, dtype=torch.float64)
+    measures = ("cosine", "projection")
+    found["mlp_route"] = Labelled(table, ("mlp", "measure"), {"mlp": mlps, "measure": measures})
+    return found
+
+
+def forward(model: Any, batch: Batch, tape: Tape) -> Float[Tensor, "row pos vocab"]:
+    """Return a batch's logits."""
+    given = prepare(model, batch, None)
+    return model(*given.args, **given.kwargs, tape=tape)
+
+
+def _frozen(norm: Norm | None, seen: Mapping[str, Tensor]) -> FrozenNorm:
+    return FrozenNorm(norm, None if norm is None or norm.identity else seen[norm.at_scale])
+
+
+def _scale_sites(norm: Norm | None) -> list[str]:
+    return [] if norm is None or norm.identity else [norm.at_scale]

@@ -1,0 +1,293 @@
+"""Where attention goes over a long context: first tokens, last tokens, in between.
+
+For a query q with weights A[q, k]: sink = mass on keys before s, recent = mass on the last r keys up to q itself,
+middle = the rest; entropy in nats; effective count e^entropy. Classes of heads, from means over queries:
+
+    uniform               effective count at least half of what is visible
+    V                     sink + recent at least .9, each at least .1
+    sink only             sink + recent at least .9, recent below .1
+    recent only           sink + recent at least .9, sink below .1
+    concentrated middle   else, middle at least .5, and the 16 largest weights hold at least half of the mass
+    scattered middle      else, middle at least .5
+    mixed                 else
+
+A weight is not an effect: a head may rest on a token whose value is nearly zero (`value_norms`). The text is read a
+block of queries at a time on top of a state, so that only block x keys weights of one layer exist at once.
+
+Source: Fu 2024, "How Do Language Models put Attention Weights over Long Context?" (classes; the thresholds of the last
+three are ours); Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When
+Attention Sink Emerges in Language Models" (share of sink heads).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.heads._roles import Head, heads
+from glassformer.analysis.prepare import prepare
+from glassformer.attention import AttentionLayer
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.labelled import Labelled, Result
+from glassformer.models import EncoderDecoder
+from glassformer.trace import Read, Tape
+
+AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]
+CLASSES: tuple[AttentionClass, ...] = (
+    "uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed",
+)  # fmt: skip
+TOP = (1, 3, 16, 256)
+MEASURES = (
+    "first", "sink", "recent", "middle", "entropy_nats", "effective_count", "effective_share",
+    *(f"top_{k}" for k in TOP), "distance",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LongContext(Result):
+    """Where heads look, over the queries that were measured.
+
+    Args:
+        measures: Means, `head measure`: masses of the first key, of sink, recent and middle keys and of the largest
+            weights (`top_16`), entropy in nats, effective count, its share of the keys up to the query, mean distance
+            in positions.
+        spread: Standard deviation over queries and rows, same axes.
+        distances: Mass by distance, `head distance`, in bins that double: 0, 1, 2-3, 4-7, ….
+        classes: One per head.
+        by_layer: Share of each layer's heads that is of each class, `layer class`.
+        sink_rate: Share of heads whose mean mass on the first key is above `sink_above`.
+        sink: s; how many first keys count as sink.
+        recent: r; how many last keys count as recent, the query's own included.
+        sink_above: See `sink_rate`.
+        queries: First and last query measured.
+        length: Of the text.
+        left_out: Heads of layers without such weights, and why.
+    """
+
+    measures: Labelled
+    spread: Labelled
+    distances: Labelled
+    classes: Mapping[str, AttentionClass]
+    by_layer: Labelled
+    sink_rate: float
+    sink: int
+    recent: int
+    sink_above: float
+    queries: tuple[int, int]
+    length: int
+    left_out: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EffectiveMemory(Result):
+    """How long heads with a decaying memory keep what they read, whatever the text.
+
+    Args:
+        measures: `head measure`: `decay` per position, `half_life` in positions, and `reach`, the mean age in positions
+            of what the memory holds of equally strong keys; infinite without decay.
+    """
+
+    measures: Labelled
+
+
+@torch.no_grad()
+def long_context(
+    model: Any,
+    text: Any,
+    *,
+    target: Any = None,
+    sink: int = 4,
+    recent: int = 16,
+    last: int | None = None,
+    block: int = 256,
+    sink_above: float = 0.3,
+    report: Callable[[int, int], None] | None = None,
+) -> LongContext:
+    """Measure where every self-attention head of a decoder looks.
+
+    Args:
+        model: A decoder, or an encoder-decoder, whose decoder is measured.
+        text: Text or ids, any number of rows of one length.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        sink: How many first keys count as sink.
+        recent: How many last keys count as recent.
+        last: Measure so many last queries; all by default that have room for both windows.
+        block: Queries read at once.
+        sink_above: Mean mass on the first key from which a head counts into the sink rate.
+        report: Called with queries read and to read.
+
+    Raises:
+        AnalysisUnavailable: No layer has weights that sum to one over keys; `effective_memory` may be defined.
+        ShapeMismatch: The text is too short for the windows, or a batch is padded or packs several texts in a row.
+    """
+    known, left_out = _measurable(model)
+    given = prepare(model, text, target)
+    ids = given.ids
+    assert ids is not None, "our models take ids"
+    padded = given.lengths is not None and bool((given.lengths < ids.shape[1]).any())
+    if padded or given.kwargs.get("documents") is not None:
+        raise ShapeMismatch("long_context: rows of one text each and of one length are needed; give their ids.")
+    if sink < 1 or recent < 1 or block < 1:
+        raise ShapeMismatch(f"long_context: sink={sink}, recent={recent} and block={block} must be at least 1.")
+    length = ids.shape[1]
+    start = max(sink + recent - 1, 0 if last is None else length - last)
+    if start >= length:
+        raise ShapeMismatch(
+            f"long_context: {length} tokens leave no query with {sink} sink and {recent} recent keys apart; "
+            "give a longer text or smaller windows."
+        )
+    meters = {path: _Meter(sink, recent, length) for path in dict.fromkeys(head.path for head in known)}
+    with evaluating(model):
+        state = model.begin(given.source_ids if isinstance(model, EncoderDecoder) else len(ids))
+        first = 0
+        while first < length:
+            # up to the first query that counts, nothing has to be looked at
+            stop = min(start, first + block) if first < start else min(length, first + block)
+            read = [Read(f"{path}.pattern", reduce=meter) for path, meter in meters.items()] if stop > start else []
+            for meter in meters.values():
+                meter.first = first
+            tape = Tape(model, read) if read else None
+            args = (None, ids[:, first:stop]) if isinstance(model, EncoderDecoder) else (ids[:, first:stop],)
+            _, state = model(*args, state=state, tape=tape)
+            first = stop
+            if report is not None:
+                report(first, length)
+    return _result(known, meters, left_out, (sink, recent, sink_above), (start, length - 1), length)
+
+
+def effective_memory(model: Any) -> EffectiveMemory:
+    """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
+
+    With decay d the weight of a key of age t is d^t times what query and key make of it.
+
+    Raises:
+        AnalysisUnavailable: No layer is linear attention with a fixed decay, or with none.
+    """
+    labels, rows = list[str](), list[list[float]]()
+    for head in heads(model):
+        if head.mechanism not in ("lightning", "linear"):
+            continue
+        decay = 1.0
+        if head.mechanism == "lightning":
+            part: Any = _layer(model, head)
+            decay = float(part.mixer.decay(part.merge.output.weight.double())[head.head])
+        labels.append(head.label)
+        forgets = decay < 1
+        half = math.log(0.5) / math.log(decay) if forgets else math.inf
+        rows.append([decay, half, decay / (1 - decay) if forgets else math.inf])
+    if not rows:
+        kinds = ", ".join(sorted({head.mechanism for head in heads(model)}))
+        raise AnalysisUnavailable(
+            f"effective_memory: no layer keeps a decaying memory ({kinds}).\n"
+            "    long_context(model, text) measures heads with weights over keys."
+        )
+    axes, coords = ("head", "measure"), {"head": labels, "measure": ("decay", "half_life", "reach")}
+    return EffectiveMemory(Labelled(torch.tensor(rows, dtype=torch.float64), axes, coords))
+
+
+class _Meter:
+    """Sums over queries of what is measured of one layer's weights; `first` is the first query of the block."""
+
+    def __init__(self, sink: int, recent: int, length: int) -> None:
+        self.sink, self.recent, self.first, self.count = sink, recent, 0, 0
+        self.bins = 1 + max(length - 1, 0).bit_length()
+        self.total = self.square = self.distances = torch.zeros(())
+
+    def __call__(self, pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, ""]:
+        batch, _, n, m = pattern.shape
+        a = pattern.double()
+        q = torch.arange(self.first, self.first + n, device=a.device)
+        # a layer with a window keeps fewer keys than there are positions: columns are aligned at the end
+        k = torch.arange(self.first + n - m, self.first + n, device=a.device)
+        distance = (q[:, None] - k).clamp_min(0)
+        sink = a[..., k < self.sink].sum(-1)
+        recent = (a * (distance < self.recent)).sum(-1)
+        entropy = -torch.xlogy(a, a).sum(-1)
+        count = entropy.exp()
+        largest = a.topk(min(max(TOP), m), -1).values.cumsum(-1)
+        found = [a[..., k < 1].sum(-1), sink, recent, 1 - sink - recent, entropy, count, count / (q + 1)]
+        found += [largest[..., min(top, m) - 1] for top in TOP]
+        values = torch.stack([*found, (a * distance).sum(-1)], -1)
+        mean = values.sum((0, 2))
+        self.total, self.square = self.total + mean, self.square + values.square().sum((0, 2))
+        edges = 2 ** torch.arange(self.bins - 1, device=a.device)
+        at = torch.bucketize(distance, edges, right=True)
+        by_bin = a.new_zeros(*a.shape[:3], self.bins).scatter_add_(-1, at.expand(a.shape), a)
+        self.distances = self.distances + by_bin.sum((0, 2))
+        self.count += batch * n
+        # all that is wanted has been added up: nothing of the pattern is kept
+        return pattern.new_zeros(())
+
+
+def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
+    """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
+    own = [h for h in heads(model) if h.stack != "encoder" and not h.part.startswith("cross")]
+    known, left_out = list[Head](), dict[str, str]()
+    for head in own:
+        traits = _layer(model, head).mixer.traits
+        if traits.rows_sum_to_one and traits.has_scores:
+            known.append(head)
+        else:
+            missing = "rows_sum_to_one" if not traits.rows_sum_to_one else "has_scores"
+            left_out[head.label] = f'"{head.mechanism}" ({missing}=False)'
+    if not known:
+        why = ", ".join(sorted(set(left_out.values()))) or "no attention"
+        offer = (
+            "effective_memory(model) gives the decay of its memory."
+            if any(head.mechanism in ("lightning", "linear") for head in own)
+            else "head_roles(run) reads signed patterns."
+        )
+        raise AnalysisUnavailable(f"long_context needs weights that are shares of keys; found {why}.\n    {offer}")
+    return known, left_out
+
+
+def _layer(model: Any, head: Head) -> AttentionLayer:
+    return model.stacks[head.stack].blocks[head.layer].part(head.part)
+
+
+def _result(
+    known: list[Head],
+    meters: dict[str, _Meter],
+    left_out: dict[str, str],
+    windows: tuple[int, int, float],
+    queries: tuple[int, int],
+    length: int,
+) -> LongContext:
+    sink, recent, sink_above = windows
+    n = next(iter(meters.values())).count
+    total, square, distances = (
+        torch.stack([getattr(meters[head.path], name)[head.head] for head in known]).cpu() / n
+        for name in ("total", "square", "distances")
+    )
+    labels = [head.label for head in known]
+    over = (("head", "measure"), {"head": labels, "measure": MEASURES})
+    classes: dict[str, AttentionClass] = {x: _class(dict(zip(MEASURES, row))) for x, row in zip(labels, total.tolist())}
+    layers = list(dict.fromkeys(label[: label.index("H")] for label in labels))
+    shares = torch.zeros(len(layers), len(CLASSES), dtype=torch.float64)
+    for label, found in classes.items():
+        shares[layers.index(label[: label.index("H")]), CLASSES.index(found)] += 1
+    bins = ["0", "1", *(f"{1 << i}-{(2 << i) - 1}" for i in range(1, distances.shape[1] - 1))]
+    return LongContext(
+        Labelled(total, *over),
+        Labelled((square - total.square()).clamp_min(0).sqrt(), *over),
+        Labelled(distances, ("head", "distance"), {"head": labels, "distance": bins[: distances.shape[1]]}),
+        classes,
+        Labelled(shares / shares.sum(1, keepdim=True), ("layer", "class"), {"layer": layers, "class": CLASSES}),
+        float((total[:, 0] > sink_above).double().mean()), sink, recent, sink_above, queries, length, left_out,
+    )  # fmt: skip
+
+
+def _class(mean: dict[str, float]) -> AttentionClass:
+    sink, recent = mean["sink"], mean["recent"]
+    if mean["effective_share"] >= 0.5:
+        return "uniform"
+    if sink + recent >= 0.9:
+        return "V" if min(sink, recent) >= 0.1 else "sink only" if sink > recent else "recent only"
+    if mean["middle"] < 0.5:
+        return "mixed"
+    return "concentrated middle" if mean["top_16"] >= 0.5 else "scattered middle"

@@ -1,0 +1,248 @@
+"""Attention sinks as a behaviour: which heads park attention on the first token, what it carries, and who needs it.
+
+What is parked there carries little if the first token's value is small where it is written; keys show how it attracts:
+their size, and the score they get above the others. Then the model runs without it, in several ways that answer
+different questions, and its loss is measured on the same tokens:
+
+    first key masked            scores of key 0 set to minus infinity before the softmax, for all later queries
+    first token dropped         another token comes first
+    first token replaced        the first position with another token: place or token?
+    neutral tokens in front     more tokens to rest on, the text shifted
+    window                      each query sees the last r keys only
+    window with first keys      the same, and the first s keys
+
+Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et al. 2024, "When Attention
+Sink Emerges in Language Models".
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.heads._roles import Head, drawable, heads
+from glassformer.analysis.prepare import token_id, token_ids
+from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.labelled import Labelled, Result
+from glassformer.models import Decoder
+from glassformer.trace import Apply, At, Edit, Read, Set, Tape
+
+MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionSinks(Result):
+    """The first token as a place to rest, head by head, and the model without it.
+
+    Args:
+        measures: Means over queries from the second on and over rows, `head measure`: `mass` on key 0; `written_first`,
+            mass times the size of its value as written (before gates and norms on mixed values); `written_others`, the
+            same summed over all other keys; `value_size_ratio` and `key_size_ratio`, its value as written and its key
+            over the mean of the others; `score_above_others`, its score less the mean of the other keys a query sees.
+        sink_rate: Share of heads with a mass above `above`.
+        above: See `sink_rate`.
+        loss: Mean in nats of the tokens from the third on, `condition`; `as it is` first.
+        loss_change: Less that of `as it is`, `condition`.
+        spread: Standard error of the change over rows; NaN with one row.
+        window: r, of the conditions with a window.
+        first: s, how many first keys they keep, and how many neutral tokens come in front.
+        neutral: Token that replaces the first one and is put in front.
+        left_out: Conditions and heads that are not defined here, and why.
+    """
+
+    measures: Labelled
+    sink_rate: float
+    above: float
+    loss: Labelled
+    loss_change: Labelled
+    spread: Labelled
+    window: int
+    first: int
+    neutral: int
+    left_out: Mapping[str, str]
+
+
+@torch.no_grad()
+def attention_sinks(
+    model: Any,
+    text: Any,
+    *,
+    above: float = 0.3,
+    window: int = 16,
+    first: int = 4,
+    neutral: str | int | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> AttentionSinks:
+    """Measure the first token as an attention sink, and the loss of the model without it.
+
+    Args:
+        model: A decoder with softmax attention in some layer; only such heads are measured and masked.
+        text: Text, or rows of ids of one length, what starts a text first; several rows give a spread.
+        above: Mass from which a head counts into the sink rate.
+        window: Last keys seen under a window, the query's own included.
+        first: First keys kept beside a window; also how many neutral tokens are put in front.
+        neutral: A token that means nothing in particular; by default one drawn at random that is no special token.
+        report: Called with passes done and to do.
+
+    Raises:
+        AnalysisUnavailable: The model is no decoder, or no layer has a softmax over keys: then nothing has to rest
+            anywhere.
+        ShapeMismatch: Fewer than three tokens.
+    """
+    known, left_out = _softmax_heads(model)
+    ids = token_ids(model, text)
+    if ids.shape[1] < 3:
+        raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {ids.shape[1]}.")
+    other = _neutral(model, ids, neutral)
+    paths = list(dict.fromkeys(head.path for head in known))
+    conditions = _conditions(model, paths, ids, other, window, first, left_out)
+    with evaluating(model):
+        measures = _measure(model, paths, ids)
+        losses = dict[str, Tensor]()
+        for i, (name, (tokens, edits, shift)) in enumerate(conditions.items()):
+            tape = Tape(model, edit=edits) if edits else None
+            logits = model(tokens, tape=tape)[:, shift + 1 : shift + ids.shape[1] - 1]
+            losses[name] = -logits.double().log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0].mean(-1)
+            if report is not None:
+                report(i + 1, len(conditions))
+    rows = torch.stack(list(losses.values())).cpu()
+    change = rows - rows[:1]
+    n = rows.shape[1]
+    spread = change.std(1) / math.sqrt(n) if n > 1 else change.mean(1) * math.nan
+    over = (("condition",), {"condition": list(conditions)})
+    labels = [head.label for head in known]
+    return AttentionSinks(
+        Labelled(measures, ("head", "measure"), {"head": labels, "measure": MEASURES}),
+        float((measures[:, 0] > above).double().mean()), above,
+        Labelled(rows.mean(1), *over), Labelled(change.mean(1), *over), Labelled(spread, *over),
+        window, first, other, left_out,
+    )  # fmt: skip
+
+
+def _softmax_heads(model: Any) -> tuple[list[Head], dict[str, str]]:
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"attention_sinks drops and masks a decoder's first token; {type(model).__name__} is no decoder.\n"
+            "    head_roles(run) gives every head's mass on it."
+        )
+    known, left_out = list[Head](), dict[str, str]()
+    for head in heads(model):
+        traits = _layer(model, head.path).mixer.traits
+        if traits.rows_sum_to_one and traits.has_scores and traits.streams == 1:
+            known.append(head)
+        else:
+            left_out[head.label] = f'"{head.mechanism}" has no softmax whose rows sum to one'
+    if not known:
+        kinds = ", ".join(sorted({head.mechanism for head in heads(model)})) or "no attention"
+        raise AnalysisUnavailable(
+            f"attention_sinks needs scores before a softmax whose rows sum to one (has_scores, rows_sum_to_one); found "
+            f"{kinds}, where no weight has to rest anywhere.\n    head_roles(run) reads the first token's signed mass."
+        )
+    return known, left_out
+
+
+def _layer(model: Any, path: str) -> AttentionLayer:
+    return model.get_submodule(f"stack.{path}")
+
+
+def _neutral(model: Any, ids: Int[Tensor, "row pos"], neutral: str | int | None) -> int:
+    if neutral is not None:
+        return token_id(model, neutral)
+    _, free = drawable(model)
+    taken = set(ids[:, 0].tolist())
+    candidates = [token for token in free.tolist() if token not in taken]
+    if not candidates:
+        raise AnalysisUnavailable("attention_sinks: every token comes first in some row; give `neutral`.")
+    return candidates[int(torch.randint(len(candidates), (), generator=torch.Generator().manual_seed(0)))]
+
+
+_Condition = tuple[Tensor, list[Edit], int]
+
+
+def _conditions(
+    model: Any,
+    paths: list[str],
+    ids: Int[Tensor, "row pos"],
+    neutral: int,
+    window: int,
+    first: int,
+    left_out: dict[str, str],
+) -> dict[str, _Condition]:
+    """Return by name: tokens, edits, and where the text's first token stands among them."""
+    n = ids.shape[1]
+    scores = [f"{path}.scores" for path in paths]
+    hide = [Set(site, -math.inf, at=At(query=slice(1, None), key=0)) for site in scores]
+    replaced, front = ids.clone(), ids.new_full((len(ids), first), neutral)
+    replaced[:, 0] = neutral
+    found: dict[str, _Condition] = {
+        "as it is": (ids, [], 0),
+        "first key masked": (ids, list(hide), 0),
+        "first token dropped": (ids[:, 1:], [], -1),
+        "first token replaced": (replaced, [], 0),
+    }
+    if n + first <= model.config.max_len:
+        found["neutral tokens in front"] = (torch.cat((front, ids), 1), [], first)
+    else:
+        left_out["neutral tokens in front"] = (
+            f"{n} tokens and {first} more do not fit in max_len={model.config.max_len}"
+        )
+    if n > window:
+        found["window"] = (ids, _windowed(scores, window, 0), 0)
+        found["window with first keys"] = (ids, _windowed(scores, window, first), 0)
+    else:
+        left_out["window"] = f"{n} tokens fit into it; give a longer text or a smaller window"
+    return found
+
+
+def _windowed(scores: list[str], window: int, first: int) -> list[Edit]:
+    def hide(x: Float[Tensor, "batch head query key"]) -> Tensor:
+        q, k = (torch.arange(size, device=x.device) for size in x.shape[-2:])
+        return x.masked_fill((q[:, None] - k >= window) & (k >= first), -math.inf)
+
+    return [Apply(site, hide) for site in scores]
+
+
+def _measure(model: Any, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "head measure"]:
+    read = [f"{path}.{what}" for path in paths for what in ("key", "value")]
+    reduced = [Read(f"{path}.pattern", reduce=_columns) for path in paths]
+    reduced += [Read(f"{path}.scores", reduce=_score_above) for path in paths]
+    tape = Tape(model, [*read, *reduced])
+    model(ids, tape=tape)
+    found = list[Tensor]()
+    for path in paths:
+        layer, columns = _layer(model, path), tape.values[f"{path}.pattern"].double()
+        value = per_query_head(tape.values[f"{path}.value"], columns[..., None]).double()
+        key = per_query_head(tape.values[f"{path}.key"], columns[..., None]).double().norm(dim=-1)
+        written = (value @ layer.merge.matrix().double()).norm(dim=-1)
+        carried = columns * written
+        numbers = [
+            columns[..., 0], carried[..., 0], carried[..., 1:].sum(-1), _ratio(written), _ratio(key),
+            tape.values[f"{path}.scores"].double(),
+        ]  # fmt: skip
+        found.append(torch.stack([x.mean(0) for x in numbers], -1))
+    return torch.cat(found).cpu()
+
+
+def _columns(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head key"]:
+    # the first query has nowhere else to look
+    return pattern[:, :, 1:].mean(2)
+
+
+def _score_above(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head"]:
+    """Return the score of key 0 less the mean over the other keys that may be seen, over queries that see both."""
+    others = scores[:, :, 1:, 1:]
+    seen = others > -math.inf
+    mean = others.masked_fill(~seen, 0.0).sum(-1) / seen.sum(-1).clamp_min(1)
+    above = scores[:, :, 1:, 0] - mean
+    both = (above > -math.inf) & seen.any(-1)
+    return above.masked_fill(~both, 0.0).sum(-1) / both.sum(-1)
+
+
+def _ratio(sizes: Float[Tensor, "batch head key"]) -> Float[Tensor, "batch head"]:
+    return sizes[..., 0] / sizes[..., 1:].mean(-1)

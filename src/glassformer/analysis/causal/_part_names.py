@@ -1,0 +1,134 @@
+"""Parts of a model by name, as one takes them away: `L1H6`, `enc L0H2`, `L0 attn`, `L0 mlp`, `L0N12`, `position 3`."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glassformer.analysis.causal._site_grid import Cells, Grid, grids
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
+from glassformer.trace import At, Site, is_named
+from glassformer.weights import head_label
+
+POSITIONS = ("pos", "query", "key")
+
+# names of families of parts; a part is replaced at all positions, except in the last
+PARTS: dict[str, Cells] = {
+    "heads": Cells("head"),
+    "attentions": Cells("attn_out", ("layer",)),
+    "mlps": Cells("mlp_out", ("layer",)),
+    "neurons": Cells("neurons"),
+    "positions": Cells("resid_pre", ("layer", "pos"), only={"layer": [0]}),
+}
+
+Parts = str | Cells | Sequence[str | Cells] | Mapping[str, Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What is replaced together.
+
+    Args:
+        label: Its name.
+        places: Sites and what of them.
+        stacks: For each position axis of its sites, the stack whose positions it counts.
+    """
+
+    label: str
+    places: tuple[tuple[Site, At], ...]
+    stacks: Mapping[str, str]
+
+
+def named_parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+    """Return the parts that were asked for, each once.
+
+    Args:
+        model: One of ours, or any module (then by `Cells` with a glob).
+        asked: Families of parts, labels, `Cells`, several of these, or sets of labels by name.
+        positions: Where they are replaced; everywhere by default.
+        lengths: Positions in each stack, by name.
+
+    Raises:
+        AnalysisUnavailable: There is no such part.
+    """
+    if isinstance(asked, Mapping):
+        found = []
+        for name, labels in asked.items():
+            members = [_labelled(model, label, positions, lengths) for label in labels]
+            if not members:
+                raise AnalysisUnavailable(f'ablation_table: the set "{name}" is empty.')
+            stacks = {axis: stack for member in members for axis, stack in member.stacks.items()}
+            found.append(Part(name, tuple(place for member in members for place in member.places), stacks))
+        return found
+    found = []
+    for one in [asked] if isinstance(asked, str | Cells) else asked:
+        if isinstance(one, str) and one not in PARTS:
+            found.append(_labelled(model, one, positions, lengths))
+        else:
+            found += _cells(model, PARTS[one] if isinstance(one, str) else one, positions, lengths)
+    return list({part.label: part for part in found}.values())
+
+
+def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+    if positions is not None:
+        cells = dataclasses.replace(cells, only={"pos": positions} | dict(cells.only))
+    found = grids(model, cells, lengths, "ablation_table")
+    return [
+        Part(_label(grid, cell.index), cell.parts, _stacks(model, cell.parts[0][0]))
+        for grid in found
+        for cell in grid.cells
+    ]
+
+
+def _stacks(model: Any, site: Site) -> dict[str, str]:
+    """Return whose positions the position axes of a site count."""
+    words, known = site.name.split("."), list(getattr(model, "stacks", {"": None}))
+    own = words[0] if words[0] in known else known[-1]
+    crossed = any(word.startswith("cross") for word in words)
+    return {axis: "encoder" if axis == "key" and crossed else own for axis in site.axes if axis in POSITIONS}
+
+
+def _label(grid: Grid, index: Sequence[int]) -> str:
+    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), index)}
+    if set(at) == {"site"}:
+        return str(at["site"])
+    words = grid.name.split()
+    stack = words[0] if words[0] in ("encoder", "decoder") else ""
+    part = next((word for word in words[:-1] if word.startswith(("attn_", "cross", "mlp_"))), "")
+    family, axes = words[-1] if "by" not in words else "", set(at)
+    encoder = "enc " if stack == "encoder" else ""
+    if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
+        return f"{encoder}position {at['pos']}"
+    if family in ("head", "z") and axes == {"layer", "head"}:
+        return head_label(stack, part or "attn", int(at["layer"]), int(at["head"]))
+    if family == "neurons" and axes == {"layer", "neuron"}:
+        return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {part}" if part else "")
+    if family in ("attn_out", "mlp_out") and axes == {"layer"}:
+        return f"{encoder}L{at['layer']} {part or family.removesuffix('_out')}"
+    return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
+
+
+def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
+    if not hasattr(model, "stacks") and not is_named(model):
+        raise AnalysisUnavailable(
+            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob, '
+            "or name its sites by a spec (foreign)."
+        )
+    layer, neuron = re.search(r"L(\d+)", label), re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
+    only = {"layer": [int(layer[1])]} if layer else {}
+    families = {name: Cells(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
+    if neuron:
+        families["neurons"] = Cells("neurons", only=only | {"neuron": [int(neuron[1])]})
+    known: dict[str, Part] = {}
+    for cells in families.values():
+        try:
+            known |= {part.label: part for part in _cells(model, cells, positions, lengths)}
+        except (AnalysisUnavailable, ShapeMismatch):
+            # a family, a layer or a neuron that is not there: the label is looked up among what is
+            continue
+    if label not in known:
+        raise AnalysisUnavailable(
+            f'ablation_table: no part "{label}".{nearest(label, [*known, *PARTS])}\n'
+            f"    Parts are called like L1H6, L0 attn, L0 mlp, L0N12; all of a kind: {', '.join(PARTS)}."
+        )
+    return known[label]

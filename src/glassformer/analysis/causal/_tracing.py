@@ -1,0 +1,319 @@
+"""Causal tracing: which hidden state, restored, rescues the answer after the subject is corrupted?
+
+    corrupt     noise on the token vectors of the subject, the same for every cell
+    total effect     p(clean) - p(corrupt)
+    indirect effect  p(corrupt, one state restored) - p(corrupt)
+
+Restored is the stream after a layer at one position, or the outputs of a window of MLPs or attentions there. Severed:
+the state is restored, and every later MLP (or attention) output at that position stays as corrupted, so that what the
+state does through them is lost. Norms are live.
+
+Probabilities saturate, so the logit difference stands beside them. A window restores many outputs and looks more local
+than it is; how much noise is a choice: look at p(corrupt).
+
+Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", sections 2 and appendix B.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer import figures
+from glassformer.analysis._run import run
+from glassformer.analysis.causal._prompts import Prompts, prompts
+from glassformer.analysis.prepare import asked_position, readable, token_id
+from glassformer.analysis.sweep._engine import sweep
+from glassformer.analysis.sweep._metrics import logit_difference, probability
+from glassformer.analysis.sweep._plan import Donor, EditLike, grid
+from glassformer.analysis.uncertainty import mean, standard_error
+from glassformer.attention import AttentionLayer
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
+from glassformer.labelled import Labelled, Result
+from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models.stack import Stack
+from glassformer.trace import Add, At, Set, parts_of
+
+Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
+KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CausalTrace(Result):
+    """What restoring each state does for the answer, sample by sample of noise.
+
+    Args:
+        values: With the state restored, `metric kind pos layer sample`; metrics are `probability` of the answer and
+            `logit difference` between it and `wrong`.
+        clean: Of the clean run, `metric`.
+        corrupt: Of the corrupted run, `metric sample`.
+        subject: Positions that got noise.
+        answer: The token asked about.
+        wrong: The token it is compared with.
+        noise: Standard deviation of the noise.
+        window: How many layers of MLP or attention outputs are restored together.
+        seed: Source of the noise.
+    """
+
+    values: Labelled
+    clean: Labelled
+    corrupt: Labelled
+    subject: tuple[int, ...]
+    answer: str
+    wrong: str
+    noise: float
+    window: int
+    seed: int
+
+    @property
+    def total_effect(self) -> Labelled:
+        """Clean less corrupt, mean over samples, `metric`."""
+        return dataclasses.replace(self.clean, values=self.clean.values - self.corrupt.values.mean(-1))
+
+    @property
+    def indirect_effect(self) -> Labelled:
+        """Restored less corrupt, mean over samples, `metric kind pos layer`."""
+        return mean(self._change)
+
+    @property
+    def error(self) -> Labelled:
+        """Standard error of the indirect effect over samples of noise, `metric kind pos layer`."""
+        return standard_error(self._change)
+
+    def plot(self, *fields: str) -> Any:
+        """Return maps of the indirect effect, one for each metric and kind; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("indirect_effect",)], self.answer)
+
+    @property
+    def _change(self) -> Labelled:
+        corrupt = self.corrupt.values[:, None, None, None]
+        return dataclasses.replace(self.values, values=self.values.values - corrupt)
+
+
+def causal_trace(
+    model: Any,
+    inputs: Any,
+    subject: str | Sequence[int],
+    answer: str | int | None = None,
+    wrong: str | int | None = None,
+    *,
+    kinds: Sequence[Kind] | None = None,
+    window: int = 10,
+    samples: int = 10,
+    noise: float = 3.0,
+    deviation: float | None = None,
+    seed: int = 0,
+    stack: str | None = None,
+    target: Any = None,
+    rows: int | None = None,
+    memory: int | None = None,
+    report: Callable[[int, int], None] | None = None,
+    save_to: str | Path | None = None,
+) -> CausalTrace:
+    """Trace one prompt: corrupt its subject, restore each state, watch the answer.
+
+    Args:
+        model: A decoder, an encoder-decoder, or a module whose spec says what it is made of.
+        inputs: One prompt: text or ids.
+        subject: A part of the text (its first occurrence), or positions.
+        answer: The next token asked about; by default the one the model finds likeliest.
+        wrong: The token the logit difference compares with; by default the likeliest other one when corrupted.
+        kinds: What to restore: `state`, `mlp`, `attn`, and the severed `state_without_mlp`, `state_without_attn`. By
+            default the first three, as far as the model has them.
+        window: Layers of `mlp` and `attn` outputs restored together, around each layer.
+        samples: Draws of noise.
+        noise: Its standard deviation, in units of the deviation of the subject's token vectors.
+        deviation: That unit, for prompts that are to share one (`subject_deviation`); the prompt's own by default.
+        seed: Source of the noise; each cell gets the same.
+        stack: In an encoder-decoder, where the subject lies: `encoder` (default) or `decoder`.
+        target: What an encoder-decoder's decoder reads.
+        rows: As in `sweep`.
+        memory: As in `sweep`.
+        report: Called with (cells done, cells in all).
+        save_to: As in `sweep`.
+
+    Raises:
+        TextError: The subject is not in the text.
+        ShapeMismatch: There is more than one prompt, or a position is out of range.
+        AnalysisUnavailable: The model is none of ours, or has nothing of a kind.
+
+    Example:
+        >>> found = causal_trace(model, "The Space Needle is in the city of", "Space Needle", " Seattle")
+        >>> found.indirect_effect.select(metric="probability", kind="state").top(3)
+
+    Source: Meng et al. 2022, section 2; severed variants: section 2.2.
+    """
+    traced = _traced(model, stack)
+    asked = prompts(model, inputs, target, "causal_trace")
+    if asked.rows != 1:
+        raise ShapeMismatch(f"causal_trace: one prompt at a time, found {asked.rows}; see average_traces.")
+    built = parts_of(model)
+    name = stack or next(iter(built.stacks))
+    chosen = tuple(kinds) if kinds is not None else _available(traced)
+    _check_kinds(chosen, traced)
+    if asked.given.kwargs.get("documents") is not None:
+        raise ShapeMismatch("causal_trace: the prompt is a row of packed documents; give one of them.")
+    ids = _copies(asked, 1)[0 if name != "decoder" else 1]
+    places = _positions(model, ids[0], subject)
+    embed = _embedding(built, name)
+    unit = subject_deviation(model, [ids[0, list(places)]]) if deviation is None else deviation
+    edit = _noise(
+        embed.at_token, places, (samples, len(places), built.config.d_model), unit * noise, seed, embed.weight
+    )
+    many = _copies(asked, samples)
+    at = asked_position(model, ids[0])
+    answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong, at)
+    metrics = [probability(answer_id, pos=at), logit_difference(answer_id, wrong_id, pos=at)]
+    donors = Donor(*_copies(asked, 1)), Donor(*many, edit=edit)
+    plan = grid(
+        lambda kind, pos, layer: list(_restored(traced, kind, pos, layer, window, *donors)),
+        kind=chosen, pos=range(ids.shape[1]), layer=range(len(traced.blocks)),
+    )  # fmt: skip
+    found = sweep(
+        model, many[0], plan, metrics, target=many[1], base_edit=edit, rows=rows, memory=memory, report=report,
+        save_to=save_to,
+    )  # fmt: skip
+    clean = sweep(model, donors[0].inputs, [[]], metrics, target=donors[0].target).base
+    tokens = [f"{i}:{token}" for i, token in enumerate(asked.tokens(name)[0])]
+    names = clean.labels("metric")
+    coords = {"metric": names, "kind": list(chosen), "pos": tokens, "layer": range(len(traced.blocks))}
+    read = readable(model, torch.tensor([[answer_id], [wrong_id]]))
+    return CausalTrace(
+        Labelled(found.values.values, ("metric", "kind", "pos", "layer", "sample"), coords),
+        Labelled(clean.values[:, 0], ("metric",), {"metric": names}),
+        Labelled(found.base.values, ("metric", "sample"), {"metric": names}),
+        places, read[0][0], read[1][0], float(unit * noise), window, seed,
+    )  # fmt: skip
+
+
+def subject_deviation(
+    model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+) -> float:
+    """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
+    ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
+    built = parts_of(model)
+    embed = _embedding(built, stack or next(iter(built.stacks)))
+    return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
+
+
+def _traced(model: Any, stack: str | None) -> Stack:
+    model = parts_of(model)
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
+        raise AnalysisUnavailable(
+            "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them.\n"
+            "    patch(model, …, sites=GLOB) replaces values at any module's boundary."
+        )
+    name = stack or next(iter(model.stacks))
+    if name not in model.stacks:
+        raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, model.stacks))}.')
+    return model.stacks[name]
+
+
+def _embedding(model: Any, stack: str) -> Any:
+    return getattr(model, f"{stack}_embed") if isinstance(model, EncoderDecoder) else model.embed
+
+
+def _outputs(block: Any, kind: str) -> list[str]:
+    """Return the sites of what a block's MLPs, attentions or the whole block put out."""
+    if kind == "state":
+        return [block.at_resid[-1]]
+    return [
+        f"{block.path}.{name}.out"
+        for name in block.names
+        if isinstance(block.part(name), AttentionLayer) == (kind == "attn")
+    ]
+
+
+def _available(stack: Stack) -> tuple[Kind, ...]:
+    return tuple(kind for kind in KINDS[:3] if any(_outputs(block, kind) for block in stack.blocks))
+
+
+def _check_kinds(kinds: Sequence[Kind], stack: Stack) -> None:
+    for kind in kinds:
+        if kind not in KINDS:
+            raise AnalysisUnavailable(f"causal_trace: no kind {kind!r}. Kinds: {', '.join(KINDS)}.")
+        part = kind.removeprefix("state_without_")
+        if not any(_outputs(block, part) for block in stack.blocks):
+            raise AnalysisUnavailable(
+                f'causal_trace: kind "{kind}", but no layer has {part} outputs. Kinds there are: {_available(stack)}.'
+            )
+
+
+def _restored(
+    stack: Stack, kind: str, pos: int, layer: int, window: int, clean: Donor, corrupt: Donor
+) -> Iterator[EditLike]:
+    at = At(pos=pos)
+    blocks: list[Any] = list(stack.blocks)
+    severed = kind.removeprefix("state_without_") if kind.startswith("state_without_") else None
+    if kind in ("mlp", "attn"):
+        # as many layers after as before, one more before if the window is even
+        first, last = max(0, layer - window // 2), min(len(blocks), layer + (window + 1) // 2)
+        restored = [name for block in blocks[first:last] for name in _outputs(block, kind)]
+    else:
+        restored = _outputs(blocks[layer], "state")
+    yield from (Set(name, clean, at=at) for name in restored)
+    if severed is not None:
+        later = [name for block in blocks[layer + 1 :] for name in _outputs(block, severed)]
+        yield from (Set(name, corrupt, at=at) for name in later)
+
+
+def _noise(
+    site: str, places: Sequence[int], shape: tuple[int, int, int], size: float, seed: int, like: Tensor
+) -> list[Add]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * size
+    return [Add(site, drawn.to(like), at=At(pos=list(places)))]
+
+
+def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
+    given = asked.given
+    assert given.ids is not None, "our models read ids"
+    # padding goes: one row needs none
+    ids = given.ids[:, : len(given.token_rows[0])].expand(n, -1)
+    return (
+        (ids, None)
+        if given.source_ids is None
+        else (given.source_ids[:, : len(given.source_rows[0])].expand(n, -1), ids)
+    )
+
+
+def _tokens(
+    model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
+) -> tuple[int, int]:
+    if answer is None:
+        answer = int(run(model, *_copies(asked, 1)).predictions()[0, at].argmax())
+    answer = token_id(model, answer)
+    if wrong is None:
+        logits = run(model, *many, edit=edit).predictions()
+        likely = logits[:, at].log_softmax(-1).exp().mean(0)
+        likely[answer] = -1
+        wrong = int(likely.argmax())
+    return answer, token_id(model, wrong)
+
+
+def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:
+    length = len(ids)
+    if not isinstance(subject, str):
+        found = [int(i) for i in subject]
+        if not found:
+            raise ShapeMismatch("causal_trace: the subject has no position; give at least one.")
+        if outside := [i for i in found if not -length <= i < length]:
+            raise ShapeMismatch(f"causal_trace: position {outside[0]} is not in the prompt of {length} tokens.")
+        return tuple(sorted({i % length for i in found}))
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise TextError("causal_trace: this model has no tokenizer; give the subject as positions.")
+    row = ids.tolist()
+    text = tokenizer.decode(row)
+    start = text.find(subject)
+    if start < 0 or not subject:
+        raise TextError(f"causal_trace: {subject!r} is not in the text {text!r}; give a part of it, or positions.")
+    # a token's characters are those by which the decoded text grows
+    ends = [len(tokenizer.decode(row[: i + 1])) for i in range(length)]
+    starts = [0, *ends[:-1]]
+    return tuple(i for i in range(length) if starts[i] < start + len(subject) and ends[i] > start)

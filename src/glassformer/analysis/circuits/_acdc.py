@@ -1,0 +1,300 @@
+"""ACDC: prune a model's edges one by one, from the logits down, as long as it costs little.
+
+    for each receiver, the last one first; for each sender it reads, the last one first:
+        cut the edge;  if the cost rises by less than the threshold, leave it cut
+
+The cost is KL(whole model || circuit) of next-token distributions, or minus a metric. On a cut edge stands what the
+sender writes in the corrupt run. What comes out is a circuit, not the smallest one, and not the only one: it depends on
+the order, which is recorded.
+
+The result is that of the loop above, but few edges are run alone. Where nearly all edges go, the next ones are cut on
+trust, each world with one more than the world before, and the pass is read up to the first edge that must stay. Edges
+into something that nobody reads any more cost nothing and are not run.
+
+Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic Interpretability", algorithm 1.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.circuits._edge_scores import edge_scores
+from glassformer.analysis.circuits._graph import Edge
+from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.sweep._metrics import kl_divergence, logit
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Labelled, Result
+
+Report = Callable[[int, int], None] | None
+
+ORDER = "receivers and senders from last to first"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """One decision.
+
+    Args:
+        edge: The edge.
+        change: What cutting it added to the cost at that moment.
+        removed: Whether it was left cut.
+    """
+
+    edge: Edge
+    change: float
+    removed: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Acdc(Result):
+    """The circuit that is left.
+
+    Args:
+        kept: Whether an edge is in the circuit, `receiver sender`.
+        edges: The same as pairs of labels.
+        log: Every decision, in order; edges that a prefilter took away are not in it.
+        cost: Of the circuit, mean over prompts: KL divergence in nats, or minus the metric.
+        cost_full: Of the whole model.
+        cost_empty: With every edge cut: of the corrupt run.
+        threshold: By how much cutting an edge may raise the cost.
+        absolute: Whether falling costs count like rising ones.
+        prefiltered: How many edges a prefilter took away beforehand.
+        order: In what order edges were tried.
+        metric: Name of what was measured.
+        passes: How many forward passes it took.
+    """
+
+    kept: Labelled
+    edges: tuple[Edge, ...]
+    log: tuple[Pruned, ...]
+    cost: float
+    cost_full: float
+    cost_empty: float
+    threshold: float
+    absolute: bool
+    prefiltered: int
+    order: str
+    metric: str
+    passes: int
+
+    @property
+    def faithfulness(self) -> float:
+        """How far the circuit goes from the corrupt run (0) to the whole model (1)."""
+        return (self.cost - self.cost_empty) / (self.cost_full - self.cost_empty)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Labels of the senders that the circuit's edges start from, in the order of the forward pass."""
+        used = self.kept.values.any(0).tolist()
+        return [str(label) for label, here in zip(self.kept.labels("sender"), used) if here]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AcdcCurve(Result):
+    """Circuits over a range of thresholds.
+
+    Args:
+        n_edges: How many edges are left, by `threshold`.
+        faithfulness: Of what is left, by `threshold`.
+        circuits: The circuits, in order.
+    """
+
+    n_edges: Labelled
+    faithfulness: Labelled
+    circuits: tuple[Acdc, ...]
+
+
+def acdc(
+    model: Any,
+    clean: Any,
+    corrupt: Any,
+    metric: MetricLike | None = None,
+    *,
+    threshold: float,
+    absolute: bool = False,
+    candidates: int | None = None,
+    pos: int = -1,
+    target: Any = None,
+    corrupt_target: Any = None,
+    report: Report = None,
+) -> Acdc:
+    """Find a circuit by greedy pruning.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        clean: The prompts the circuit is for, as in `run`.
+        corrupt: Where the writes on cut edges come from; prompts of the same shape.
+        metric: What the circuit must not lose, larger being better (`logit_difference`); by default KL divergence from
+            the whole model at `pos`.
+        threshold: By how much the cost may rise per edge: nats, or units of the metric. Minus infinity keeps all edges,
+            infinity none.
+        absolute: Count a falling cost like a rising one. KL divergence can fall when an edge is cut, and heads that
+            push the answer down vanish from the circuit otherwise.
+        candidates: Keep only so many edges to begin with, those with the largest attribution patching scores of the
+            metric (of the likeliest next token's logit where the cost is a KL divergence, whose gradient is zero at the
+            clean run).
+        pos: Position whose prediction the default cost compares.
+        target: Text or ids of an encoder-decoder's decoder.
+        corrupt_target: The same of the corrupt run.
+        report: Called with (edges decided, edges in all).
+
+    Raises:
+        AnalysisUnavailable: The model is not one of ours, or a mechanism has no values.
+        ShapeMismatch: The prompts differ in shape.
+    """
+    wires = _wired(model, clean, corrupt, metric, pos, target, corrupt_target)
+    return _prune(wires, metric is None, threshold, absolute, candidates, report)
+
+
+def acdc_curve(
+    model: Any,
+    clean: Any,
+    corrupt: Any,
+    metric: MetricLike | None = None,
+    *,
+    thresholds: Sequence[float],
+    absolute: bool = False,
+    candidates: int | None = None,
+    pos: int = -1,
+    target: Any = None,
+    corrupt_target: Any = None,
+    report: Report = None,
+) -> AcdcCurve:
+    """Find a circuit for each of several thresholds; arguments and errors as in `acdc`."""
+    wires = _wired(model, clean, corrupt, metric, pos, target, corrupt_target)
+    found: list[Acdc] = []
+    for done, threshold in enumerate(thresholds):
+        found.append(_prune(wires, metric is None, threshold, absolute, candidates, None))
+        if report is not None:
+            report(done + 1, len(thresholds))
+    over = (("threshold",), {"threshold": [float(threshold) for threshold in thresholds]})
+    return AcdcCurve(
+        Labelled(torch.tensor([len(circuit.edges) for circuit in found]), *over),
+        Labelled(torch.tensor([circuit.faithfulness for circuit in found], dtype=torch.float64), *over),
+        tuple(found),
+    )
+
+
+def _wired(
+    model: Any, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
+) -> Wires:
+    prompts: dict[str, Any] = {"target": target, "corrupt_target": corrupt_target}
+    if metric is not None:
+        return Wires(model, clean, corrupt, metric, **prompts)
+    # the reference is what the model itself predicts, which the wires have to find first
+    wires = Wires(model, clean, corrupt, logit(0, pos=pos), **prompts)
+    with torch.no_grad():
+        reference = wires.logits(wires.clean, pos)[0]
+    return wires.measuring(kl_divergence(reference, pos=pos))
+
+
+def _prune(
+    wires: Wires, divergence: bool, threshold: float, absolute: bool, candidates: int | None, report: Report
+) -> Acdc:
+    allowed = wires.graph.allowed.values
+    cut = torch.zeros_like(allowed)
+    if candidates is not None:
+        cut = allowed & ~_largest(wires, divergence, candidates)
+    sign = 1.0 if divergence else -1.0
+
+    def cost(values: Float[Tensor, "world batch"]) -> list[float]:
+        return [sign * value for value in values.mean(-1).tolist()]
+
+    with evaluating(wires.model), torch.no_grad():
+        prefix = wires.run(cut[None], keep=True)
+        full, empty = (cost(wires.measure(found))[0] for found in (wires.clean, wires.run(allowed[None])))
+        current = cost(wires.measure(prefix))[0]
+    search = _Search(wires, cut, current, threshold, absolute)
+    waiting = [(r, u) for r, u in (allowed & ~cut).flip(0, 1).nonzero().tolist()]
+    waiting = [(len(allowed) - 1 - r, allowed.shape[1] - 1 - u) for r, u in waiting]
+    at_once = 4
+    while waiting:
+        dead = [not search.matters(r) for r, _ in waiting[: wires.at_once]]
+        if dead[0]:
+            count = dead.index(False) if False in dead else len(dead)
+            search.decide(waiting[:count], [search.cost] * count)
+        else:
+            some = waiting[: dead.index(True) if True in dead else len(dead)][:at_once]
+            start = min(wires.graph.receivers[r].step for r, _ in some)
+            values = cost(wires.evaluate(search.chain(some), prefix=prefix, start=start))
+            search.passes += 1
+            count = search.decide(some, values)
+            # as many on trust next time as went well this time, and some more
+            at_once = min(wires.at_once, 2 * count)
+        waiting = waiting[count:]
+        if report is not None:
+            report(len(search.log), len(search.log) + len(waiting))
+    kept = allowed & ~search.cut
+    return Acdc(
+        dataclasses.replace(wires.graph.allowed, values=kept), tuple(wires.graph.named(kept)), tuple(search.log),
+        search.cost, full, empty, threshold, absolute, int((allowed & cut).sum()), ORDER, wires.metric.name,
+        search.passes,
+    )  # fmt: skip
+
+
+class _Search:
+    """The state of the loop: what is cut, what it costs, what was decided."""
+
+    def __init__(
+        self, wires: Wires, cut: Bool[Tensor, "receiver sender"], cost: float, threshold: float, absolute: bool
+    ) -> None:
+        self.wires, self.cut, self.cost = wires, cut.clone(), cost
+        self.threshold, self.absolute = threshold, absolute
+        self.log: list[Pruned] = []
+        self.passes = 0
+        graph = wires.graph
+        self.feeds = []
+        for receiver in graph.receivers:
+            fed = [graph.sender(label) for label in receiver.feeds]
+            step = wires.steps[receiver.step] if receiver.step < len(wires.steps) else None
+            if step is not None and step.attention is not None and step.attention.merge.config.norm == "all":
+                # heads that are normed together all change when one does
+                fed = wires.columns[receiver.step]
+            self.feeds.append(fed)
+
+    def matters(self, receiver: int) -> bool:
+        """Return whether anything of what a receiver makes is still read."""
+        if receiver == len(self.feeds) - 1:
+            return True
+        open_edges = self.wires.graph.allowed.values & ~self.cut
+        return bool(open_edges[:, self.feeds[receiver]].any())
+
+    def chain(self, edges: Sequence[tuple[int, int]]) -> Bool[Tensor, "world receiver sender"]:
+        """Return worlds with one edge more cut each."""
+        cuts = self.cut.repeat(len(edges), 1, 1)
+        for i, (r, u) in enumerate(edges):
+            cuts[i:, r, u] = True
+        return cuts
+
+    def decide(self, edges: Sequence[tuple[int, int]], costs: Sequence[float]) -> int:
+        """Take edges out until one has to stay; return how many were decided."""
+        graph = self.wires.graph
+        for i, ((r, u), cost) in enumerate(zip(edges, costs)):
+            change = cost - self.cost
+            removed = (abs(change) if self.absolute else change) < self.threshold
+            self.log.append(Pruned(Edge(graph.senders[u].label, graph.receivers[r].label), change, removed))
+            if not removed:
+                # the worlds behind this one go without the edge
+                return i + 1
+            self.cut[r, u], self.cost = True, cost
+        return len(edges)
+
+
+def _largest(wires: Wires, divergence: bool, candidates: int) -> Bool[Tensor, "receiver sender"]:
+    allowed = wires.graph.allowed.values
+    if candidates < 1:
+        raise AnalysisUnavailable(f"acdc: candidates={candidates}; keep one edge at least, or None for all.")
+    if divergence:
+        pos = wires.metric.pos
+        assert pos is not None, "the default cost looks at one position"
+        with torch.no_grad():
+            answers = wires.logits(wires.clean, pos)[0].argmax(-1)
+        wires = wires.measuring(logit(answers, pos=pos))
+    size = edge_scores(wires).mean(0).abs().cpu().masked_fill(~allowed, -1.0)
+    chosen = size.flatten().topk(min(candidates, int(allowed.sum()))).indices
+    return torch.zeros_like(allowed).flatten().index_fill(0, chosen, True).unflatten(0, tuple(allowed.shape))

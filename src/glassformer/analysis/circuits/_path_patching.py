@@ -1,0 +1,325 @@
+"""Path patching: what a sender does through one direct path, measured exactly.
+
+    path_patching(model, clean, corrupt, metric, receivers="L1H6.k")     every sender, through that key alone
+    sender_effects(model, clean, corrupt, metric)                        total = direct + indirect
+    edge_effects(model, clean, corrupt, metric)                          every edge
+
+The base is the clean run; along the path stands what the sender writes in the corrupt run. Up to the receiver nothing
+is run: what it reads changes by the difference of the two writes. From the receiver on everything is live. An effect is
+the metric with the path patched less the clean metric.
+
+Source: Wang et al. 2022, "Interpretability in the Wild", section 3.1; Goldowsky-Dill et al. 2023, "Localizing Model
+Behavior with Path Patching".
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.circuits._graph import CircuitGraph, Edge
+from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
+from glassformer.analysis.uncertainty import mean, standard_error
+from glassformer.labelled import Labelled, Result
+
+Mlps = Literal["frozen", "recomputed"]
+Norm = Literal["live", "frozen"]
+Report = Callable[[int, int], None] | None
+
+
+class _Effects(Result):
+    """What is common to effects that have an axis `batch` and the metrics of both runs."""
+
+    effect: Labelled
+    clean: Labelled
+    corrupt: Labelled
+
+    @property
+    def share(self) -> Labelled:
+        """Mean effect in units of corrupt less clean: 1 if it is all of the difference."""
+        found = mean(self.effect)
+        return dataclasses.replace(found, values=found.values / (self.corrupt.values - self.clean.values).mean())
+
+    @property
+    def spread(self) -> Labelled:
+        """Standard error of the mean effect over prompts; NaN for one prompt."""
+        return standard_error(self.effect)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PathPatching(_Effects):
+    """What senders do through paths that end in some receivers.
+
+    Args:
+        effect: Metric with a sender's paths patched less the clean metric, `sender batch`.
+        clean: Metric of the clean run, `batch`.
+        corrupt: Metric of the corrupt run, `batch`.
+        receivers: Where the paths end; all of them are patched together.
+        mlps: Whether MLPs between sender and receiver keep what they wrote, or pass on what reaches them.
+        norm: Whether the norms that a receiver reads through keep their scales.
+        metric: Name of what was measured.
+    """
+
+    effect: Labelled
+    clean: Labelled
+    corrupt: Labelled
+    receivers: tuple[str, ...]
+    mlps: Mlps
+    norm: Norm
+    metric: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SenderEffects(Result):
+    """What every sender does to the metric, split by path.
+
+    Args:
+        total: Patched for everybody, everything behind it live: `sender batch`.
+        direct: Patched for the logits alone.
+        indirect: The rest, through other heads and MLPs.
+        clean: Metric of the clean run, `batch`.
+        corrupt: Metric of the corrupt run, `batch`.
+        norm: Whether the final norm keeps its scale in the direct effect. With `frozen` and a metric linear in the
+            logits, the direct effect is the difference of direct logit attributions.
+        metric: Name of what was measured.
+    """
+
+    total: Labelled
+    direct: Labelled
+    indirect: Labelled
+    clean: Labelled
+    corrupt: Labelled
+    norm: Norm
+    metric: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EdgeEffects(_Effects):
+    """What single edges do.
+
+    Args:
+        effect: Metric with the edge patched less the clean metric, `edge batch`.
+        edges: What they are, in order.
+        clean: Metric of the clean run, `batch`.
+        corrupt: Metric of the corrupt run, `batch`.
+        norm: Whether the norms that a receiver reads through keep their scales.
+        metric: Name of what was measured.
+    """
+
+    effect: Labelled
+    edges: tuple[Edge, ...]
+    clean: Labelled
+    corrupt: Labelled
+    norm: Norm
+    metric: str
+
+
+def path_patching(
+    model: Any,
+    clean: Any,
+    corrupt: Any,
+    metric: MetricLike,
+    *,
+    senders: Sequence[str | Sequence[str]] | None = None,
+    receivers: str | Sequence[str] = "logits",
+    mlps: Mlps = "frozen",
+    norm: Norm = "live",
+    target: Any = None,
+    corrupt_target: Any = None,
+    report: Report = None,
+) -> PathPatching:
+    """Patch the paths from each sender to some receivers.
+
+    Heads between sender and receiver keep what they wrote in the clean run. With `mlps="frozen"` MLPs do too, and what
+    is patched is the direct path alone.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        clean: The base, as in `run`.
+        corrupt: Where senders' writes come from; a prompt of the same shape.
+        metric: A metric of the logits, or a function of logits `world batch pos vocab`.
+        senders: Labels (`L0H1`, `L0 mlp`, `embed`), or groups of labels patched together; by default each sender that
+            comes before a receiver.
+        receivers: `logits`, `L1H6.q`, `L1H6.k`, `L1H6.v`, `L1H6.gate`, `L1 mlp.in`; several are patched together.
+        mlps: Whether MLPs between sender and receiver are frozen, or recomputed from what reaches them.
+        norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
+        target: Text or ids of an encoder-decoder's decoder.
+        corrupt_target: The same of the corrupt run.
+        report: Called with (senders done, senders in all).
+
+    Raises:
+        AnalysisUnavailable: There is no such sender or receiver.
+        ShapeMismatch: The prompts differ in shape.
+    """
+    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    graph = wires.graph
+    names = (receivers,) if isinstance(receivers, str) else tuple(receivers)
+    rows = [graph.receiver(name) for name in names]
+    groups = _groups(graph, senders, rows)
+    patched = torch.zeros(len(groups), len(graph.senders), dtype=torch.bool)
+    for i, members in enumerate(groups.values()):
+        patched[i, members] = True
+    values: list[Tensor] = []
+    with evaluating(model), torch.no_grad():
+        for first in range(0, len(groups), wires.at_once):
+            some = patched[first : first + wires.at_once]
+            values.append(_patched(wires, some, rows, mlps, norm == "frozen").expand(len(some), -1))
+            if report is not None:
+                report(first + len(some), len(groups))
+    clean_value, corrupt_value = ends(wires)
+    effect = torch.cat(values) - clean_value.values if values else clean_value.values.new_zeros(0, wires.batch)
+    labelled = Labelled(effect, ("sender", "batch"), {"sender": list(groups)})
+    receivers_found = tuple(graph.receivers[r].label for r in rows)
+    return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, wires.metric.name)
+
+
+def sender_effects(
+    model: Any,
+    clean: Any,
+    corrupt: Any,
+    metric: MetricLike,
+    *,
+    senders: Sequence[str] | None = None,
+    norm: Norm = "live",
+    target: Any = None,
+    corrupt_target: Any = None,
+    report: Report = None,
+) -> SenderEffects:
+    """Split what each sender does into its direct effect on the logits and what goes through others.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        clean: The base, as in `run`.
+        corrupt: Where senders' writes come from; a prompt of the same shape.
+        metric: As in `path_patching`.
+        senders: Labels; all by default.
+        norm: Whether the final norm is live or frozen in the direct effect; in the total effect norms are live.
+        target: Text or ids of an encoder-decoder's decoder.
+        corrupt_target: The same of the corrupt run.
+        report: Called with (passes' worlds done, in all).
+
+    Raises:
+        AnalysisUnavailable: There is no such sender.
+        ShapeMismatch: The prompts differ in shape.
+    """
+    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    graph = wires.graph
+    labels = [sender.label for sender in graph.senders] if senders is None else list(senders)
+    chosen = [graph.sender(label) for label in labels]
+    cuts = torch.zeros(len(chosen), *graph.allowed.values.shape, dtype=torch.bool)
+    for i, u in enumerate(chosen):
+        cuts[i, :, u] = graph.allowed.values[:, u]
+    direct = cuts.clone()
+    direct[:, :-1] = False
+    clean_value, corrupt_value = ends(wires)
+    total_effect = wires.evaluate(cuts, report=report) - clean_value.values
+    direct_effect = wires.evaluate(direct, frozen=norm == "frozen") - clean_value.values
+
+    def over_senders(values: Tensor) -> Labelled:
+        return Labelled(values, ("sender", "batch"), {"sender": labels})
+
+    return SenderEffects(
+        over_senders(total_effect), over_senders(direct_effect), over_senders(total_effect - direct_effect),
+        clean_value, corrupt_value, norm, wires.metric.name,
+    )  # fmt: skip
+
+
+def edge_effects(
+    model: Any,
+    clean: Any,
+    corrupt: Any,
+    metric: MetricLike,
+    *,
+    edges: Iterable[Edge | tuple[str, str]] | None = None,
+    norm: Norm = "live",
+    target: Any = None,
+    corrupt_target: Any = None,
+    report: Report = None,
+) -> EdgeEffects:
+    """Patch single edges, each by itself.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        clean: The base, as in `run`.
+        corrupt: Where senders' writes come from; a prompt of the same shape.
+        metric: As in `path_patching`.
+        edges: Pairs of labels; all edges by default.
+        norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
+        target: Text or ids of an encoder-decoder's decoder.
+        corrupt_target: The same of the corrupt run.
+        report: Called with (edges done, edges in all).
+
+    Raises:
+        AnalysisUnavailable: There is no such edge.
+        ShapeMismatch: The prompts differ in shape.
+    """
+    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    chosen = wires.graph.edges if edges is None else [Edge(*edge) for edge in edges]
+    values = patch_edges(wires, chosen, frozen=norm == "frozen", report=report)
+    clean_value, corrupt_value = ends(wires)
+    coords = {"edge": [f"{sender} -> {receiver}" for sender, receiver in chosen]}
+    effect = Labelled(values - clean_value.values, ("edge", "batch"), coords)
+    return EdgeEffects(effect, tuple(chosen), clean_value, corrupt_value, norm, wires.metric.name)
+
+
+def patch_edges(
+    wires: Wires, edges: Sequence[Edge], *, frozen: bool = False, report: Report = None
+) -> Float[Tensor, "edge batch"]:
+    """Return the metric with each edge cut by itself."""
+    graph = wires.graph
+    places = [(graph.receiver(edge.receiver), graph.sender(edge.sender)) for edge in edges]
+    # a mask of all edges says, with its message, which of them the model lacks
+    graph.mask(edges)
+    # those that share a first layer share a pass; all masks at once would be as many numbers as edges squared
+    order = sorted(range(len(edges)), key=lambda i: places[i][0])
+    found = wires.clean.streams[0].new_zeros(len(edges), wires.batch)
+    for first in range(0, len(order), wires.at_once):
+        some = order[first : first + wires.at_once]
+        cuts = torch.zeros(len(some), *graph.allowed.values.shape, dtype=torch.bool)
+        for world, i in enumerate(some):
+            cuts[world, places[i][0], places[i][1]] = True
+        found[some] = wires.evaluate(cuts, frozen=frozen)
+        if report is not None:
+            report(first + len(some), len(order))
+    return found
+
+
+def ends(wires: Wires) -> tuple[Labelled, Labelled]:
+    """Return the metric of the clean and of the corrupt run."""
+    with torch.no_grad():
+        clean, corrupt = (wires.measure(found)[0] for found in (wires.clean, wires.corrupt))
+    return Labelled(clean, ("batch",)), Labelled(corrupt, ("batch",))
+
+
+def _patched(
+    wires: Wires, patched: Bool[Tensor, "world sender"], rows: Sequence[int], mlps: Mlps, frozen: bool
+) -> Float[Tensor, "#world batch"]:
+    cut = torch.zeros(len(patched), *wires.graph.allowed.values.shape, dtype=torch.bool)
+    cut[:, rows] = patched[:, None] & wires.graph.allowed.values[rows]
+    if mlps == "frozen":
+        # every receiver reads its direct paths alone, whatever another receiver has made of its own
+        return wires.measure(wires.run(inputs=_inputs(wires, cut, rows, frozen), frozen=frozen))
+    receivers, steps = wires.graph.receivers, wires.steps
+    depths = {r: steps[receivers[r].step].entry if receivers[r].step < len(steps) else len(steps) for r in rows}
+    streams = wires.through_mlps(patched, max(depths.values()), frozen=frozen)
+    inputs = {r: streams[depths[r]] for r in rows if not receivers[r].source}
+    inputs |= _inputs(wires, cut, [r for r in rows if receivers[r].source], frozen)
+    return wires.measure(wires.run(inputs=inputs, frozen=frozen))
+
+
+def _inputs(wires: Wires, cut: Cut, rows: Sequence[int], frozen: bool) -> dict[int, Tensor]:
+    return {r: wires.stream(wires.clean, r, cut, frozen=frozen).expand(len(cut), -1, -1, -1) for r in rows}
+
+
+def _groups(
+    graph: CircuitGraph, senders: Sequence[str | Sequence[str]] | None, rows: Sequence[int]
+) -> dict[str, list[int]]:
+    if senders is not None:
+        members = [(group,) if isinstance(group, str) else tuple(group) for group in senders]
+        return {" + ".join(group): [graph.sender(label) for label in group] for group in members}
+    read = graph.allowed.values[list(rows)].any(0).nonzero().flatten().tolist()
+    return {graph.senders[u].label: [u] for u in read}

@@ -1,0 +1,369 @@
+"""Induction circuits from weights alone: a previous-token head, and a head whose keys read what it wrote.
+
+Three things make a pair an induction circuit, and each is a number that needs no text:
+
+- previous: the earlier head attends one position back by position alone;
+- match: the K-composed QK circuit of the pair, E QK2 OV1' E', looks for its own token: the sum of its eigenvalues over
+  the sum of their sizes, in [-1, 1]; those that are not zero are the ones of a d_head x d_head matrix;
+- copy: the later head's OV circuit raises what it looks at: the same ratio of E OV2 U.
+
+A pointer does the same through Q-composition: an earlier head that attends to a copy of its token (duplicate: the ratio
+of E QK1 E') writes where that was, and the later head looks one position further (pointer: the ratio of P OV1 QK2 P',
+keys shifted by one). It needs position vectors in the stream.
+
+E is what a layer reads of each token by itself, with or without what was written where the token stands: see
+`token_reads`. With rotary positions QK is a mean over offsets.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (induction heads, from weights); Olsson
+et al. 2022, appendix (the trace over all earlier heads).
+"""
+# torch does not type its linear algebra
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer import weights
+from glassformer.analysis.from_weights._composition import Composition, composition
+from glassformer.analysis.from_weights._copying import rounding
+from glassformer.analysis.from_weights._reads_and_writes import Place
+from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
+from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
+from glassformer.analysis.heads._roles import head_scores
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Labelled, Result
+from glassformer.weights import AttentionWeights, HeadWeights
+
+MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
+Totals = dict[int, tuple[slice, Tensor]]
+Sums = Callable[[AttentionWeights, AttentionWeights], Tensor]
+
+
+class Circuit(NamedTuple):
+    """A pair of heads that is wired for induction.
+
+    Args:
+        kind: `K`: a previous-token head is read by keys; `Q`: a duplicate-token head by queries.
+        earlier: The head that is read.
+        later: The induction head.
+        role: `previous` of the earlier head (its `duplicate` if the kind is `Q`).
+        match: `match` of the pair (`pointer`).
+        copy: `copy` of the later head.
+        composition: Composition score of that kind.
+        over_null: The same over its mean for random matrices.
+        strength: role * match * copy * over_null, what is negative counting as zero.
+    """
+
+    kind: Literal["K", "Q"]
+    earlier: str
+    later: str
+    role: float
+    match: float
+    copy: float
+    composition: float
+    over_null: float
+    strength: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InductionCircuits(Result):
+    """What weights say of every pair of self-attention heads.
+
+    Args:
+        previous: Attention one position back of the position-only pattern, by `head`, in [0, 1]; NaN for a head that
+            knows no positions.
+        current: Attention to the token itself, likewise.
+        duplicate: Eigenvalue ratio of the QK circuit between tokens, by `head`, in [-1, 1].
+        copy: Eigenvalue ratio of the full OV circuit, by `head`, in [-1, 1].
+        match: Eigenvalue ratio of the K-composed QK circuit, `earlier later`; NaN where the later head does not come
+            after the earlier one, and for earlier heads that were not looked at (see `induction_circuits`).
+        trace: Sum of these eigenvalues, in units of the score summed over the vocabulary, `earlier later`.
+        pointer: Eigenvalue ratio of the Q-composed QK circuit from a position to the next, `earlier later`; NaN as in
+            `match`, and everywhere without position vectors in the stream.
+        combined: Eigenvalue ratio of the K-composed QK circuits of all earlier heads together, each weighted by its
+            `previous`, by `head`; NaN in the first layer.
+        composition: Composition scores of the same weights.
+        through: What E is, `token` or `stream`.
+        n_tokens: Tokens that counted.
+        offsets: Over which QK is a mean where positions are rotary.
+        left_out: Heads the analysis is not defined for, and why.
+    """
+
+    previous: Labelled
+    current: Labelled
+    duplicate: Labelled
+    copy: Labelled
+    match: Labelled
+    trace: Labelled
+    pointer: Labelled
+    combined: Labelled
+    composition: Composition
+    through: Through
+    n_tokens: int
+    offsets: tuple[int, ...]
+    left_out: LeftOut
+
+    def circuits(self, k: int = 10) -> list[Circuit]:
+        """Return the k strongest pairs of either kind, best first; pairs without strength are left out."""
+        found = self._ranked("K", self.previous, self.match) + self._ranked("Q", self.duplicate, self.pointer)
+        return sorted(found, key=lambda circuit: -circuit.strength)[:k]
+
+    def _ranked(self, kind: Literal["K", "Q"], role: Labelled, match: Labelled) -> list[Circuit]:
+        labels = match.labels("earlier")
+        score = self.composition.scores.select(kind=kind)
+        null = self.composition.null_mean.select(kind=kind)
+        at = [score.labels("earlier").index(label) for label in labels]
+        composed, mean = (u.values[at][:, at].to(match.values.dtype) for u in (score, null))
+        over = composed / mean
+        roles, copies = role.values[:, None].clamp_min(0), self.copy.values[None].clamp_min(0)
+        strength = (roles * match.values.clamp_min(0) * copies * over).nan_to_num()
+        found = []
+        for i, j in (strength > 0).nonzero().tolist():
+            numbers = (role.values[i], match.values[i, j], self.copy.values[j], composed[i, j], over[i, j])
+            found.append(
+                Circuit(kind, str(labels[i]), str(labels[j]), *map(float, numbers), float(strength[i, j]))  # type: ignore[arg-type]
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MatchingTrace(Result):
+    """Whether weights foretell which heads match prefixes.
+
+    Args:
+        trace: Trace of the K-composed QK circuits of all earlier heads, each weighted by the attention it was seen to
+            pay to the previous token, by `head`; NaN in the first layer. It grows with the size of weights.
+        ratio: The same over the sum of the eigenvalues' sizes, in [-1, 1].
+        prefix_matching: Measured induction score, by `head`.
+        current: Measured attention to the token itself, by `head`.
+        correlation: Pearson's, of `ratio` and of `trace` with `prefix_matching` over the heads that have both; NaN
+            for fewer than three.
+        through: As in `InductionCircuits`; n_tokens, offsets alike.
+        left_out: Heads the analysis is not defined for, and why.
+    """
+
+    trace: Labelled
+    ratio: Labelled
+    prefix_matching: Labelled
+    current: Labelled
+    correlation: dict[str, float]
+    through: Through
+    n_tokens: int
+    offsets: tuple[int, ...]
+    left_out: LeftOut
+
+
+def induction_circuits(
+    model: Any,
+    *,
+    through: Through = "stream",
+    tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
+    offsets: Iterable[int] = range(1, 33),
+    most: int = 16,
+    draws: int = 128,
+    seed: int = 0,
+) -> InductionCircuits:
+    """Look for induction circuits in weights, running no text.
+
+    Args:
+        model: A model, whose weights are folded first; or weights, taken as they are.
+        through: What layers read of a token: its vector alone (`token`, the paper's), or also what MLPs, and heads that
+            by position alone attend to the token itself, wrote where it stands (`stream`).
+        tokens: Ids that count; by default all, or 8192 evenly spread over a larger vocabulary.
+        offsets: For rotary positions, how far before the query keys are thought to be.
+        most: Eigenvalues of pairs, the costly part, are taken for so many earlier heads: those with the highest
+            `previous` (`duplicate` for pointers). The trace is there for all.
+        draws: As for `composition`.
+        seed: As for `composition`.
+
+    Raises:
+        AnalysisUnavailable: No head has OV and QK circuits that can be composed; or the model is post-norm.
+    """
+    w, offsets = weights.folded(model), tuple(offsets)
+    layers, left_out = _layers(w)
+    labels, ids = labels_of(layers), _choice(w, tokens)
+    n = len(labels)
+    scores = composition(w, offsets=offsets, draws=draws, seed=seed)
+    current, previous = (u.to(w.E.dtype) for u in by_position(w, labels))
+    sums = TokenSums(_reads(w, layers, through, current), ids)
+    ovs = [(layer.ov(), sums.to_logits[layer.path]) for layer in layers]
+    copy = torch.cat([_ratio(ov.right @ (between @ ov.left), rounding(ov, between)) for ov, between in ovs])
+    duplicate = torch.cat([_ratio(_own(layer, sums(layer, layer), offsets)) for layer in layers])
+    match, trace, pointer = (copy.new_full((n, n), torch.nan) for _ in range(3))
+    combined = copy.new_full((n,), torch.nan)
+    weight = previous.nan_to_num()
+    # nothing reads the last layer
+    chosen, pointing = (_largest(u.nan_to_num()[: n - len(layers[-1].Q)], most, n) for u in (previous, duplicate))
+    totals: Totals = {}
+    for rows, columns, small in _pairs(w, layers, sums, offsets):
+        trace[rows, columns] = small.diagonal(dim1=-2, dim2=-1).sum(-1)
+        match[rows, columns] = _ratio_of(small, chosen[rows])
+        _add(totals, columns, weight[rows], small)
+    for columns, total in totals.values():
+        combined[columns] = _ratio(total)
+    if w.P is not None and all(w.in_stream(layer) for layer in layers):
+        for rows, columns, small in _pairs(w, layers, partial(_shifted, w), offsets, pointer=True):
+            pointer[rows, columns] = _ratio_of(small, pointing[rows])
+
+    def by_head(values: Tensor) -> Labelled:
+        return Labelled(values, ("head",), {"head": labels})
+
+    def by_pair(values: Tensor) -> Labelled:
+        return Labelled(values, ("earlier", "later"), {"earlier": labels, "later": labels})
+
+    turned = any(layer.module.positions.rotates for layer in layers)
+    return InductionCircuits(
+        by_head(previous), by_head(current), by_head(duplicate), by_head(copy), by_pair(match), by_pair(trace),
+        by_pair(pointer), by_head(combined), scores, through, len(ids), offsets if turned else (), left_out,
+    )  # fmt: skip
+
+
+def matching_trace(
+    model: Any,
+    *,
+    through: Through = "stream",
+    tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
+    offsets: Iterable[int] = range(1, 33),
+    seed: int = 0,
+) -> MatchingTrace:
+    """Foretell from weights which heads match prefixes, and compare with what they do on repeated random tokens.
+
+    What heads do enters through attention to the previous token, as in the paper, and to the token itself (`stream`).
+
+    Args:
+        model: A decoder.
+        through: As for `induction_circuits`.
+        tokens: As for `induction_circuits`.
+        offsets: As for `induction_circuits`.
+        seed: Of the random tokens.
+
+    Raises:
+        AnalysisUnavailable: As for `induction_circuits`; or the model is no decoder.
+        NoPattern: No head has a pattern.
+
+    Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
+    """
+    w, offsets = weights.folded(model), tuple(offsets)
+    layers, left_out = _layers(w)
+    labels, ids = labels_of(layers), _choice(w, tokens)
+    measured = head_scores(w.model, seed=seed).scores
+    roles = ("current_token", "previous_token", "induction")
+    current, previous, prefix = (values_of(measured.select(role=role), labels) for role in roles)
+    sums = TokenSums(_reads(w, layers, through, current), ids)
+    trace, ratio = (prefix.new_full((len(labels),), torch.nan) for _ in range(2))
+    weight, totals = previous.nan_to_num(), Totals()
+    for rows, columns, small in _pairs(w, layers, sums, offsets):
+        _add(totals, columns, weight[rows], small)
+    for columns, total in totals.values():
+        trace[columns] = total.diagonal(dim1=-2, dim2=-1).sum(-1)
+        ratio[columns] = _ratio(total)
+    trace, ratio, measured, current = (
+        Labelled(u, ("head",), {"head": labels}) for u in (trace, ratio, prefix, current)
+    )
+    correlation = {"ratio": _correlation(ratio.values, prefix), "trace": _correlation(trace.values, prefix)}
+    turned = any(layer.module.positions.rotates for layer in layers)
+    return MatchingTrace(
+        trace, ratio, measured, current, correlation, through, len(ids), offsets if turned else (), left_out
+    )
+
+
+def _layers(w: HeadWeights) -> tuple[list[AttentionWeights], LeftOut]:
+    def check(layer: AttentionWeights) -> None:
+        w.require_logits(layer, "induction circuits")
+        layer.require_ov("induction circuits")
+        layer.require_bilinear("induction circuits")
+        if layer.part.startswith("cross") or layer.Q.ndim > 3:
+            kind = layer.module.mixer.config.kind
+            what = "reads another stack" if layer.part.startswith("cross") else f'("{kind}") has two maps per head'
+            raise AnalysisUnavailable(
+                f"induction circuits: {layer.labels[0]} {what}; one QK circuit within a stack is needed.\n"
+                "    Composition is defined for it: analysis.from_weights.composition(model)."
+            )
+
+    return layers_for(w, None, check)
+
+
+def _reads(w: HeadWeights, layers: Sequence[AttentionWeights], through: Through, current: Tensor) -> TokenReads:
+    instead = "Composition takes those gains into account: analysis.from_weights.composition(model)."
+    own = current.nan_to_num().split([len(layer.Q) for layer in layers])
+    return TokenReads(w, layers, through, own, analysis="induction circuits", instead=instead)
+
+
+def _pairs(
+    w: HeadWeights, layers: Sequence[AttentionWeights], sums: Sums, offsets: tuple[int, ...], *, pointer: bool = False
+) -> Iterator[tuple[slice, slice, Float[Tensor, "earlier later d_head d_head"]]]:
+    """Yield, by pair of layers, the small matrices with the eigenvalues of composed QK circuits."""
+    starts = [sum(len(a.Q) for a in layers[:i]) for i in range(len(layers) + 1)]
+    for j, later in enumerate(layers):
+        query, key = _queries(later, offsets), later.K[later.group]
+        # tokens come to the query directly and to the key through the earlier head; a pointer the other way round
+        direct, composed = (key, query) if pointer else (query, key)
+        for i, earlier in enumerate(layers[:j]):
+            if not Place.of(w.model, earlier).before(Place.of(w.model, later), "K"):
+                continue
+            ov = earlier.ov()
+            passed = torch.einsum("ivd,jde->ijve", ov.right, composed)
+            met = torch.einsum("idv,jde->ijve", ov.left, sums(earlier, later) @ direct)
+            small = (passed.mT @ met) * later.scale
+            yield slice(*starts[i : i + 2]), slice(*starts[j : j + 2]), small
+
+
+def _add(totals: Totals, columns: slice, weight: Tensor, small: Float[Tensor, "earlier later n n"]) -> None:
+    """Add the small matrices of some earlier heads, weighted, to those of the later heads they meet."""
+    total = torch.einsum("i,ijab->jab", weight.to(small), small)
+    totals[columns.start] = columns, total + totals[columns.start][1] if columns.start in totals else total
+
+
+def _own(layer: AttentionWeights, total: Tensor, offsets: tuple[int, ...]) -> Float[Tensor, "head d_head d_head"]:
+    """Return the small matrices with the eigenvalues of E QK E'."""
+    return layer.K[layer.group].mT @ total @ _queries(layer, offsets)
+
+
+def _shifted(w: HeadWeights, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
+    """Return the sum over positions of what values read there times what keys read one further on."""
+    return w.source_rows(earlier, "value", "position")[:-1].mT @ w.source_rows(later, "key", "position")[1:]
+
+
+def _queries(layer: AttentionWeights, offsets: tuple[int, ...]) -> Float[Tensor, "head d_model d_head"]:
+    return layer.rotated(layer.Q, offsets) if layer.module.positions.rotates else layer.Q
+
+
+def _choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
+    ids = token_choice(w, tokens)
+    if tokens is not None or len(ids) <= MOST_TOKENS:
+        return ids
+    return torch.linspace(0, len(ids) - 1, MOST_TOKENS, device=ids.device).long()
+
+
+def _largest(values: Tensor, most: int, n: int) -> Tensor:
+    """Return which of n heads are among those with the largest values."""
+    chosen = torch.zeros(n, dtype=torch.bool, device=values.device)
+    chosen[values.topk(min(most, len(values))).indices] = True
+    return chosen
+
+
+def _ratio_of(small: Float[Tensor, "earlier later n n"], chosen: Tensor) -> Float[Tensor, "earlier later"]:
+    found = small.new_full(small.shape[:2], torch.nan)
+    if chosen.any():
+        found[chosen] = _ratio(small[chosen])
+    return found
+
+
+def _ratio(small: Float[Tensor, "*batch n n"], floor: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
+    """Return the sum of the eigenvalues over the sum of their sizes; NaN if all are zero, or below a floor."""
+    values = torch.linalg.eigvals(small)
+    ratio = values.real.sum(-1) / values.abs().sum(-1)
+    return ratio if floor is None else ratio.where(values.abs().amax(-1) > floor, torch.nan)
+
+
+def _correlation(first: Tensor, second: Tensor) -> float:
+    both = first.isfinite() & second.isfinite()
+    if int(both.sum()) < 3:
+        return float("nan")
+    return float(torch.corrcoef(torch.stack((first[both], second[both])))[0, 1])

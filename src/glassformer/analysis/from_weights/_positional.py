@@ -1,0 +1,382 @@
+"""Heads that go by position: which offset they attend to, from weights and from what they do.
+
+Position-only scores are what is left when tokens are drawn at random and averaged over, on both sides:
+
+    S_ij = (mean query + P_i Q) . (mean key + P_j K) * scale     position vectors
+    S_ij = (mean query) R(i - j) (mean key)' * scale             rotary positions
+    S_ij - slope * abs(i - j)                                    ALiBi
+
+biases included (a key's bias matters under rotary positions). The softmax of these scores over the keys a query may see
+is the position-only pattern. An offset's score is the mean of that pattern at (query, query - offset) over queries, the
+first rows left out, which attend near in any case.
+
+Source: Elhage et al. 2021 and Olsson et al. 2022 (previous-token heads).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer import weights
+from glassformer.analysis._run import Run
+from glassformer.analysis.from_weights._selection import LeftOut, layers_for
+from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.labelled import Labelled, Result
+from glassformer.models.stack import make_context
+from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights.stream import Side
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PositionalHeads(Result):
+    """Where heads attend if only position counts.
+
+    Args:
+        scores: Mean attention at each offset, `head offset`, in [0, 1].
+        patterns: The position-only patterns, `head query key`; rows sum to one.
+        position_share: Of the variance of scores within rows, tokens being drawn at random, the share of the
+            position-only scores, by `head`, in [0, 1].
+        kinds: For each head, what tells it positions: `vectors`, `rotary`, `alibi`, `relative_bias`, or several
+            joined by `+`.
+        first_query: First query that counts in `scores`.
+        folded: Whether norms were folded into the matrices.
+        left_out: Heads the analysis is not defined for, and why.
+    """
+
+    scores: Labelled
+    patterns: Labelled
+    position_share: Labelled
+    kinds: tuple[str, ...]
+    first_query: int
+    folded: bool
+    left_out: LeftOut
+
+    def best(self, offset: int) -> tuple[str, float]:
+        """Return the head with the highest score at an offset, and the score."""
+        (label, *_), score = self.scores.select(offset=str(offset)).top(1)[0]
+        return str(label), score
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Offsets(Result):
+    """Where heads did attend, by offset.
+
+    Args:
+        scores: Mean attention at each offset, `head offset`.
+        without_first: The same with the first key left out and rows rescaled to what they sum to without it: position 0
+            often draws all attention that has nowhere to go.
+        explained: Share of the variance of scores within rows that offset alone explains, by `head`, in [0, 1]; NaN
+            where a mechanism has no scores.
+        first_query: First query that counts.
+    """
+
+    scores: Labelled
+    without_first: Labelled
+    explained: Labelled
+    first_query: int
+
+
+def positional_heads(
+    model: Any,
+    heads: Sequence[str] | None = None,
+    *,
+    length: int | None = None,
+    offsets: int = 8,
+    first_query: int | None = None,
+) -> PositionalHeads:
+    """Find heads that attend by position, from weights alone.
+
+    Behind the first layer queries and keys read more than token and position vectors: this is their direct path.
+
+    Args:
+        model: A model, whose weights are folded first; or weights, taken as they are.
+        heads: Labels; by default all self-attention heads that know positions.
+        length: Positions to look at; the model's context by default, at most 256.
+        offsets: How many offsets to score, from 0 on.
+        first_query: First query that counts; `offsets` by default, so that all offsets are scored on the same queries.
+
+    Raises:
+        AnalysisUnavailable: A named head, or every head, has no bilinear scores, or knows nothing of positions.
+    """
+    w = weights.folded(model)
+    layers, left_out = layers_for(w, heads, lambda layer: _require_positions(w, layer))
+    length = min([length or 256] + [layer.module.dims.max_len for layer in layers])
+    first_query = min(offsets if first_query is None else first_query, length - 1)
+    labels: list[str] = []
+    patterns, shares, kinds = [], [], []
+    for layer in layers:
+        parts = _parts(w, layer, length)
+        scores = parts.scores()
+        # several maps of one head are read one by one
+        names = layer.labels if scores.ndim == 3 else [f"{x}/{i}" for x in layer.labels for i in range(scores.shape[1])]
+        labels += names
+        patterns.append(_pattern(layer, scores, parts.allowed).flatten(0, -3))
+        shares.append(parts.share(scores).flatten())
+        kinds += ["+".join(kinds_of(w, layer))] * len(names)
+    pattern = torch.cat(patterns)
+    return PositionalHeads(
+        _by_offset(pattern, labels, offsets, first_query),
+        Labelled(pattern, ("head", "query", "key"), {"head": labels}),
+        Labelled(torch.cat(shares), ("head",), {"head": labels}),
+        tuple(kinds), first_query, w.folded, left_out,
+    )  # fmt: skip
+
+
+def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
+    """Return the scores that position alone gives, scale included, no mask."""
+    return _parts(w, layer, length).scores()
+
+
+def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
+    """Return what is added to the scores by distance alone (ALiBi, relative bias), or zeros: `head query key`."""
+    bias = layer.Q.new_zeros(len(layer.Q), length, length)
+    if layer.module.positions.has_bias:
+        context = make_context(1, length, bias.device, is_causal=True)
+        every = layer.module.positions.bias(context)[0].detach().to(bias)
+        bias = every if layer.head is None else every[layer.head : layer.head + 1]
+    return bias if layer.Q.ndim == 3 else bias[:, None]
+
+
+def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+    """Return the score of an average query for an average key, by how far the key lies back, less its mean.
+
+    Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
+    scores depend on both positions: see `positional_heads`.
+
+    Returns:
+        Scores over `head offset`, centred over offsets.
+
+    Raises:
+        AnalysisUnavailable: A named head, or every head, has neither.
+    """
+    w = weights.folded(model)
+
+    def check(layer: AttentionWeights) -> None:
+        _require_positions(w, layer)
+        if "vectors" in kinds_of(w, layer):
+            raise AnalysisUnavailable(
+                f"offset_profile: layer {layer.layer} knows positions by their vectors, so that scores depend on both "
+                "positions.\n    See positional_heads(model)."
+            )
+
+    layers, _ = layers_for(w, heads, check)
+    rows, labels = [], []
+    for layer in layers:
+        last = position_scores(w, layer, offsets)[..., -1, :].flip(-1)
+        labels += layer.labels if last.ndim == 2 else [f"{x}/{i}" for x in layer.labels for i in range(last.shape[1])]
+        rows.append(last.flatten(0, -2))
+    profile = torch.cat(rows)
+    return Labelled(
+        profile - profile.mean(-1, keepdim=True), ("head", "offset"), {"head": labels, "offset": list(range(offsets))}
+    )
+
+
+def offset_needs(model: Any) -> list[str]:
+    """Return the sites that `offset_scores` reads: patterns of self-attention, and scores where there are any."""
+    w = weights.of(model)
+    found = []
+    for layer in w.of_stack():
+        traits = layer.module.mixer.traits
+        found += [f"{layer.path}.pattern"] if traits.linear_in_value != "no" else []
+        found += [f"{layer.path}.scores"] if traits.has_scores and traits.streams == 1 else []
+    return found
+
+
+def offset_scores(run: Run, *, offsets: int = 8, first_query: int | None = None) -> Offsets:
+    """Score heads by the offset they attend to on what was run; on random tokens, content plays no part.
+
+    Args:
+        run: A forward pass that read `offset_needs(model)`.
+        offsets: How many offsets to score, from 0 on.
+        first_query: First query that counts; `offsets` by default.
+
+    Raises:
+        SiteNotRead: The run lacks a pattern.
+        NoPattern: No head has one.
+        AnalysisUnavailable: Rows are padded: give rows of one length.
+    """
+    needs = offset_needs(run.model)
+    if not any(name.endswith(".pattern") for name in needs):
+        raise NoPattern("offset_scores reads attention patterns, and this model has none.")
+    if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
+        raise AnalysisUnavailable("offset_scores: rows of different lengths are padded; give rows of one length.")
+    run.require(needs, "offset_scores")
+    w, assigned = weights.of(run.model), {}
+    for layer in w.of_stack():
+        if f"{layer.path}.pattern" in needs:
+            assigned[layer.path] = layer
+    labels, patterns, bare, explained = [], [], [], []
+    for path, layer in assigned.items():
+        pattern = run[f"{path}.pattern"].values
+        n = pattern.shape[-2]
+        pattern = pattern[..., -n:]
+        kept = pattern.clone()
+        kept[..., 0] = 0
+        total = kept.sum(-1, keepdim=True)
+        # a row that had nothing else is left at zero: it attends to no offset
+        kept = torch.where(total.abs() > 0, kept / total * pattern.sum(-1, keepdim=True), 0.0)
+        patterns.append(pattern.mean(0))
+        bare.append(kept.mean(0))
+        name = f"{path}.scores"
+        explained.append(
+            _explained(run[name].values[..., -n:])
+            if name in needs
+            else pattern.new_full((pattern.shape[1],), torch.nan)
+        )
+        labels += layer.labels
+    pattern = torch.cat(patterns)
+    first_query = min(offsets if first_query is None else first_query, pattern.shape[-1] - 1)
+    return Offsets(
+        _by_offset(pattern, labels, offsets, first_query),
+        _by_offset(torch.cat(bare), labels, offsets, first_query),
+        Labelled(torch.cat(explained), ("head",), {"head": labels}),
+        first_query,
+    )
+
+
+def kinds_of(w: HeadWeights, layer: AttentionWeights) -> list[str]:
+    """Return what tells a layer's scores about positions."""
+    found = ["vectors"] if "position" in w.sources(layer) else []
+    found += ["rotary"] if layer.module.positions.rotates else []
+    return found + ([layer.module.positions.config.kind] if layer.module.positions.has_bias else [])
+
+
+def _require_positions(w: HeadWeights, layer: AttentionWeights) -> None:
+    layer.require_bilinear("positional heads")
+    if layer.part.startswith("cross"):
+        raise AnalysisUnavailable(
+            f"positional heads: keys of cross-attention layer {layer.layer} are positions of another text.\n"
+            "    Read patterns instead: gf.run(…, read=['decoder.blocks.*.cross.pattern'])."
+        )
+    if not kinds_of(w, layer):
+        raise AnalysisUnavailable(
+            f"positional heads: nothing tells layer {layer.layer} about positions but the mask "
+            f'(positions "{layer.module.positions.config.kind}").\n    What it does: analysis.heads.head_scores(model).'
+        )
+
+
+def _bias_row(w: HeadWeights, layer: AttentionWeights, side: Side) -> Tensor | None:
+    try:
+        return w.projected(layer, side, "bias")
+    except AnalysisUnavailable:
+        # only the other side has one
+        return None
+
+
+def _allowed(w: HeadWeights, layer: AttentionWeights, length: int) -> Tensor:
+    at = torch.arange(length, device=layer.Q.device)
+    back = at[:, None] - at[None]
+    allowed = torch.ones_like(back, dtype=torch.bool) if w.reads_ahead(layer.stack) else back >= 0
+    window = getattr(layer.module.mixer.config, "window", None)
+    return allowed if window is None else allowed & (back.abs() < window)
+
+
+def _pattern(layer: AttentionWeights, scores: Tensor, allowed: Tensor) -> Float[Tensor, "*map query key"]:
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    sinks = getattr(layer.module.mixer, "sinks", None)
+    if sinks is None:
+        return scores.softmax(-1)
+    # the sink has its share of each row, and is no key
+    sinks = sinks.detach().to(scores) if layer.head is None else sinks.detach().to(scores)[layer.head : layer.head + 1]
+    return torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+
+
+def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query: int) -> Labelled:
+    n = pattern.shape[-1]
+    found = [
+        pattern.diagonal(-d, -2, -1)[..., max(first_query - d, 0) :].mean(-1) for d in range(min(offsets, n))
+    ]  # fmt: skip
+    return Labelled(
+        torch.stack(found, -1),
+        ("head", "offset"),
+        {"head": list(labels), "offset": [str(d) for d in range(len(found))]},
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+    """Queries and keys as random tokens give them: the mean at each position, and the covariance over tokens."""
+
+    layer: AttentionWeights
+    query: Float[Tensor, "head *stream pos d_head"]
+    key: Float[Tensor, "head *stream pos d_head"]
+    query_spread: Float[Tensor, "head *stream d_head d_head"]
+    key_spread: Float[Tensor, "head *stream d_head d_head"]
+    allowed: Tensor
+
+    def scores(self) -> Float[Tensor, "head *stream query key"]:
+        bias = position_bias(self.layer, self.query.shape[-2])
+        return self._turned(self.query) @ self._turned(self.key).mT * self.layer.scale + bias
+
+    def share(self, scores: Tensor) -> Float[Tensor, " *map"]:
+        """Return var(mean score) / var(score) within rows, for independent tokens at all positions."""
+        allowed = self.allowed.to(scores.dtype)
+        count = allowed.sum(-1)[:, None]
+        mean = (scores * allowed).sum(-1, keepdim=True) / count
+        of_position = ((scores - mean).square() * allowed).sum((-2, -1))
+        query, key = self._turned(self.query), self._turned(self.key)
+        # second moments, position by position, as seen from the position turned to
+        query_spread, key_spread = self._spread(self.query_spread), self._spread(self.key_spread)
+        moments = query_spread + query[..., :, None] * query[..., None, :]
+        seen = torch.einsum("qk,...kde->...qde", allowed, key_spread)
+        of_keys = torch.einsum("...qde,...qed->...", moments, seen)
+        # what a query token's deviation makes of the keys' positions
+        average = allowed @ key
+        outer = torch.einsum("qk,...kd,...ke->...qde", allowed, key, key)
+        between = outer - average[..., :, None] * average[..., None, :] / count[..., None]
+        of_queries = torch.einsum("...qde,...qed->...", query_spread, between)
+        return of_position / (of_position + (of_keys + of_queries) * self.layer.scale**2).clamp_min(1e-300)
+
+    def _turned(self, rows: Tensor) -> Tensor:
+        """Turn the rows of all positions by where they stand: what rotary positions do to queries and keys."""
+        positions = self.layer.module.positions
+        if not positions.rotates:
+            return rows
+        return torch.stack([positions.placed(rows[..., i, :], i) for i in range(rows.shape[-2])], -2)
+
+    def _spread(self, spread: Tensor) -> Float[Tensor, "head *stream pos d_head d_head"]:
+        positions, n = self.layer.module.positions, self.query.shape[-2]
+        if not positions.rotates:
+            return spread[..., None, :, :].expand(*spread.shape[:-2], n, *spread.shape[-2:])
+        return torch.stack([positions.placed(positions.placed(spread, i).mT, i) for i in range(n)], -3)
+
+
+def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:
+    means: list[Tensor] = []
+    spreads: list[Tensor] = []
+    sides: tuple[Side, Side] = ("query", "key")
+    for side in sides:
+        tokens = w.projected(layer, side, "token")
+        mean = tokens.mean(-2, keepdim=True)
+        deviation = tokens - mean
+        spreads.append(deviation.mT @ deviation / deviation.shape[-2])
+        bias = _bias_row(w, layer, side)
+        mean = mean if bias is None else mean + bias
+        if "position" in w.sources(layer):
+            mean = mean + w.projected(layer, side, "position")[..., :length, :]
+        means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
+    return _Parts(layer, *means, *spreads, allowed=_allowed(w, layer, length))
+
+
+def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:
+    """Return the share of the variance within rows that a function of the offset fits (least squares)."""
+    n = scores.shape[-1]
+    at = torch.arange(n, device=scores.device)
+    back = at[:, None] - at[None]
+    seen = scores.isfinite().flatten(0, 1).all(0) & (back >= 0)
+    count = seen.sum(-1, keepdim=True).clamp_min(1)
+    values = torch.where(seen, scores, 0.0).double()
+    values = torch.where(seen, values - values.sum(-1, keepdim=True) / count, 0.0)
+    total = values.square().sum((0, 2, 3))
+    # a row holds each offset at most once: its indicators, less their mean, are what a function of the offset spans
+    holds = torch.zeros(n, n, dtype=torch.double, device=scores.device)
+    holds[at[:, None].expand_as(back)[seen], back[seen]] = 1
+    normal = torch.diag(holds.sum(0)) - (holds / count).mT @ holds
+    sums = torch.zeros(scores.shape[1], n, dtype=torch.double, device=scores.device)
+    sums.index_add_(1, back[seen], values[..., seen].sum(0))
+    fitted = torch.einsum("hd,de,he->h", sums, torch.linalg.pinv(normal, hermitian=True), sums) / len(scores)
+    return torch.where(total > 0, fitted / total, torch.nan).to(scores.dtype)

@@ -1,0 +1,177 @@
+"""What each attention layer writes into a residual stream and reads from it, and which layer comes before which.
+
+A layer has one write, OV seen from the stream's side, and a read for queries, keys and values: QK from either side, OV
+from its input. `pair_norms` turns writes and reads into norms of products.
+"""
+# torch does not type its linear algebra
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis.from_weights._pair_norms import Side, side
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import Block
+from glassformer.models.parts import Norm
+from glassformer.weights import AttentionWeights
+
+Form = Literal["product", "read"]
+Norms = Mapping[str, tuple[Tensor | None, Tensor | None]]
+KINDS = ("Q", "K", "V")
+
+
+@runtime_checkable
+class Layers(Protocol):
+    """Attention layers in the order of the forward pass, all in memory (`weights.of`) or read one at a time."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def norms(self) -> Norms: ...
+    @property
+    def folded(self) -> bool: ...
+    def __iter__(self) -> Iterator[AttentionWeights]: ...
+    def __len__(self) -> int: ...
+
+
+class Place(NamedTuple):
+    """Where a layer sits: its stack, its block, its position among the block's sub-layers."""
+
+    stack: str
+    block: int
+    position: int
+    parallel: bool
+    cross: bool
+
+    @classmethod
+    def of(cls, model: Any, layer: AttentionWeights) -> "Place":
+        block = _block(model, layer.stack, layer.layer)
+        position = block.names.index(layer.part)
+        return cls(layer.stack, layer.layer, position, block.wiring == "parallel", layer.module.config.cross)
+
+    def before(self, later: "Place", kind: str) -> bool:
+        """Return whether what this layer writes is on the stream that a later one's queries, keys or values read."""
+        stream = "encoder" if later.cross and kind != "Q" else later.stack
+        if self.stack != stream:
+            return False
+        # the encoder is done before the decoder reads it
+        if later.stack != stream or self.block < later.block:
+            return True
+        return self.block == later.block and not later.parallel and self.position < later.position
+
+
+def matrices(layer: AttentionWeights) -> dict[str, Float[Tensor, "kv_head d_model rank"]]:
+    """Return the factors that touch the stream: `write`, `Q`, `K`, `V`. Streams of a head lie side by side."""
+    body = slice(None, -1) if layer.augmented else slice(None)
+    q, k = (u if u.ndim == 3 else u.movedim(1, 2).flatten(2) for u in (layer.Q, layer.K))
+    write = layer.written().mT
+    return {"write": write[:, body], "Q": q[:, body], "K": k[:, body], "V": layer.V[:, body]}
+
+
+def sides(
+    layer: AttentionWeights,
+    form: Form,
+    offsets: Sequence[int],
+    *,
+    rooted: bool,
+    half: Float[Tensor, "d_model d_model"] | None = None,
+    wanted: Collection[str] = ("write", *KINDS),
+) -> tuple[dict[str, Side], dict[str, str]]:
+    """Return a layer's write and reads, and why those that are missing are undefined.
+
+    Args:
+        layer: The layer.
+        form: `product`: reads are QK, its transpose and OV; `read`: W_Q, W_K and W_V alone.
+        offsets: How far keys lie before queries, for rotary positions.
+        rooted: As in `pair_norms.side`.
+        half: A root of the covariance of what the layer reads: rows of the stream are weighted by it.
+        wanted: Which of them.
+    """
+    wide = torch.promote_types(layer.Q.dtype, torch.float32)
+    touching = {name: matrix.to(wide) for name, matrix in matrices(layer).items()}
+    weighted = touching if half is None else {name: half.to(wide) @ touching[name] for name in KINDS}
+    made: dict[str, Callable[[], Side]]
+    if form == "read":
+        made = {name: partial(_alone, touching[name], len(layer.Q), rooted) for name in KINDS}
+    else:
+        turned = partial(_turns, layer, offsets if layer.module.positions.rotates else ())
+        made = {
+            "Q": partial(_per_stream, layer, touching["Q"], weighted["K"], turned(-1), rooted),
+            "K": partial(_per_stream, layer, touching["K"], weighted["Q"], turned(+1), rooted),
+            "V": lambda: side(touching["V"], _with_gain(layer, touching["write"]), rooted=rooted),
+        }
+    made["write"] = lambda: side(touching["write"], _with_gain(layer, weighted["V"]), rooted=rooted)
+    found: dict[str, Side] = {}
+    missing: dict[str, str] = {}
+    for name in wanted:
+        try:
+            if name == "write" or (name == "V" and form == "product"):
+                layer.require_ov("composition")
+            elif form == "product":
+                layer.require_bilinear("composition")
+            found[name] = made[name]()
+        except AnalysisUnavailable as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+def norms_passed(model: Any, earlier: Place, later: Place) -> list[Norm]:
+    """Return the norms of post-norm blocks that stand on the stream between a write and a read."""
+    passed = []
+    for block in model.stacks[earlier.stack].blocks[earlier.block :]:
+        for position, name in enumerate(block.names):
+            if later.stack == earlier.stack and (block.layer, position) >= (later.block, later.position):
+                return passed
+            if block.wiring == "post" and (block.layer, position) >= (earlier.block, earlier.position):
+                passed.append(block.norm_after(name))
+    return passed
+
+
+def carried(factor: Float[Tensor, "head d_model n"], norm: Norm, norms: Norms) -> Float[Tensor, "head d_model n"]:
+    """Return what is left of a write behind a norm on the stream, up to the norm's scale."""
+    factor = factor - factor.mean(1, keepdim=True) if norm.centred else factor
+    gain = norms.get(norm.at_out, (None, None))[0]
+    return factor if gain is None else factor * gain[:, None]
+
+
+def _block(model: Any, stack: str, layer: int) -> Block:
+    return model.stacks[stack].blocks[layer]
+
+
+def _turns(layer: AttentionWeights, offsets: Sequence[int], sign: int) -> list[Any]:
+    return [partial(layer.module.positions.turned, offset=sign * offset) for offset in offsets]
+
+
+def _with_gain(layer: AttentionWeights, matrix: Tensor) -> Tensor:
+    if layer.gain is None:
+        return matrix
+    matrix = matrix[layer.group] if len(matrix) < len(layer.gain) else matrix
+    return matrix * layer.gain[:, None].to(matrix.dtype)
+
+
+def _alone(matrix: Tensor, heads: int, rooted: bool) -> Side:
+    """Return a matrix by itself, once for each query head that uses it."""
+    found = side(matrix, None, rooted=rooted)
+    return Side(matrix, found.core.expand(-1, heads // len(matrix), -1, -1), rooted)
+
+
+def _per_stream(layer: AttentionWeights, matrix: Tensor, other: Tensor, turns: Sequence[Any], rooted: bool) -> Side:
+    """Return the reads of both maps of a head side by side: their squared norms add up."""
+    n_streams = layer.module.mixer.traits.streams
+    chunks = zip(matrix.chunk(n_streams, -1), other.chunk(n_streams, -1))
+    parts = [side(m, o, rooted=rooted, turns=turns) for m, o in chunks]
+    if n_streams == 1:
+        return parts[0]
+    cores = torch.cat([p.core for p in parts], -2)
+    blocks = [torch.zeros_like(cores) for _ in parts]
+    at = 0
+    for part, block in zip(parts, blocks):
+        height = part.core.shape[-2]
+        block[..., at : at + height, :] = part.core
+        at += height
+    return Side(matrix, torch.cat(blocks, -1), rooted)

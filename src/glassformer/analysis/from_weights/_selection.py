@@ -1,0 +1,92 @@
+"""Which heads and tokens an analysis of weights covers, and how they are called in its result."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from glassformer.analysis.prepare import readable
+from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
+from glassformer.labelled import Labelled
+from glassformer.weights import AttentionWeights, HeadWeights
+
+LeftOut = dict[str, str]
+
+
+def layers_for(
+    w: HeadWeights, heads: Sequence[str] | None, check: Callable[[AttentionWeights], object]
+) -> tuple[list[AttentionWeights], LeftOut]:
+    """Return the layers to look at (single heads, if some are named), and for all other heads why not.
+
+    Without names, heads for which the analysis is not defined are left out; a head that is named has to be defined.
+
+    Raises:
+        AnalysisUnavailable: A named head, or every head, lacks what `check` asks for.
+    """
+    left_out: LeftOut = {}
+    if heads is not None:
+        found = [w[label] for label in heads]
+        for layer in found:
+            check(layer)
+        return found, left_out
+    found = []
+    reason: AnalysisUnavailable | None = None
+    for layer in w.attention:
+        try:
+            check(layer)
+            found.append(layer)
+        except AnalysisUnavailable as error:
+            reason = error
+            left_out |= dict.fromkeys(layer.labels, str(error).partition("\n")[0])
+    if not found:
+        raise reason or AnalysisUnavailable("this model has no attention heads.")
+    return found, left_out
+
+
+def labels_of(layers: Iterable[AttentionWeights]) -> list[str]:
+    return [label for layer in layers for label in layer.labels]
+
+
+def by_head(layers: Iterable[AttentionWeights], values: Iterable[Tensor], *axes: str, **coords: Any) -> Labelled:
+    """Return one labelled tensor of each layer's `head …` values; shorter rows are filled with NaN."""
+    rows = [row for value in values for row in value]
+    width = max((row.shape[-1] for row in rows if row.ndim), default=0)
+    rows = [filled(row, width) if row.ndim else row for row in rows]
+    return Labelled(torch.stack(rows), ("head", *axes), {"head": labels_of(layers)} | coords)
+
+
+def values_of(found: Labelled, labels: Sequence[str]) -> Tensor:
+    """Return values by head in the order of some labels, NaN for heads that have none."""
+    at = {label: i for i, label in enumerate(found.labels("head"))}
+    missing = found.values.new_full((), torch.nan)
+    return torch.stack([found.values[at[label]] if label in at else missing for label in labels])
+
+
+def filled(values: Tensor, width: int) -> Tensor:
+    """Return values with the last axis made this wide by NaN."""
+    missing = width - values.shape[-1]
+    return torch.nn.functional.pad(values, (0, missing), value=torch.nan) if missing else values
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return values in a precision that decompositions exist for: half precision becomes float32."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def token_names(w: HeadWeights, ids: Tensor) -> list[str]:
+    """Return tokens as text with their id, which tells tokens of one text apart: `12:cat`."""
+    names = readable(w.model, ids.reshape(1, -1).cpu())[0]
+    return [f"{i}:{name}" for i, name in zip(ids.flatten().tolist(), names)]
+
+
+def token_choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
+    """Return the ids an analysis is restricted to, all of the vocabulary by default; raises `TokenOutOfRange`."""
+    size = w.U.shape[-1]
+    if tokens is None:
+        return torch.arange(size, device=w.U.device)
+    ids = torch.as_tensor(tokens, device=w.U.device, dtype=torch.long)
+    if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise TokenOutOfRange(f"tokens: expected ids from 0 to {size - 1}, at least one; found {ids.tolist()[:8]}.")
+    return ids

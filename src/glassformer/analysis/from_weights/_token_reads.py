@@ -1,0 +1,153 @@
+"""What layers read of a token by itself, and sums over the vocabulary of products of such reads.
+
+`token` takes the stream to hold the token's vector and nothing else. `stream` adds what is written where the token
+stands before a layer reads it, other tokens aside: MLPs, and heads as far as they attend to the token itself. A head
+that attends to the current token only, as many first layers have one, changes what "the same token" looks like to the
+next layer; left out, circuits behind it look like noise.
+
+Rows are divided by their own scale wherever a norm stands before a layer.
+"""
+# torch does not type the parts of a module
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis.from_weights._positional import positional_heads
+from glassformer.analysis.from_weights._selection import values_of
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import Block
+from glassformer.weights import AttentionWeights, HeadWeights
+
+Through = Literal["token", "stream"]
+CHUNK = 1024  # tokens whose rows are held at a time
+
+
+class TokenReads:
+    """What the self-attention layers of a stack read of tokens by themselves.
+
+    Args:
+        w: The weights.
+        layers: The layers that read, of one stack.
+        through: As above.
+        current: Attention of each head of these layers to the token itself, one tensor per layer, for `stream`; zeros
+            where what a head moves is no matrix.
+        analysis: What asks, for errors.
+        instead: What to ask of a model with post-norm blocks.
+
+    Raises:
+        AnalysisUnavailable: The weights are augmented, or of some blocks only where the stream is wanted, or the model
+            is post-norm: tokens pass norms on the stream.
+    """
+
+    def __init__(
+        self,
+        w: HeadWeights,
+        layers: Sequence[AttentionWeights],
+        through: Through,
+        current: Sequence[Float[Tensor, " _"]],
+        *,
+        analysis: str,
+        instead: str,
+    ) -> None:
+        if w.augmented:
+            raise AnalysisUnavailable(
+                f"{analysis}: biases are left out; give weights without their constant coordinate, augment=False."
+            )
+        if through == "stream":
+            w.require_all_layers(f'{analysis} through="stream"', 'Or ask through="token".')
+        self.w, self.layers, self.through = w, {a.path: a for a in layers}, through
+        self.current = {a.path: c for a, c in zip(layers, current)}
+        self.stack = layers[0].stack
+        w.require_entry(self.stack, analysis)
+        if any(block.wiring == "post" for block in w.model.stacks[self.stack].blocks):
+            raise AnalysisUnavailable(
+                f"{analysis}: in post-norm blocks tokens pass norms on the stream, so their vectors are not what later "
+                f"layers read.\n    {instead}"
+            )
+
+    def __call__(self, ids: Int[Tensor, " n"]) -> Iterator[tuple[str, Float[Tensor, "n d_model"]]]:
+        """Yield each layer's path and what it reads, in the order of the forward pass; call without gradients."""
+        w, x = self.w, self.w.embeddings[self.stack][ids]
+        first: Tensor | None = None
+        for block in w.model.stacks[self.stack].blocks:
+            assert isinstance(block, Block), "a stack is made of blocks"
+            entry = x
+            for name in block.names:
+                read = entry if block.wiring == "parallel" else x
+                layer = self.layers.get(block.part(name).path)  # type: ignore[union-attr]
+                if layer is None and (self.through == "token" or not name.startswith("mlp")):
+                    continue
+                if layer is None:
+                    # the hidden layer is wider than the stream, and rows may be a whole vocabulary
+                    parts = [block.part(name)(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
+                    written = torch.cat(parts)
+                else:
+                    if first is None or self.through == "stream" or not w.folded:
+                        first = w.normed(read, w.norm_before(layer), bias=False)
+                    yield layer.path, first
+                    written = self._written(layer, first)
+                if written is not None:
+                    after = block.norm_after(name) if block.wiring == "sandwich" else None
+                    x = x + (written if after is None else w.normed(written, after))
+
+    def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
+        """Return what heads write of the token they stand on, as far as they attend to it."""
+        current = self.current[layer.path].to(rows)
+        if self.through == "token" or layer.gain is not None or not current.any():
+            return None
+        ov = torch.einsum("hde,hef->df", layer.V[layer.group] * current[:, None, None], layer.O)
+        return rows @ ov
+
+
+class TokenSums:
+    """Sums over tokens of what one layer reads times what another reads, E1' E2, or times the unembedding, U E.
+
+    Args:
+        reads: What layers of the stack that ends in the logits read.
+        ids: Tokens that count.
+    """
+
+    def __init__(self, reads: TokenReads, ids: Int[Tensor, " n"]) -> None:
+        self.sums: dict[tuple[str, str], Tensor] = {}
+        self.to_logits: dict[str, Float[Tensor, "d_model d_model"]] = {}
+        out = reads.w.read_out()
+        # views on weights carry no gradients, MLPs would
+        with torch.no_grad():
+            for start in range(0, len(ids), CHUNK):
+                some = ids[start : start + CHUNK]
+                self._add(dict(reads(some)), out[:, some])
+
+    def __call__(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
+        return self.sums[earlier.path, later.path]
+
+    def _add(self, rows: dict[str, Tensor], out: Float[Tensor, "d_model n"]) -> None:
+        paths = list(rows)
+        read_out = {id(read): out @ read for read in rows.values()}
+        for path, read in rows.items():
+            known = self.to_logits.get(path)
+            self.to_logits[path] = read_out[id(read)] if known is None else known + read_out[id(read)]
+        # layers that read alike share their sums
+        shared: dict[tuple[int, int], Tensor] = {}
+        for j, later in enumerate(paths):
+            for earlier in paths[: j + 1]:
+                key = id(rows[earlier]), id(rows[later])
+                if key not in shared:
+                    shared[key] = rows[earlier].mT @ rows[later]
+                    known = self.sums.get((earlier, later))
+                    if known is not None:
+                        shared[key] += known
+                self.sums[earlier, later] = shared[key]
+
+
+def by_position(w: HeadWeights, labels: Sequence[str]) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+    """Return attention to the same position and to the one before, by position alone; NaN for heads without any."""
+    try:
+        found = positional_heads(w, offsets=2, first_query=1)
+    except AnalysisUnavailable:
+        return torch.full((len(labels),), torch.nan), torch.full((len(labels),), torch.nan)
+    return values_of(found.scores.select(offset="0"), labels), values_of(found.scores.select(offset="1"), labels)

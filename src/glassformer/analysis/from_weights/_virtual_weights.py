@@ -1,0 +1,217 @@
+"""Virtual weights: how strongly one component reads, through the stream, what another one writes.
+
+    virtual(A, B) = Out_A In_B          Out: E, P, O of a head, W_out        In: Q, K, V of a head, W_in, W_gate, U
+
+Activations, patterns and the scales of norms are ignored. For matrices of random directions the norm of the product is
+|Out| |In| / sqrt(d_model); what is well above that is wired together. The stream has no basis of its own, so a turn of
+it changes nothing; values, queries and keys have none either: single coordinates mean something only where both ends
+are tokens, positions or neurons.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (virtual weights).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer import weights
+from glassformer.analysis.from_weights._selection import wide
+from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.labelled import Labelled, Result
+from glassformer.models import Block
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, head_label
+
+BLOCK = 1 << 22  # entries of products held at a time
+
+
+class Port(NamedTuple):
+    """One end of a component at the stream.
+
+    Args:
+        label: `token`, `position`, `L0H1` or `L0 mlp` for writes; `L1H0 Q`, `L1 mlp in`, `unembed` for reads.
+        matrix: `width d_model`: rows are what is written, or the transpose of what reads.
+        stack: The stream it is on.
+        place: Block and sub-layer; the embedding lies before all, the unembedding after all.
+        parallel: Whether the block's sub-layers read before any of them writes.
+    """
+
+    label: str
+    matrix: Float[Tensor, "width d_model"]
+    stack: str
+    place: tuple[float, int]
+    parallel: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VirtualWeights(Result):
+    """Norms of virtual weights between components.
+
+    Args:
+        strength: |Out In| / (|Out| |In|), Frobenius, `writer reader`, in [0, 1]; NaN where the reader does not come
+            after the writer, or one of them is zero.
+        baseline: 1 / sqrt(d_model): the strength between random directions.
+        folded: Whether norms were folded into what reads.
+    """
+
+    strength: Labelled
+    baseline: float
+    folded: bool
+
+    def edges(self, above: float = 2.0) -> list[tuple[str, str, float]]:
+        """Return (writer, reader, strength / baseline) for pairs so many times above the baseline, strongest first."""
+        ratio = self.strength.values / self.baseline
+        writers, readers = self.strength.labels("writer"), self.strength.labels("reader")
+        found = [(str(writers[i]), str(readers[j]), float(ratio[i, j])) for i, j in (ratio > above).nonzero().tolist()]
+        return sorted(found, key=lambda edge: -edge[2])
+
+
+def virtual_weights(
+    model: Any, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
+) -> VirtualWeights:
+    """Measure how strongly each component reads what each earlier one writes.
+
+    Args:
+        model: A model, whose weights are folded first; or weights, taken as they are.
+        writers: Labels as in `Port`; all by default.
+        readers: Labels as in `Port`; all by default.
+
+    Raises:
+        AnalysisUnavailable: There is no such component, or norms stand between components (post-norm blocks).
+    """
+    w = weights.folded(model)
+    outs, ins = _pick(ports(w, "write"), writers), _pick(ports(w, "read"), readers)
+    # a tall matrix has the same products as its triangular part, which is d_model high at most
+    product = product_norms([_thin(p.matrix) for p in outs], [_thin(p.matrix) for p in ins])
+    sizes = [torch.stack([p.matrix.norm() for p in side]) for side in (outs, ins)]
+    strength = product / (sizes[0][:, None] * sizes[1])
+    ordered = torch.tensor([[_before(a, b) for b in ins] for a in outs], device=strength.device)
+    strength = strength.masked_fill(~ordered, torch.nan)
+    coords = {"writer": [p.label for p in outs], "reader": [p.label for p in ins]}
+    return VirtualWeights(Labelled(strength, ("writer", "reader"), coords), 1 / math.sqrt(len(w.U)), w.folded)
+
+
+def virtual(model: Any, writer: str, reader: str) -> Factored:
+    """Return the virtual weight between two components, factored; rows as the writer's, columns as the reader's.
+
+    `virtual(model, "token", "unembed")` is the direct path, `virtual(model, "L0 mlp", "L1 mlp in").top()` the strongest
+    pairs of neurons.
+
+    Raises:
+        AnalysisUnavailable: There is no such component, or the reader does not come after the writer.
+    """
+    w = weights.folded(model)
+    (out,), (into,) = _pick(ports(w, "write"), [writer]), _pick(ports(w, "read"), [reader])
+    if not _before(out, into):
+        raise AnalysisUnavailable(
+            f'virtual weights: "{reader}" does not read what "{writer}" writes: it does not come after it on one '
+            "stream.\n    A reader lies in a later layer, or later in the same block unless its parts are parallel."
+        )
+    return Factored(out.matrix, into.matrix.mT)
+
+
+def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
+    """Return everything that writes to a stream, or reads from one, in the order of the forward pass.
+
+    Raises:
+        AnalysisUnavailable: Post-norm blocks, whose norms stand between a write and what reads it, or a sub-layer that
+            is neither attention nor an MLP.
+    """
+    w.require_matrices("virtual weights", "Composition of two heads: analysis.from_weights.composition(model).")
+    for name, stack in w.model.stacks.items():
+        if any(isinstance(block, Block) and block.wiring == "post" for block in stack.blocks):
+            raise AnalysisUnavailable(
+                f"virtual weights: {name or 'the'} stack has post-norm blocks, which normalise the stream itself "
+                "between a write and what reads it.\n"
+                "    Composition of two heads: analysis.from_weights.composition(model)."
+            )
+    found: list[Port] = []
+    if side == "write":
+        for name, rows in w.embeddings.items():
+            w.require_entry(name, "virtual weights")
+            prefix, table = "enc " if name == "encoder" else "", w.tables[name]
+            found.append(Port(f"{prefix}token", rows, name, (-1, 0)))
+            found += [] if table is None else [Port(f"{prefix}position", table, name, (-1, 0))]
+    for layer in w.attention:
+        found += _attention(w, layer, side)
+    for mlp in w.mlps:
+        block = w.model.stacks[mlp.stack].blocks[mlp.layer]
+        place, parallel = (mlp.layer, block.names.index(mlp.part)), block.wiring == "parallel"
+        if side == "write":
+            after = block.norm_after(mlp.part) if block.wiring == "sandwich" else None
+            written = mlp.W_out
+            if after is not None:
+                written = after.linear(written, written.new_ones(written.shape[:-1])).detach()
+            found.append(Port(mlp.label, written, mlp.stack, place, parallel))
+            continue
+        reads = {"in": mlp.W_in} | ({} if mlp.W_gate is None else {"gate": mlp.W_gate})
+        found += [Port(f"{mlp.label} {name}", m.mT, mlp.stack, place, parallel) for name, m in reads.items()]
+    found.sort(key=lambda port: (port.stack == "decoder", port.place))
+    linear = w.model.unembed.readout is None
+    found += [] if side == "write" or not linear else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))]
+    return [port._replace(matrix=wide(port.matrix)) for port in found]
+
+
+def product_norms(
+    left: Sequence[Float[Tensor, "_ d_model"]], right: Sequence[Float[Tensor, "_ d_model"]]
+) -> Float[Tensor, "left right"]:
+    """Return the norms of left_i @ right_j' for all pairs: one product in blocks, squares summed by pair."""
+    rows, columns = torch.cat(list(left)), torch.cat(list(right)).mT
+    of_row, of_column = (_numbered(side, rows.device) for side in (left, right))
+    total = rows.new_zeros(len(left), len(right))
+    step = max(1, BLOCK // max(1, columns.shape[1]))
+    for start in range(0, len(rows), step):
+        squares = (rows[start : start + step] @ columns).square()
+        by_reader = rows.new_zeros(len(squares), len(right)).index_add_(1, of_column, squares)
+        total.index_add_(0, of_row[start : start + step], by_reader)
+    return total.sqrt()
+
+
+def _numbered(parts: Iterable[Tensor], device: torch.device) -> Tensor:
+    return torch.cat([torch.full((len(part),), i, device=device) for i, part in enumerate(parts)])
+
+
+def _thin(matrix: Tensor) -> Tensor:
+    return matrix if matrix.shape[0] <= matrix.shape[1] else torch.linalg.qr(matrix)[1]
+
+
+def _attention(w: HeadWeights, layer: AttentionWeights, side: str) -> list[Port]:
+    block = w.model.stacks[layer.stack].blocks[layer.layer]
+    place, parallel = (layer.layer, block.names.index(layer.part)), block.wiring == "parallel"
+    if side == "write":
+        return [Port(*pair, layer.stack, place, parallel) for pair in zip(layer.labels, layer.written())]
+    found = []
+    for name, matrices in (("Q", layer.Q), ("K", layer.K), ("V", layer.V)):
+        # heads that share keys and values read alike: one port each, called after the first head of the group
+        shared = len(layer.Q) // len(matrices)
+        crossed = layer.part.startswith("cross") and name != "Q"
+        where = ("encoder", (math.inf, 0)) if crossed else (layer.stack, place)
+        for h, matrix in enumerate(matrices):
+            label = f"{head_label(layer.stack, layer.part, layer.layer, h * shared)} {name}"
+            # the maps of several streams are one reader
+            read = matrix.mT if matrix.ndim == 2 else matrix.mT.flatten(0, 1)
+            found.append(Port(label, read, *where, parallel))
+    return found
+
+
+def _before(writer: Port, reader: Port) -> bool:
+    if writer.stack != reader.stack or writer.place >= reader.place:
+        return False
+    return not (writer.parallel and writer.place[0] == reader.place[0])
+
+
+def _pick(found: list[Port], labels: Sequence[str] | None) -> list[Port]:
+    if labels is None:
+        return found
+    known = {port.label: port for port in found}
+    for label in labels:
+        if label not in known:
+            raise AnalysisUnavailable(
+                f'virtual weights: no component "{label}" here.{nearest(label, known)} '
+                f"Some: {', '.join(list(known)[:8])}."
+            )
+    return [known[label] for label in labels]

@@ -1,0 +1,184 @@
+"""Directions of the stream on their way down: from the logits, or from any place, to everything that wrote there.
+
+    (x W) . u = x . (u W')
+
+A dot product with what a component writes is one with what it reads from, once the direction has been carried through
+its output matrix; so no write is ever built. Norms are carried through with their scales frozen: then their transpose
+is a fixed map times one factor per position, and a few distinct directions serve any number of rows and positions.
+
+Axes: `row place`, the rows and positions that are looked at.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
+from glassformer.analysis.places import Places
+from glassformer.attention.projections import MergeHeads
+from glassformer.errors import ShapeMismatch
+from glassformer.models import Block
+from glassformer.models.parts import Norm
+from glassformer.models.readout import ReadoutLayer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Directions:
+    """A direction for every row and place, as few distinct vectors and a factor each.
+
+    Args:
+        distinct: The vectors.
+        which: Index of the vector of each place; an axis is 1 where all share one, and None is one for all.
+        factor: What it is multiplied by.
+    """
+
+    distinct: Float[Tensor, "n d_model"]
+    which: Int[Tensor, "rows places"] | None
+    factor: Float[Tensor, "row place"]
+
+    @classmethod
+    def of(cls, given: Float[Tensor, "*rows d_model"], at: Places) -> "Directions":
+        """Take one direction, one per row, or one per row and place; raises `ShapeMismatch`."""
+        n_rows, n_places = at.positions.shape
+        shapes: list[tuple[int, ...]] = [(), (n_rows,), (n_rows, n_places)]
+        if tuple(given.shape[:-1]) not in shapes:
+            raise ShapeMismatch(
+                f"directions have shape {'x'.join(map(str, given.shape))}; give d_model numbers, or rows of them for "
+                f"batch={n_rows}, or for batch={n_rows} pos={n_places}."
+            )
+        index = torch.arange(given[..., 0].numel(), device=given.device).reshape(given.shape[:-1])
+        which = index[:, None] if given.ndim == 2 else index
+        ones = given.new_ones(n_rows, n_places)
+        return cls(given.reshape(-1, given.shape[-1]), None if given.ndim == 1 else which, ones)
+
+    @classmethod
+    def chosen(cls, distinct: Float[Tensor, "n d_model"], which: Int[Tensor, "row place"]) -> "Directions":
+        """Take a choice among vectors, noticing where rows or places share one."""
+        factor = distinct.new_ones(which.shape)
+        for axis in (0, 1):
+            first = which.narrow(axis, 0, 1)
+            which = first if bool((which == first).all()) else which
+        return cls(distinct, None if len(distinct) == 1 else which, factor)
+
+    def spread(self, values: Float[Tensor, "distinct ..."]) -> Float[Tensor, "row place ..."]:
+        """Return the value of each place's vector, factors left out; axes are 1 where all share one."""
+        return values[0][None, None] if self.which is None else values[self.which]
+
+    def dot(self, x: Float[Tensor, "row place d_model"]) -> Float[Tensor, "row place"]:
+        return products(x[..., None, :], self.spread(self.distinct)[..., None, :])[..., 0] * self.factor
+
+    def constant(self, vector: Float[Tensor, " d_model"]) -> Float[Tensor, "row place"]:
+        """Return the dot product with a vector that is the same everywhere."""
+        return self.spread(self.distinct @ vector.detach()) * self.factor
+
+    def through(self, merge: MergeHeads) -> Float[Tensor, "rows places head d_value"]:
+        """Return the direction of each head's mixed values that its output matrix turns into this one, factors out."""
+        # the weight as it is stored: its view by heads would be copied
+        heads = (self.distinct @ merge.output.weight.detach()).unflatten(-1, (merge.dims.n_heads, merge.dims.d_value))
+        return self.spread(heads)
+
+    def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
+        """Return the directions before a norm that has these behind it: the transpose of `Norm.linear`."""
+        if norm.identity:
+            return self
+        return Directions(
+            norm.transposed(self.distinct), self.which, self.factor / at.of_stream(run[norm.at_scale].values)
+        )
+
+    def before_readout(
+        self, readout: ReadoutLayer, run: Run, at: Places
+    ) -> tuple["Directions", Float[Tensor, "row place"]]:
+        """Return the directions before a readout that has these behind it, and what it adds by its biases.
+
+        Its norm's scale is frozen, and so is what its activation multiplies each number by: act(u) / u.
+        """
+        shift, behind = readout.norm.shift, self.before(readout.norm, run, at)
+        slope = readout.slope(at.of_stream(run[readout.at.pre].values).detach())
+        rows = behind.spread(behind.distinct) * behind.factor[..., None] * slope
+        constant = torch.zeros_like(behind.factor) if shift is None else self.constant(shift)
+        if readout.input.bias is not None:
+            constant = constant + rows @ readout.input.bias.detach()
+        return Directions.of(rows @ readout.input.weight.detach(), at), constant
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Write:
+    """A sub-layer, the directions its write is measured along, and what the norm after it adds by its bias."""
+
+    block: Block
+    name: str
+    directions: Directions
+    bias: Float[Tensor, "row place"] | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Path:
+    """Directions at every sub-layer, in the order of the forward pass, and of token and position vectors at the bottom.
+
+    `entry_bias` is what a norm on those adds by its bias; `final` are the directions before the final norm, and
+    `final_bias` what that norm adds by its bias, if it took part.
+    """
+
+    writes: list[Write]
+    entry: Directions
+    final: Directions
+    final_bias: Float[Tensor, "row place"] | None
+    entry_bias: Float[Tensor, "row place"] | None = None
+
+
+def pull_back(run: Run, directions: Directions, at: Places, site: str | None = None) -> Path:
+    """Carry directions down to everything that wrote to the stream.
+
+    Args:
+        run: A forward pass that read the scales of the norms on the way.
+        directions: Where they start.
+        at: Places they belong to.
+        site: Place in the stream where they start; by default behind the final norm, as the unembedding reads.
+    """
+    stack, embed = decoder_side(run.model)
+    earlier, final_bias, u = sub_layers(stack), None, directions
+    if site is None:
+        shift = stack.final.shift
+        final_bias = None if shift is None else directions.constant(shift)
+        u = directions.before(stack.final, run, at)
+    else:
+        earlier = written_before(blocks_of(stack), site)
+    final, writes = u, []
+    for block, name in reversed(earlier):
+        after = block.norm_after(name)
+        if after is None:
+            writes.append(Write(block, name, u, None))
+            continue
+        bias, through = None if after.shift is None else u.constant(after.shift), u.before(after, run, at)
+        writes.append(Write(block, name, through, bias))
+        # a post-norm normalises the whole stream, so everything written earlier passes it too
+        u = through if block.wiring == "post" else u
+    if (norm := embed.norm) is None:
+        return Path(writes[::-1], u, final, final_bias)
+    entry_bias = None if norm.shift is None else u.constant(norm.shift)
+    return Path(writes[::-1], u.before(norm, run, at), final, final_bias, entry_bias)
+
+
+def scale_sites(model: Any) -> list[str]:
+    """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
+    stack, embed = decoder_side(model)
+    readout = model.unembed.readout
+    after = [block.norm_after(name) for block, name in sub_layers(stack)]
+    found = [norm.at_scale for norm in (embed.norm, *after, stack.final) if norm is not None and not norm.identity]
+    if readout is not None:
+        found += [readout.at.pre, *([] if readout.norm.identity else [readout.norm.at_scale])]
+    return found
+
+
+def products(
+    x: Float[Tensor, "row place head d_value"], u: Float[Tensor, "rows places head d_value"]
+) -> Float[Tensor, "row place head"]:
+    """Return the dot products of what stands at each place and head with a vector that some places may share."""
+    if u.shape[1] > 1:
+        return (x * u).sum(-1)
+    # one vector for all places of a row: a matrix product, which is several times as fast as many dot products
+    return (x.transpose(1, 2) @ u.permute(0, 2, 3, 1))[..., 0].transpose(1, 2)

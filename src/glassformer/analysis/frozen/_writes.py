@@ -1,0 +1,381 @@
+"""The residual stream at one place as the sum of what was written to it.
+
+    x = token + position + sum over earlier layers of (heads + attention bias + mlp)
+
+Components come in the order of the forward pass, named as in direct logit attribution. In post-norm stacks the stream
+itself passes norms; components are carried through them with the scales that were recorded (norms frozen), and the
+norms' biases are components of their own. Elsewhere nothing between a write and the place is normalised.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (the residual stream as a communication
+channel).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import (
+    Component,
+    Kind,
+    attention_of,
+    blocks_of,
+    decoder_side,
+    read_through,
+    vector_sites,
+    written_before,
+)
+from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
+from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import Block, EncoderDecoder
+from glassformer.models.parts import Embedding, Norm
+from glassformer.weights import head_label
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Writes(Result):
+    """Everything that was written to the stream at one position.
+
+    Args:
+        norm_share: Size of each component over the size of the stream, `component`; writes cancel, so it can exceed 1.
+        signed_share: Dot product with the stream over the stream's square, `component`; sums to 1.
+        cosine: Between each two components, `component other`; 0 where one of them is zero.
+        vectors: The components, `component d_model`; their sum is the stream.
+        components: What each of them is.
+        site: The place.
+        position: Index of the position.
+    """
+
+    norm_share: Labelled
+    signed_share: Labelled
+    cosine: Labelled
+    vectors: Labelled
+    components: tuple[Component, ...]
+    site: str
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WriteShares(Result):
+    """How much of the stream each component is, at every position.
+
+    Args:
+        signed: Dot product with the stream over the stream's square, `component pos`; sums to 1 over components.
+        norm: Size over the size of the stream, `component pos`.
+        site: The place.
+    """
+
+    signed: Labelled
+    norm: Labelled
+    site: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WriteProjections(Result):
+    """What each component wrote along some directions, at every position.
+
+    Args:
+        values: `component pos direction`; the sum over components is the stream along the direction.
+        site: The place.
+    """
+
+    values: Labelled
+    site: str
+
+
+def residual_sites(model: Any, stack: str | None = None) -> list[str]:
+    """Return the sites that `writes` and its neighbours read, the stream itself included.
+
+    Args:
+        model: One of ours.
+        stack: `encoder` or `decoder` of a model that has two; the decoder by default.
+    """
+    blocks, embed, _ = _parts(model, stack)
+    found = vector_sites(embed)
+    for block in blocks:
+        for name in block.names:
+            part = block.part(name)
+            found.append(part.at.head_out if isinstance(part, AttentionLayer) else f"{block.path}.{name}.out")
+            after = block.norm_after(name)
+            found += [after.at_scale] if after is not None and not after.identity else []
+        found += [site for site in block.at_resid if site not in found]
+    return found
+
+
+def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 0) -> Writes:
+    """Split the stream at one place and position into everything that wrote to it.
+
+    Args:
+        run: A forward pass that read `residual_sites(model)`.
+        site: A place in a residual stream, `blocks.2.resid_pre`; by default what the final norm reads.
+        position: Which; negative ones count from the end of the row.
+        row: Row of the batch.
+
+    Returns:
+        Components `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        UnknownSite: No such place in a residual stream.
+    """
+    site, stack = _place(run, site)
+    at = _index(run, stack, position, row)
+    pairs = list(each_write(run, site, row=row))
+    components = tuple(c for found, _ in pairs for c in found)
+    vectors = torch.cat([vector[:, at] for _, vector in pairs])
+    stream = run[site].values[row, at].detach()
+    sizes = vectors.norm(dim=-1)
+    unit = vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny)[:, None]
+    names = _names(components)
+    return Writes(
+        Labelled(sizes / stream.norm(), ("component",), names),
+        Labelled(vectors @ stream / stream.square().sum(), ("component",), names),
+        Labelled(unit @ unit.mT, ("component", "other"), names | {"other": names["component"]}),
+        Labelled(vectors, ("component", "d_model"), names),
+        components, site, at,
+    )  # fmt: skip
+
+
+def write_shares(run: Run, site: str | None = None, *, row: int = 0) -> WriteShares:
+    """Return how much of the stream each component is at every position; the components are not kept.
+
+    Args:
+        run: As for `writes`.
+        site: As for `writes`.
+        row: Row of the batch.
+    """
+    site, stack = _place(run, site)
+    stream = run[site].values[row].detach()
+    square = stream.square().sum(-1)
+    signed, sizes, components = [], [], []
+    for found, vectors in each_write(run, site, row=row):
+        components += found
+        signed.append(torch.einsum("ctd,td->ct", vectors, stream) / square)
+        sizes.append(vectors.norm(dim=-1) / square.sqrt())
+    names = _names(components) | _positions(run, stack, row, stream.shape[0])
+    axes = ("component", "pos")
+    return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
+
+
+def write_projections(
+    run: Run,
+    directions: Float[Tensor, "*direction d_model"],
+    site: str | None = None,
+    *,
+    row: int = 0,
+    labels: Sequence[str] = (),
+) -> WriteProjections:
+    """Return what each component wrote along some directions of the stream; the components are not kept.
+
+    Args:
+        run: As for `writes`.
+        directions: One direction, or one per row; they are taken as they are, not normalised.
+        site: As for `writes`.
+        row: Row of the batch.
+        labels: Names of the directions.
+    """
+    site, stack = _place(run, site)
+    directions = torch.atleast_2d(directions)
+    if directions.ndim != 2 or directions.shape[-1] != run[site].size("d_model"):
+        raise ShapeMismatch(
+            f"write_projections: directions are {'x'.join(map(str, directions.shape))}; "
+            f"the stream has d_model={run[site].size('d_model')}. Give one direction, or one per row."
+        )
+    components, values = [], []
+    for found, vectors in each_write(run, site, row=row):
+        components += found
+        values.append(vectors @ directions.to(vectors).mT)
+    names = _names(components) | _positions(run, stack, row, values[0].shape[1])
+    names |= {"direction": list(labels)} if labels else {}
+    return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
+
+
+def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> Labelled:
+    """Split what a head wrote at one position by the key whose value it moved; `key d_model`.
+
+    The keys sum to the head's write, behind the norm of a sandwich block with its scale frozen. In a post-norm block
+    the stream's norm is left out, as it comes after the write has been added.
+
+    Args:
+        run: A forward pass that read `residual_sites(model)` and `source_needs(model)` of direct logit attribution.
+        label: A head of the stack that ends in the logits, `L1H3`.
+        position: Which.
+        row: Row of the batch.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
+    """
+    blocks, _, stack = _parts(run.model, None)
+    at = _index(run, stack, position, row)
+    heads = {
+        head_label("", name, block.layer, h): (block, name, h)
+        for block in blocks
+        for name in block.names
+        if isinstance(part := block.part(name), AttentionLayer)
+        for h in range(part.dims.n_heads)
+    }
+    if label not in heads:
+        raise AnalysisUnavailable(
+            f'write_sources: no head "{label}" in the stack that ends in the logits.{nearest(label, heads)}'
+        )
+    block, name, h = heads[label]
+    moved = by_source(run, block, name, row, at, h).detach()
+    after = block.norm_after(name)
+    if after is not None and not after.identity and block.wiring == "sandwich":
+        run.require([after.at_scale], "write_sources")
+        moved = after.linear(moved, run[after.at_scale].values[row, at].expand(len(moved)))
+    rows = run.source_rows if name.startswith("cross") else run.token_rows
+    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(rows[row])]
+    return Labelled(moved.detach(), ("key", "d_model"), {"key": keys} if len(keys) == len(moved) else {})
+
+
+def each_write(
+    run: Run, site: str, *, row: int = 0
+) -> Iterator[tuple[list[Component], Float[Tensor, "component pos d_model"]]]:
+    """Yield the components of the stream at a place, one sub-layer at a time, in the order of the forward pass.
+
+    Args:
+        run: As for `writes`.
+        site: As for `writes`.
+        row: Row of the batch.
+    """
+    site, stack = _place(run, site)
+    blocks, embed, _ = _parts(run.model, stack)
+    run.require(residual_sites(run.model, stack or None), "writes")
+    earlier = written_before(blocks, site)
+
+    def arrived(vectors: Tensor, index: int) -> Tensor:
+        for block, name in earlier[index:]:
+            after = block.norm_after(name)
+            if after is not None and block.wiring == "post":
+                vectors = _carried(run, after, vectors, row)
+        return vectors.detach()
+
+    def entered(site: str) -> Tensor:
+        vectors = run[site].values[row][None]
+        return vectors if embed.norm is None else _carried(run, embed.norm, vectors, row)
+
+    yield [Component("token", "token")], arrived(token := entered(embed.at_token), 0)
+    if embed.positions is not None:
+        yield [Component("position", "position")], arrived(entered(embed.at_position), 0)
+    if embed.norm is not None and (shift := embed.norm.shift) is not None:
+        label = f"{_prefix(stack)}embed norm bias"
+        yield [Component(label, "norm_bias")], arrived(shift.expand_as(token), 0)
+    for i, (block, name) in enumerate(earlier):
+        components, written = _written(run, block, name, stack, row)
+        after, post = block.norm_after(name), block.wiring == "post"
+        if after is not None and not post:
+            written = _carried(run, after, written, row)
+        yield components, arrived(written, i)
+        if after is not None and after.shift is not None:
+            label = f"{_prefix(stack)}L{block.layer} {name} norm bias"
+            bias = after.shift.expand(written.shape[-2:])[None]
+            yield [Component(label, "norm_bias", block.layer, name)], arrived(bias, i + 1)
+
+
+def _written(run: Run, block: Block, name: str, stack: str, row: int) -> tuple[list[Component], Tensor]:
+    part, layer = block.part(name), block.layer
+    if not isinstance(part, AttentionLayer):
+        kind: Kind = "mlp" if name.startswith("mlp") else "part"
+        component = Component(f"{_prefix(stack)}L{layer} {name}", kind, layer, name)
+        return [component], run[f"{block.path}.{name}.out"].values[row][None]
+    kind = "cross_head" if part.config.cross else "head"
+    side = "encoder" if stack == "encoder" else ""
+    found = [Component(head_label(side, name, layer, h), kind, layer, name, h) for h in range(part.dims.n_heads)]
+    written = run[part.at.head_out].values[row]
+    if part.merge.output.bias is None:
+        return found, written
+    found.append(Component(f"{_prefix(stack)}L{layer} {name} bias", "attn_bias", layer, name))
+    return found, torch.cat((written, part.merge.output.bias.detach().expand(1, *written.shape[1:])))
+
+
+def _parts(model: Any, stack: str | None) -> tuple[list[Block], Embedding, str]:
+    """Return a stack's blocks, its embedding and its name; that of the logits by default."""
+    found, embed = decoder_side(model)
+    name = "decoder" if isinstance(model, EncoderDecoder) else ""
+    if stack == "encoder" and isinstance(model, EncoderDecoder):
+        found, embed, name = model.encoder, model.encoder_embed, "encoder"
+    return blocks_of(found), embed, name
+
+
+def _place(run: Run, site: str | None) -> tuple[str, str]:
+    """Return the name of a place in a residual stream, and of its stack."""
+    decoder_side(run.model)
+    stack = "encoder" if site is not None and site.startswith("encoder.") else None
+    blocks, embed, name = _parts(run.model, stack)
+    places = [place for block in blocks for place in block.at_resid]
+    if site is None:
+        if not places:
+            raise AnalysisUnavailable(f'writes: a stack without blocks has no stream but "{embed.at_token}".')
+        site = places[-1]
+    if site not in places:
+        raise UnknownSite(f'writes: "{site}" is no place in a residual stream.{nearest(site, places)}')
+    run.require([site], "writes")
+    return site, name
+
+
+def _index(run: Run, stack: str, position: int, row: int) -> int:
+    if stack != "encoder":
+        return run.place(position, row)
+    length = len(run.source_rows[row])
+    if not -length <= position < length:
+        raise ShapeMismatch(f"position {position}: the source has {length} tokens.")
+    return position % length
+
+
+def _carried(
+    run: Run, norm: Norm, vectors: Float[Tensor, "component pos d_model"], row: int
+) -> Float[Tensor, "component pos d_model"]:
+    """Return components behind a norm, its scale as in the run."""
+    if norm.identity:
+        return vectors
+    return norm.linear(vectors, run[norm.at_scale].values[row].expand(vectors.shape[:-1]))
+
+
+def _prefix(stack: str) -> str:
+    return "enc " if stack == "encoder" else ""
+
+
+def _names(components: Sequence[Component]) -> dict[str, Sequence[Coordinate]]:
+    return {"component": [c.label for c in components]}
+
+
+def _positions(run: Run, stack: str, row: int, length: int) -> dict[str, Sequence[Coordinate]]:
+    rows = run.source_rows if stack == "encoder" else run.token_rows
+    labels = [f"{i}:{token}" for i, token in enumerate(rows[row])]
+    return {"pos": labels} if len(labels) == length else {}
+
+
+def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
+    """Return what a head writes on behalf of each key; raises as `sources` does."""
+    part = attention_of(block, name)
+    assert part is not None
+    require_sources(run, block, name)
+    gate = None if part.merge.gate is None else read_through(block, name)
+    scale = None if part.merge.linear else part.at.z_scale
+    pattern = run[part.at.pattern].values[row : row + 1, :, at]
+    moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
+    # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
+    scales = None if scale is None else run[scale].values[row : row + 1, :, at, None].expand(moved.shape[:-1])
+    x = moved if gate is None else run[gate].values[row, at].expand(1, moved.shape[2], -1)
+    return part.merge.per_head(moved, x, scales)[0, head]
+
+
+def require_sources(run: Run, block: Block, name: str) -> None:
+    """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
+    part = attention_of(block, name)
+    assert part is not None
+    if part.traits.linear_in_value == "no":
+        raise AnalysisUnavailable(
+            f'sources: layer {block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
+            "has a share of its own.\n    The head as a whole is in direct_logit_attribution(run)."
+        )
+    gate = None if part.merge.gate is None else read_through(block, name)
+    scale = None if part.merge.linear else part.at.z_scale
+    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")

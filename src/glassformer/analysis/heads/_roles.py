@@ -1,0 +1,245 @@
+"""What heads do, read off their patterns: previous-token, induction, duplicate-token, first-token, current-token.
+
+Each role is a 0/1 mask M over (query, key); a head's score at a query is the attention it puts where the mask is set,
+and the role's score is the mean over the queries that have such a key (the first position, which can only see itself,
+is left out).
+
+    previous_token    key = query - 1
+    induction         token[key - 1] = token[query], key - 1 < query: what followed this token before
+    duplicate_token   token[key] = token[query], key < query
+    first_token       key = 0
+    current_token     key = query
+
+Rows that are non-negative and sum to one give scores in [0, 1]. Other patterns are read as signed mass: the sum of
+A M over the sum of abs(A), in [-1, 1].
+
+Source: Olsson et al. 2022, "In-context Learning and Induction Heads", with the offset as used there in code: the
+sentences of its appendix, taken literally, describe attention to the earlier copy itself.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import Run, run
+from glassformer.attention import AttentionLayer
+from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.labelled import Labelled, Result
+from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.weights import head_label
+
+ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
+Reading = Literal["mass", "signed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One attention head of a model, by name.
+
+    Args:
+        label: `L3H5`.
+        path: Sub-layer it belongs to, `blocks.3.attn`; its sites lie below.
+        stack: Empty for a decoder, else `encoder` or `decoder`.
+        part: `attn` or `cross`.
+        layer: Index of the block.
+        head: Index in the layer.
+        mechanism: Kind of the mixer.
+        reading: `mass` if rows of the pattern sum to one, else `signed`; None if there is no pattern.
+    """
+
+    label: str
+    path: str
+    stack: str
+    part: str
+    layer: int
+    head: int
+    mechanism: str
+    reading: Reading | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadScores(Result):
+    """How much each head plays each role.
+
+    Args:
+        scores: `head role`; NaN where the role is defined nowhere.
+        positions: Number of queries each score is a mean over, `role`.
+        readings: For each head, `mass` (share of attention, in [0, 1]) or `signed` (signed over absolute, in [-1, 1]).
+    """
+
+    scores: Labelled
+    positions: Labelled
+    readings: tuple[Reading, ...]
+
+    def best(self, role: str) -> tuple[str, float]:
+        """Return the head with the highest score, and the score."""
+        (label, *_), score = self.scores.select(role=role).top(1)[0]
+        return str(label), score
+
+
+def heads(model: Any) -> list[Head]:
+    """Return every attention head: by stack, layer, sub-layer, head."""
+    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
+        raise AnalysisUnavailable(
+            "heads are known by name in a Decoder, an Encoder or an EncoderDecoder; "
+            f"{type(model).__name__} is none of them.\n"
+            "    Of a module whose spec says what it is made of, give model.parts()."
+        )
+    return [head for name, stack in model.stacks.items() for block in stack.blocks for head in _in_block(name, block)]
+
+
+def _in_block(stack: str, block: Any) -> list[Head]:
+    found = []
+    for name in block.names:
+        part = block.part(name)
+        if not isinstance(part, AttentionLayer):
+            continue
+        traits, kind = part.mixer.traits, part.config.mixer.kind or ""
+        reading: Reading | None = "mass" if traits.rows_sum_to_one else "signed"
+        reading = None if traits.linear_in_value == "no" else reading
+        for h in range(part.dims.n_heads):
+            label = head_label(stack, name, block.layer, h)
+            found.append(Head(label, part.path, stack, name, block.layer, h, kind, reading))
+    return found
+
+
+def needs(model: Any) -> list[str]:
+    """Return the sites that `head_roles` reads: the self-attention patterns, where there are any."""
+    found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.part.startswith("cross")]
+    return list(dict.fromkeys(found))
+
+
+def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
+    """Score the self-attention heads of a stack on the text that was run.
+
+    In natural text few tokens occurred before, and what follows them is often predictable anyway: look at `positions`,
+    and see `head_scores` for the standard test on random tokens.
+
+    Args:
+        run: A forward pass that read `needs(model)`.
+        stack: `encoder` or `decoder`, for a model that has two; the decoder by default.
+
+    Raises:
+        SiteNotRead: The run lacks a pattern.
+        NoPattern: No head of this stack has a pattern.
+    """
+    stack = ("decoder" if isinstance(run.model, EncoderDecoder) else "") if stack is None else stack
+    ids = run.source_ids if stack == "encoder" else run.ids
+    assert ids is not None, "a run of one of our models has ids"
+    chosen = [h for h in heads(run.model) if h.stack == stack and not h.part.startswith("cross")]
+    known = [h for h in chosen if h.reading is not None]
+    if not known:
+        mechanisms = ", ".join(sorted({h.mechanism for h in chosen})) or "no attention"
+        raise no_patterns("head_roles", mechanisms)
+    run.require(dict.fromkeys(f"{h.path}.pattern" for h in known), "head_roles")
+    return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, run.lengths)
+
+
+def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
+    """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
+
+    Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means
+    over the repetitions, the others over all positions. Without a `<bos>`, heads that find nothing have no resting
+    place and score lower.
+
+    Args:
+        model: A decoder.
+        seed: Source of the random tokens.
+        n_sequences: Sequences in the one batch that is run.
+        unit: Length of the unit; shorter if the context or the vocabulary has no room.
+        repeats: How often it occurs.
+
+    Raises:
+        AnalysisUnavailable: The model is no decoder, or too small for any repetition.
+        NoPattern: No head has a pattern.
+
+    Source: Olsson et al. 2022, appendix on data collection (25 tokens, 4 times, 10 sequences).
+    """
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"head_scores repeats random tokens, which is defined for decoders, not for {type(model).__name__}.\n"
+            "    Use head_roles(run) on a text."
+        )
+    ids = repeated_tokens(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
+    if not needs(model):
+        raise no_patterns("head_scores", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
+    return head_roles(run(model, ids, read=needs(model)))
+
+
+def repeated_tokens(
+    model: Decoder, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+) -> Int[Tensor, "batch pos"]:
+    """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
+    bos, free = drawable(model)
+    unit = min(unit, (model.config.max_len - (bos is not None)) // repeats, len(free))
+    if unit < 2:
+        raise AnalysisUnavailable(
+            f"repeated random tokens need a unit of at least 2; max_len={model.config.max_len} and "
+            f"vocab_size={model.config.vocab_size} leave {unit}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    units = torch.stack([free[torch.randperm(len(free), generator=generator)[:unit]] for _ in range(n_sequences)])
+    rows = units.repeat(1, repeats)
+    return rows if bos is None else torch.cat((torch.full((n_sequences, 1), bos), rows), 1)
+
+
+def drawable(model: Decoder) -> tuple[int | None, Int[Tensor, " token"]]:
+    """Return the beginning token, if there is one, and the tokens that may be drawn at random: no special ones."""
+    tokenizer = model.tokenizer
+    specials = set() if tokenizer is None else set(tokenizer.specials)
+    size = model.config.vocab_size if tokenizer is None else min(model.config.vocab_size, tokenizer.vocab_size)
+    free = torch.tensor([id for id in range(size) if id not in specials], dtype=torch.long)
+    return None if tokenizer is None else tokenizer.bos, free
+
+
+def role_masks(ids: Int[Tensor, "batch pos"]) -> Bool[Tensor, "role batch query key"]:
+    """Return where each of `ROLES` would look."""
+    batch, n = ids.shape
+    q, k = torch.arange(n, device=ids.device)[:, None], torch.arange(n, device=ids.device)[None]
+    same = ids[:, :, None] == ids[:, None, :]
+    followed = torch.zeros_like(same)
+    # the key after an earlier copy: shift the copies one to the right
+    followed[:, :, 1:] = (same & (k < q))[:, :, :-1]
+    everywhere = torch.ones(batch, 1, 1, dtype=torch.bool, device=ids.device)
+    masks = [
+        (k == q - 1) & everywhere,
+        followed,
+        same & (k < q),
+        (k == 0) & (q >= k) & everywhere,
+        (k == q) & everywhere,
+    ]
+    # the first position can only look at itself, whatever the head does
+    return torch.stack(masks) & (q > 0)
+
+
+def _score(
+    known: list[Head], patterns: dict[str, Float[Tensor, "batch head query key"]], ids: Tensor, lengths: Tensor | None
+) -> HeadScores:
+    masks = role_masks(ids)
+    if lengths is not None:
+        masks = masks & (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+    defined = masks.any(-1)
+    columns: dict[str, Tensor] = {}
+    for path, pattern in patterns.items():
+        # keys beyond the text (sinks, persistent memory) take part in the total, not in any role
+        total = pattern.abs().sum(-1).clamp_min(torch.finfo(pattern.dtype).tiny)
+        mass = torch.einsum("bhqk,rbqk->rbhq", pattern[..., -ids.shape[1] :], masks.to(pattern.dtype)) / total
+        counted = defined[:, :, None].to(pattern.dtype)
+        # 0 / 0 where a role is defined nowhere: NaN says so
+        columns[path] = (mass * counted).sum((1, 3)) / counted.sum((1, 3))
+    scores = torch.stack([columns[h.path][:, h.head] for h in known])
+    return HeadScores(
+        Labelled(scores, ("head", "role"), {"head": [h.label for h in known], "role": ROLES}),
+        Labelled(defined.sum((1, 2)), ("role",), {"role": ROLES}),
+        tuple(h.reading for h in known if h.reading is not None),
+    )
+
+
+def no_patterns(analysis: str, mechanisms: str) -> NoPattern:
+    return NoPattern(
+        f"{analysis} reads attention patterns, and this model has none ({mechanisms}).\n"
+        "    Direct logit attribution needs no pattern: analysis.attribution.direct_logit_attribution(run)."
+    )

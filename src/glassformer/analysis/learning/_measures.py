@@ -1,0 +1,71 @@
+"""What is watched while a model trains: loss by position, the in-context-learning score, the best head per role.
+
+Each measure is a function of (model, held-out data) that returns numbers by name, ready for metrics.jsonl, or text for
+samples.txt; it returns nothing where it is not defined for the model.
+"""
+
+from typing import Any
+
+from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.losses import icl_score, loss_by_position
+from glassformer.data import Data
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import Decoder, Sampling, generate
+
+# as the field calls what a head does; `induction` is measured by prefix matching
+ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "duplicate_token": "duplicate_token"}
+
+
+def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
+    """Return `icl_score` and `loss_by_position` (nats) on held-out text."""
+    if not isinstance(model, Decoder):
+        return {}
+    losses = loss_by_position(model, *(data.batch(i, "heldout") for i in range(batches)))
+    # a position where no target counts has no loss
+    found: dict[str, Any] = {"loss_by_position": [None if x != x else round(x, 4) for x in losses.values.tolist()]}
+    try:
+        return {"icl_score": icl_score(losses)} | found
+    except AnalysisUnavailable:
+        return found
+
+
+def head_measures(model: Any, data: Data) -> dict[str, Any]:
+    """Return the best head's score per role on repeated random tokens, and every head's as `{role}_by_head`."""
+    try:
+        scores = head_scores(model)
+    except AnalysisUnavailable:
+        return {}
+    found: dict[str, Any] = {}
+    for role, name in ROLES.items():
+        values = scores.scores.select(role=role)
+        found[name] = float(values.values.max())
+        found[f"{name}_by_head"] = {str(h): round(float(x), 4) for h, x in zip(values.labels("head"), values.values)}
+    return found
+
+
+def sample(model: Any, data: Data) -> dict[str, Any]:
+    """Return a text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations."""
+    tokenizer = data.tokenizer
+    if tokenizer.bos is None:
+        return {}
+    if isinstance(model, Decoder):
+        room = min(80, model.config.max_len - 1)
+        made = generate(model, [[tokenizer.bos]], Sampling(temperature=0.8), max_new_tokens=room)
+        return {"sample": tokenizer.decode(made.tokens[0])}
+    batch = data.batch(0, "heldout").rows(5)
+    assert batch.source is not None and batch.source_lengths is not None, "an encoder-decoder's data has sources"
+    sources = [row[:n] for row, n in zip(batch.source.tolist(), batch.source_lengths.tolist())]
+    stop = [] if tokenizer.eos is None else [tokenizer.eos]
+    made = generate(
+        model,
+        [[tokenizer.bos]] * len(sources),
+        Sampling(temperature=0),
+        max_new_tokens=40,
+        stop_ids=stop,
+        source=sources,
+    )
+    pairs = zip(sources, made.trimmed)
+    return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {tokenizer.decode(row)}" for source, row in pairs)}
+
+
+MEASURES = {"text": text_measures, "heads": head_measures, "sample": sample}

@@ -1,0 +1,17 @@
+"""What would the model say if it stopped here? The logit lens at every place, and translators for early layers."""
+
+from glassformer.analysis.lens._fit import (
+    LensDivergence as LensDivergence,
+    fit_tuned_lens as fit_tuned_lens,
+    lens_divergence as lens_divergence,
+)
+from glassformer.analysis.lens._grid import (
+    LensGrid as LensGrid,
+    lens_grid as lens_grid,
+    lens_sites as lens_sites,
+)
+from glassformer.analysis.lens._logit_lens import (
+    Lens as Lens,
+    logit_lens as logit_lens,
+)
+from glassformer.analysis.lens._tuned import TunedLens as TunedLens

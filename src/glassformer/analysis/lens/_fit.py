@@ -1,0 +1,241 @@
+"""Fitting a tuned lens to a frozen model, and how far any lens is from what the model says in the end.
+
+    minimise over M, c at each place:   mean over positions of  KL(final || lens(x + x M + c))
+
+Every place is fitted by itself. The closed form to start from is ridge regression of what is still missing, x_end - x,
+on x, each position weighing as the final norm will weigh it.
+
+Source: Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned Lens", section 2 and the
+authors' settings: stochastic gradient descent with Nesterov momentum 0.9, rate 1 (1 - 0.9), weight decay 1e-3, falling
+to zero over 250 steps. Differs: a step takes thousands of tokens by default, not a quarter of a million.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.components import decoder_side
+from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
+from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
+from glassformer.analysis.prepare import prepare
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Labelled, Result
+from glassformer.trace import Tape
+
+Progress = Callable[[int, int], None]
+# places read through the unembedding at once, when divergences are measured
+_CHUNK = 1024
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LensDivergence(Result):
+    """How far lenses are from the model's own distributions.
+
+    Args:
+        kl_bits: KL(final || lens), mean over positions, `lens site`; lenses are `logit` and `tuned`.
+        spread: Standard error of the mean over batches, same axes; NaN with fewer than two.
+        positions: How many positions were read.
+    """
+
+    kl_bits: Labelled
+    spread: Labelled
+    positions: int
+
+
+def fit_tuned_lens(
+    model: Any,
+    batches: Sequence[Any],
+    *,
+    sites: Sequence[str] | None = None,
+    start: Literal["zero", "ridge"] = "zero",
+    steps: int = 250,
+    tokens: int = 2048,
+    lr: float = 1.0,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-3,
+    ridge: float = 1e-3,
+    seed: int = 0,
+    report: Progress | None = None,
+) -> TunedLens:
+    """Fit a translator for each place of the stream; the model does not change.
+
+    Args:
+        model: One of ours.
+        batches: Training texts, each whatever `run` takes: ids `batch pos`, a `Batch`, a text. Steps go round through
+            them in random order; keep others to measure on.
+        sites: Places to fit; what enters each block by default.
+        start: `zero`, the logit lens; `ridge`, the closed form, for which all batches are read once.
+        steps: Gradient steps; 0 leaves the start.
+        tokens: Positions drawn from a batch in each step.
+        lr: Learning rate over (1 - momentum); it falls linearly to zero.
+        momentum: Nesterov's.
+        weight_decay: Pull of the weights towards zero, which is the logit lens.
+        ridge: Penalty of the closed form, as a share of the stream's mean variance.
+        seed: Source of the order of batches and of the positions drawn.
+        report: Called with (done, total), steps and batches of the start counted alike.
+
+    Raises:
+        AnalysisUnavailable: The model is not one of ours or has no blocks, or there is nothing to fit to.
+        UnknownSite: A site is no place of the stream.
+    """
+    lens = TunedLens.identity(model, sites)
+    if not len(batches):
+        raise AnalysisUnavailable("fit_tuned_lens: there are no batches to fit to.")
+    total = steps + (len(batches) if start == "ridge" else 0)
+    tell: Progress = report or (lambda done, total: None)
+    done = 0
+    if start == "ridge":
+        statistics = _Statistics(lens)
+        for batch in batches:
+            statistics.add(model, *_streams(model, batch, lens.sites))
+            done += 1
+            tell(done, total)
+        lens = statistics.solve(ridge)
+    lens = dataclasses.replace(lens, weight=lens.weight.requires_grad_(), bias=lens.bias.requires_grad_())
+    parameters = [lens.weight, lens.bias]
+    optimizer = torch.optim.SGD(
+        parameters, lr * (1 - momentum), momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / max(steps, 1))
+    random = torch.Generator().manual_seed(seed)
+    seen = 0
+    for batch in _round(batches, steps, random):
+        streams, last = _streams(model, batch, lens.sites)
+        drawn = torch.randperm(len(last), generator=random)[:tokens].to(last.device)
+        seen += len(drawn)
+        found = _gradients(model, lens, streams[:, drawn], last[drawn])
+        for parameter, gradient in zip(parameters, found):
+            parameter.grad = gradient
+        optimizer.step()
+        schedule.step()
+        done += 1
+        tell(done, total)
+    facts = {
+        "start": start, "steps": steps, "tokens": seen, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+        "ridge": ridge if start == "ridge" else None, "seed": seed, "batches": len(batches),
+    }  # fmt: skip
+    return dataclasses.replace(lens, weight=lens.weight.detach(), bias=lens.bias.detach(), facts=facts)
+
+
+def lens_divergence(
+    model: Any, lens: TunedLens, batches: Sequence[Any], *, report: Progress | None = None
+) -> LensDivergence:
+    """Measure how far the logit lens and a tuned lens are from the model, on texts the lens was not fitted to.
+
+    Args:
+        model: The model the lens was fitted for.
+        lens: The tuned lens.
+        batches: Held-out texts, as for `fit_tuned_lens`.
+        report: Called with (done, total) batches.
+
+    Raises:
+        CheckpointError: The lens belongs to another model.
+    """
+    translate = lens.translator(model)
+    names = lens.reads(model)
+    means, counts = [], []
+    for i, batch in enumerate(batches):
+        streams, last = _streams(model, batch, names)
+        sums = torch.zeros(2, len(names), dtype=torch.float64)
+        with torch.no_grad():
+            for rows in torch.arange(len(last), device=last.device).split(_CHUNK):
+                final = _log_probs(model, last[rows])
+                for j, name in enumerate(names):
+                    x = streams[j, rows]
+                    for k, read in enumerate((x, translate(name, x))):
+                        sums[k, j] += kl_bits(final, _log_probs(model, read)).double().sum().cpu()
+        means.append(sums / len(last))
+        counts.append(len(last))
+        if report is not None:
+            report(i + 1, len(batches))
+    weight, each = torch.tensor(counts, dtype=torch.float64), torch.stack(means)
+    mean = (each * weight[:, None, None]).sum(0) / weight.sum()
+    error = ((each - mean) * weight[:, None, None]).square().sum(0).sqrt() / weight.sum()
+    n = len(counts)
+    spread = error * math.sqrt(n / (n - 1)) if n > 1 else torch.full_like(mean, torch.nan)
+    coords = {"lens": ["logit", "tuned"], "site": names}
+    axes = ("lens", "site")
+    return LensDivergence(Labelled(mean, axes, coords), Labelled(spread, axes, coords), sum(counts))
+
+
+class _Statistics:
+    """Weighted sums from which ridge regression is solved, so that no stream is kept."""
+
+    def __init__(self, lens: TunedLens) -> None:
+        n, d_model = lens.bias.shape
+        wide = lens.bias.new_zeros(0, dtype=torch.float64)
+        self.lens, self.weight = lens, wide.new_zeros(())
+        self.x, self.missing = wide.new_zeros(n, d_model), wide.new_zeros(n, d_model)
+        self.square, self.product = (wide.new_zeros(n, d_model, d_model) for _ in range(2))
+
+    def add(self, model: Any, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]) -> None:
+        final = decoder_side(model)[0].final
+        streams, last = streams.double(), last.double()
+        weight = torch.ones_like(last[:, 0]) if final.identity else final.scale(last) ** -2
+        weighted, missing = streams * weight[:, None], last - streams
+        self.weight += weight.sum()
+        self.x += weighted.sum(1)
+        self.missing += (missing * weight[:, None]).sum(1)
+        self.square += weighted.mT @ streams
+        self.product += weighted.mT @ missing
+
+    def solve(self, ridge: float) -> TunedLens:
+        x, missing = self.x / self.weight, self.missing / self.weight
+        variance = self.square / self.weight - x[:, :, None] * x[:, None]
+        together = self.product / self.weight - x[:, :, None] * missing[:, None]
+        unit = variance.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+        identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        weight = torch.linalg.solve(variance + ridge * unit * identity, together)
+        bias = missing - torch.einsum("sd,sde->se", x, weight)
+        return dataclasses.replace(self.lens, weight=weight.to(self.lens.weight), bias=bias.to(self.lens.bias))
+
+
+def _gradients(
+    model: Any, lens: TunedLens, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of KL(final || lens) in nats, mean over positions, summed over sites."""
+    with torch.no_grad():
+        final = _log_probs(model, last)
+        probabilities = final.exp()
+    weight, bias = torch.zeros_like(lens.weight), torch.zeros_like(lens.bias)
+    # one site at a time: logits of one are all that is held
+    for i, x in enumerate(streams):
+        m, c = lens.weight[i].detach().requires_grad_(), lens.bias[i].detach().requires_grad_()
+        divergence = (probabilities * (final - _log_probs(model, translated(x, m, c)))).sum(-1).mean()
+        weight[i], bias[i] = torch.autograd.grad(divergence, (m, c))
+    return weight, bias
+
+
+def _log_probs(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+    logits = read_logits(model, x)
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+
+
+def _streams(
+    model: Any, batch: Any, sites: Sequence[str]
+) -> tuple[Float[Tensor, "site n d_model"], Float[Tensor, "n d_model"]]:
+    """Return the streams at some sites and at the end, at every position that is not padding."""
+    last = last_site(model)
+    tape = Tape(model, [*dict.fromkeys((*sites, last))], logits=False)
+    with evaluating(model), torch.no_grad():
+        given = prepare(model, batch, None)
+        model(*given.args, **given.kwargs, tape=tape)
+    assert given.ids is not None, "a model of ours takes ids"
+    real = torch.ones_like(given.ids, dtype=torch.bool)
+    if given.lengths is not None:
+        real = torch.arange(given.ids.shape[1], device=given.ids.device) < given.lengths[:, None]
+    return torch.stack([tape.values[name][real] for name in sites]), tape.values[last][real]
+
+
+def _round(batches: Sequence[Any], steps: int, random: torch.Generator) -> Iterator[Any]:
+    """Yield batches in random order, all of them before any comes again."""
+    order: list[int] = []
+    for _ in range(steps):
+        order = order or torch.randperm(len(batches), generator=random).tolist()
+        yield batches[order.pop()]

@@ -1,0 +1,260 @@
+"""Logit lens over a grid: what the model would say if it stopped anywhere, at every place of the stream and position.
+
+    lens = norm_final(x) W_U + b_U,    with the scale that x itself has;    with translators, of x + x M + c
+
+Logits `site pos vocab` are never held together: positions are read in chunks under a byte budget, and each chunk is
+reduced site by site to what was asked for.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer import figures
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import blocks_of, decoder_side, entry_sites
+from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
+from glassformer.analysis.lens._tuned import TunedLens
+from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
+from glassformer.analysis.prepare import readable
+from glassformer.errors import UnknownSite, nearest
+from glassformer.labelled import Coordinate, Labelled, Result
+
+Measure = Literal["top", "answer", "entropy", "kl"]
+MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
+# places beyond which a product with the unembedding gets no faster: fewer wait for its matrix to be read
+WORTHWHILE = 128
+Translate = Callable[[str, Float[Tensor, "n d_model"]], Float[Tensor, "n d_model"]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LensGrid(Result):
+    """Next-token distributions at every site, row and position, as far as they were asked for.
+
+    Args:
+        top: Ids of the likeliest tokens, likeliest first, `site batch pos k`.
+        top_probability: Their probabilities, likewise.
+        answers: Token ids followed through depth, `batch pos`.
+        probability: Of the answers, `site batch pos`.
+        rank: Of the answers, likewise; 1 is the likeliest.
+        entropy_bits: `site batch pos`.
+        kl_bits: Divergence of the last site's distribution from each one's, KL(last || site), `site batch pos`.
+        first: Index of the first site whose likeliest token is the last site's, `batch pos`.
+        settled: Index of the site from which on it stays the likeliest, `batch pos`.
+        sites: The places of the stream, in the order of the forward pass.
+        tuned: Whether streams went through translators first.
+        words: Text of every id among `top`.
+    """
+
+    top: Labelled | None
+    top_probability: Labelled | None
+    answers: Labelled | None
+    probability: Labelled | None
+    rank: Labelled | None
+    entropy_bits: Labelled | None
+    kl_bits: Labelled | None
+    first: Labelled
+    settled: Labelled
+    sites: tuple[str, ...]
+    tuned: bool = False
+    words: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def plot(self, *fields: str) -> Any:
+        """Return a figure with a map over sites and positions for each field, of each row of the batch.
+
+        By default of `probability`, `entropy_bits` and `kl_bits`, as far as they were computed.
+        """
+        known = [name for name in ("probability", "entropy_bits", "kl_bits") if getattr(self, name) is not None]
+        if fields or not known:
+            return super().plot(*fields)
+        rows = self.first.size("batch")
+        panels = [
+            (f"{name}, row {row}" if rows > 1 else name, getattr(self, name).select(batch=row))
+            for row in range(rows)
+            for name in known
+        ]
+        return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
+
+
+def lens_sites(model: Any) -> list[str]:
+    """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
+
+    What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
+    its embedding, which `lens_grid` adds up.
+    """
+    stack, embed = decoder_side(model)
+    blocks = blocks_of(stack)
+    if not blocks:
+        return entry_sites(embed)
+    return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
+
+
+def lens_grid(
+    run: Run,
+    answer: Answers = None,
+    *,
+    sites: Sequence[str] | None = None,
+    positions: Positions = None,
+    measures: Sequence[Measure] = MEASURES,
+    k: int = 5,
+    translators: TunedLens | None = None,
+    budget: int = 1 << 28,
+) -> LensGrid:
+    """Read the stream at many places and positions through the final norm and the unembedding.
+
+    Args:
+        run: A forward pass that read `lens_sites(model)`, or the sites given.
+        answer: Tokens to follow: one, one per row, or ids `batch pos`; each position's likeliest next token by default.
+        sites: Places of the stream in the order of the forward pass; the last one is what the others are compared
+            with. All by default; those that a tuned lens has translators for, and the last, if one is given.
+        positions: As in `direct_effects`.
+        measures: What to compute. With `top` alone nothing but the k largest logits and the normaliser is taken from
+            each distribution.
+        k: How many of the likeliest tokens.
+        translators: A `TunedLens` of this model; the plain logit lens by default.
+        budget: Bytes that logits at work may take at once; it is exceeded only if those of one position do.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        UnknownSite: A site is no place of the stream that ends in the logits.
+        AnalysisUnavailable: The model is not one of ours, or its weights are not at hand.
+
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+    """
+    model = run.model
+    translate: Translate | None = None if translators is None else translators.translator(model)
+    every = lens_sites(model) if translators is None else translators.reads(model)
+    names = _checked(run, every if sites is None else sites)
+    at = places(run, positions)
+    asked = frozenset(measures)
+    answers = None
+    if "answer" in asked:
+        answers = at.of_stream(run.predictions()).argmax(-1) if answer is None else tokens_at(model, answer, at)
+    shape = tuple(at.positions.shape)
+    readings = _Readings(len(names), shape, k=min(k, model.config.vocab_size), asked=asked)
+    flat = None if answers is None else answers.flatten()
+    with torch.no_grad():
+        for rows, logits in _chunks(run, names, at, translate, budget):
+            readings.add(rows, logits, None if flat is None else flat[rows])
+    coords: dict[str, Sequence[Coordinate]] = {"site": names, **place_labels(run, at)}
+
+    def grid(name: str, *more: str) -> Labelled | None:
+        values = readings.found.get(name)
+        return None if values is None else Labelled(values.unflatten(1, shape), ("site", "batch", "pos", *more), coords)
+
+    placed = {name: labels for name, labels in coords.items() if name != "site"}
+    matches = readings.same.unflatten(1, shape)
+    # counted from the end: how long the likeliest token has been the last site's
+    settled = len(names) - matches.flip(0).long().cumprod(0).sum(0)
+    return LensGrid(
+        grid("top", "k"), grid("top_probability", "k"),
+        None if answers is None else Labelled(answers, ("batch", "pos"), placed),
+        grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
+        Labelled(matches.long().argmax(0), ("batch", "pos"), placed), Labelled(settled, ("batch", "pos"), placed),
+        tuple(names), translators is not None, _words(model, readings.found.get("top")),
+    )  # fmt: skip
+
+
+class _Readings:
+    """Fills in what was asked for, chunk by chunk; axes `site n`, all rows and positions in one."""
+
+    def __init__(self, n_sites: int, shape: tuple[int, ...], *, k: int, asked: frozenset[Measure]) -> None:
+        self.n_sites, self.count, self.k, self.asked = n_sites, shape[0] * shape[1], k, asked
+        self.found: dict[str, Tensor] = {}
+        self.same = torch.zeros(n_sites, self.count, dtype=torch.bool)
+
+    def add(self, rows: slice, logits: Iterator[Float[Tensor, "n vocab"]], answers: Int[Tensor, " n"] | None) -> None:
+        """Take the logits of some rows at every site, the last site's first."""
+        last, best = None, None
+        more = bool(self.asked & {"answer", "entropy", "kl"})
+        for i, of_site in zip(reversed(range(self.n_sites)), logits):
+            if "top" in self.asked:
+                largest, ids = of_site.topk(self.k, -1)
+                self._put("top", i, rows, ids)
+                # logits that no one reads again make room for their exponentials
+                below = of_site - largest[:, :1] if more else of_site.sub_(largest[:, :1])
+                share = (largest - largest[:, :1]).exp() / below.exp_().sum(-1, keepdim=True)
+                self._put("top_probability", i, rows, share)
+                likeliest = ids[:, 0]
+            else:
+                likeliest = of_site.argmax(-1)
+            best = likeliest if best is None else best
+            self.same[i, rows] = likeliest == best
+            if more:
+                log_probs = of_site.log_softmax(-1)
+                last = log_probs if last is None else last
+                self._measure(i, rows, of_site, log_probs, last, answers)
+
+    def _measure(
+        self, i: int, rows: slice, logits: Tensor, log_probs: Tensor, last: Tensor, answers: Tensor | None
+    ) -> None:
+        if answers is not None:
+            self._put("probability", i, rows, log_probs.gather(-1, answers[:, None])[:, 0].exp())
+            self._put("rank", i, rows, rank(logits, answers))
+        if "entropy" in self.asked:
+            self._put("entropy_bits", i, rows, entropy_bits(log_probs))
+        if "kl" in self.asked:
+            self._put("kl_bits", i, rows, kl_bits(last, log_probs))
+
+    def _put(self, name: str, i: int, rows: slice, values: Tensor) -> None:
+        if name not in self.found:
+            self.found[name] = values.new_zeros(self.n_sites, self.count, *values.shape[1:])
+        self.found[name][i, rows] = values
+
+
+def _chunks(
+    run: Run, names: Sequence[str], at: Places, translate: Translate | None, budget: int
+) -> Iterator[tuple[slice, Iterator[Float[Tensor, "n vocab"]]]]:
+    """Yield places a few at a time, and for each chunk the logits of every site, the last one first."""
+    model = run.model
+    wide = torch.float64 if model.unembed.stored.dtype == torch.float64 else torch.float32
+    # the logits, their log-softmax and that of the last site, and as much again for what is computed from them
+    per_place = 6 * model.config.vocab_size * torch.finfo(wide).bits // 8
+    count, step = at.positions.numel(), max(budget // per_place, 1)
+
+    def stream(name: str, rows: slice) -> Tensor:
+        x = at.of_stream(stream_at(run, name)).flatten(0, 1)[rows]
+        return x if translate is None else translate(name, x)
+
+    def read_out(rows: slice) -> Iterator[Tensor]:
+        n, order = rows.stop - rows.start, list(reversed(names))
+        together = max(1, min(WORTHWHILE // n, budget // (per_place * n)))
+        for first in range(0, len(order), together):
+            x = torch.cat([stream(name, rows) for name in order[first : first + together]])
+            yield from read_logits(model, x).to(wide).split(n)
+
+    for start in range(0, count, step):
+        rows = slice(start, min(start + step, count))
+        yield rows, read_out(rows)
+
+
+def stream_at(run: Run, name: str) -> Float[Tensor, "batch pos d_model"]:
+    """Return the stream at a place; at the embedding of tokens, with its positions added."""
+    entry, *added = entry_sites(decoder_side(run.model)[1])
+    x = run[name].values.detach()
+    return x + run[added[0]].values if name == entry and added else x
+
+
+def _checked(run: Run, sites: Sequence[str]) -> list[str]:
+    stack, embed = decoder_side(run.model)
+    entry, *added = entry_sites(embed)
+    known = [entry, *(site for block in blocks_of(stack) for site in block.at_resid)]
+    names = [site for site in sites if site not in added]
+    for name in names:
+        if name not in known:
+            raise UnknownSite(
+                f'lens_grid: "{name}" is no place of the stream that ends in the logits.{nearest(name, known)}'
+            )
+    run.require([*names, *(added if entry in names else [])], "lens_grid")
+    return names
+
+
+def _words(model: Any, top: Tensor | None) -> dict[int, str]:
+    if top is None:
+        return {}
+    ids = top.unique()
+    return dict(zip(ids.tolist(), readable(model, ids[None])[0]))

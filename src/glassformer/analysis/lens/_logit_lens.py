@@ -1,0 +1,119 @@
+"""Logit lens: what the model would say if it stopped after a layer.
+
+    lens_l = norm_final(x_l) W_U + b_U,    with the scale that x_l itself has
+
+The last row is the model's own output. Early streams need not be in the basis the unembedding reads, so early rows show
+where the answer becomes readable, not where it is known.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import decoder_side, entry_sites
+from glassformer.analysis.prepare import token_id
+from glassformer.labelled import Coordinate, Labelled, Result
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lens(Result):
+    """Next-token distributions by depth at one position; rows are `embed`, `block 0`, ….
+
+    Args:
+        logits: `row vocab`.
+        entropy_bits: Of each row's distribution.
+        kl_bits: Divergence of the final distribution from each row's, KL(final || row).
+        answer: Token id followed through the layers.
+        probability: Of the answer, by row.
+        rank: Of the answer, by row; 1 is the likeliest.
+        position: Index of the position.
+    """
+
+    logits: Labelled
+    entropy_bits: Labelled
+    kl_bits: Labelled
+    answer: int
+    probability: Labelled
+    rank: Labelled
+    position: int
+
+
+def needs(model: Any) -> list[str]:
+    """Return the sites that `lens` reads, to be passed as `read=`."""
+    stack, embed = decoder_side(model)
+    names = entry_sites(embed)
+    return names + [block.at_resid[-1] for block in stack.blocks]  # type: ignore[index, misc]
+
+
+def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: int = 0) -> Lens:
+    """Read the stream after every layer through the final norm and the unembedding.
+
+    Args:
+        run: A forward pass that read `needs(model)`.
+        answer: Token (text or id) to follow; the likeliest next token by default.
+        position: Position whose next token is in question.
+        row: Row of the batch.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        AnalysisUnavailable: The model is not one of ours, or its weights are not at hand.
+
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+    """
+    stack, _ = decoder_side(run.model)
+    run.require(needs(run.model), "lens")
+    at = run.place(position, row)
+    with torch.no_grad():
+        logits = read_logits(run.model, _streams(run, row, at)).detach()
+    chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
+    log_probs = logits.double().log_softmax(-1)
+    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(stack.blocks)))]
+
+    def by_row(values: Tensor) -> Labelled:
+        return Labelled(values, ("row",), {"row": labels})
+
+    return Lens(
+        logits=Labelled(logits, ("row", "vocab"), {"row": labels}),
+        entropy_bits=by_row(entropy_bits(log_probs)),
+        kl_bits=by_row(kl_bits(log_probs[-1], log_probs)),
+        answer=chosen,
+        probability=by_row(log_probs[:, chosen].exp()),
+        rank=by_row(rank(logits, chosen)),
+        position=at,
+    )
+
+
+def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
+    stack, embed = decoder_side(run.model)
+    entry = torch.stack([run[site].values[row, at] for site in entry_sites(embed)]).sum(0)
+    later = [run[block.at_resid[-1]].values[row, at] for block in stack.blocks]  # type: ignore[index, misc]
+    return torch.stack([entry, *later])
+
+
+def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+    """Return the logits of streams, each by itself: what the model would say if it stopped there."""
+    stack, _ = decoder_side(model)
+    # a norm takes streams by row and position: these stand for positions of one row
+    return model.unembed.logits(stack.final(x.unsqueeze(0))[0])
+
+
+def entropy_bits(log_probs: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
+    """Return the entropy of distributions given by natural log-probabilities, in bits."""
+    # 0 log 0 is 0: a probability that underflows must not turn into NaN
+    return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1) / math.log(2)
+
+
+def kl_bits(p: Float[Tensor, "... vocab"], q: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
+    """Return KL(p || q) of distributions given by natural log-probabilities, in bits."""
+    return (p.exp() * (p - q)).nan_to_num(0.0).sum(-1).clamp_min(0.0) / math.log(2)
+
+
+def rank(logits: Float[Tensor, "... vocab"], token: int | Int[Tensor, "..."]) -> Tensor:
+    """Return how many tokens are at least as likely as this one, itself included but ties with it left out."""
+    one = logits[..., token : token + 1] if isinstance(token, int) else logits.gather(-1, token[..., None])
+    return (logits > one).sum(-1) + 1

@@ -1,0 +1,228 @@
+"""Attention scores of one head as a sum over what the query and what the key is made of.
+
+    score[i, j] = scale * sum over a, b of  (a_i W_Q) R(i - j) (b_j W_K)'  + position bias
+
+a and b run over the components of the stream that the head reads: token, position, every earlier head, biases, what
+MLPs wrote; further over what queries and keys get besides it: `positions` (added to queries and keys only) and `bias`
+(of the norm and of the projection). Terms fall in four classes by whether earlier heads had a part in them: `direct` in
+neither side, `Q` in the query, `K` in the key, `QK` in both. MLPs count as direct: a leaf of its own.
+
+Where keys are mixed with those before them (smeared), so is each of their components: a term at a key then holds its
+share of the key before. Norms divide by the scale they had in the run (frozen), those on queries and keys too; then
+the terms sum to the score.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (path expansion of attention scores,
+Q- and K-composition).
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import Component, decoder_side
+from glassformer.analysis.frozen._writes import each_write, residual_sites
+from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention.context import Context
+from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import Block
+from glassformer.models.stack import make_context
+from glassformer.weights import head_label
+
+CLASSES = ("direct", "Q", "K", "QK")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScorePaths(Result):
+    """Where one head's scores come from.
+
+    The numbers of a query matter up to what they have in common over keys, which softmax does not see.
+
+    Args:
+        terms: `[stream] query_component key_component [query key]`, in units of scores; `query` and `key` only where no
+            single position was asked for. Entries where attention is not allowed are computed like the others.
+        classes: Sum of the terms of each class, `[stream] class [query key]`.
+        position_bias: What is added to the score for the distance alone (ALiBi), `[query key]`; 0 without.
+        total: The sum of all of it, `[stream] [query key]`.
+        label: The head.
+    """
+
+    terms: Labelled
+    classes: Labelled
+    position_bias: Labelled
+    total: Labelled
+    label: str
+
+
+def score_sites(model: Any) -> list[str]:
+    """Return the sites that `score_paths` reads, to be passed as `read=`."""
+    found = residual_sites(model)
+    for block in decoder_side(model)[0].blocks:
+        assert isinstance(block, Block)
+        for name in block.names:
+            norm = None if block.wiring == "post" else block.norm(name)
+            found += [norm.at_scale] if norm is not None and not norm.identity else []
+    return found
+
+
+@torch.no_grad()
+def score_paths(run: Run, head: str, *, query: int | None = None, key: int | None = None, row: int = 0) -> ScorePaths:
+    """Split the scores of one self-attention head by what wrote the query and what wrote the key.
+
+    Args:
+        run: A forward pass over whole documents (not packed) that read `score_sites(model)`.
+        head: Label of a head in the stack that ends in the logits.
+        query: One position only; negative ones count from the end.
+        key: One position only.
+        row: Row of the batch.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+        AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
+    """
+    block, name, part, h = _find(run.model, head)
+    run.require(score_sites(run.model), "score_paths")
+    components, q, k, context = _projected(run, block, name, part, row)
+    q, k = q[..., h, :, :], per_query_head(k, q)[..., h, :, :]
+    scale = getattr(part.mixer, "scale", part.dims.d_head**-0.5)
+    places = [None if p is None else run.place(p, row) for p in (query, key)]
+    q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
+    # component [stream] pos d_head, twice -> [stream] component component query key
+    terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * scale
+    bias = terms.new_zeros(terms.shape[-2:])
+    if part.positions.has_bias:
+        whole = part.positions.bias(context)[0, h].to(bias)
+        for axis, p in enumerate(places):
+            whole = whole if p is None else whole.narrow(axis, p, 1)
+        bias = whole
+    earlier = torch.tensor([c.head is not None for c in components], device=terms.device)
+    classes = torch.stack([
+        terms[..., m[0].nonzero()[:, 0], :, :, :][..., m[1].nonzero()[:, 0], :, :].sum((-4, -3))
+        for m in ((~earlier, ~earlier), (earlier, ~earlier), (~earlier, earlier), (earlier, earlier))
+    ], -3)  # fmt: skip
+    return _labelled(run, row, head, [c.label for c in components], terms, classes, bias, places)
+
+
+def _projected(
+    run: Run, block: Block, name: str, part: AttentionLayer, row: int
+) -> tuple[list[Component], Tensor, Tensor, Context]:
+    """Return the components of queries and keys, `component [stream] head pos d_head`, turned by rotary positions."""
+    place = 0 if block.wiring == "parallel" else block.names.index(name)
+    norm = None if block.wiring == "post" else block.norm(name)
+    projection, widths = part.projection, part.projection.widths
+    weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias
+    components: list[Component] = []
+    raw: list[Tensor] = []
+    scale = run[norm.at_scale].values[row] if norm is not None and not norm.identity else None
+    for found, vectors in each_write(run, block.at_resid[place], row=row):
+        if norm is not None and scale is not None:
+            vectors = norm.linear(vectors, scale.expand(vectors.shape[:-1]))
+        components += found
+        raw.append(vectors @ weight.mT)
+    length = raw[0].shape[1]
+    context = make_context(1, length, raw[0].device, is_causal=True)
+    constant = None if norm is None or norm.shift is None else norm.shift @ weight.mT
+    if own is not None:
+        constant = own[: len(weight)] if constant is None else constant + own[: len(weight)]
+    if constant is not None:
+        components.append(Component("bias", "attn_bias", block.layer, name))
+        raw.append(constant.expand(1, length, -1))
+    if isinstance(part.positions, QueryKeyOnlyPositions):
+        nothing = raw[0].new_zeros(1, length, weight.shape[1])
+        components.append(Component("positions", "position", block.layer, name))
+        raw.append(part.positions.inputs(nothing, nothing, context)[0] @ weight.mT)
+    flat_q, flat_k = torch.cat(raw).split(widths[:2], -1)
+    q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
+    if projection.norms is not None:
+        q, k = _normed(projection.norms, components, q, k, block.layer, name)
+    if projection.smear is not None:
+        k = projection.smear(k, context.positions)[0]
+    turned_q, turned_k = part.positions.rotate(q, k, context)
+    assert turned_k is not None
+    return components, turned_q, turned_k, context
+
+
+def _heads(part: AttentionLayer, x: Tensor, heads: int) -> Float[Tensor, "component *stream head pos d_head"]:
+    streams, width = part.mixer.traits.streams, part.dims.d_head
+    if streams == 1:
+        return x.unflatten(-1, (heads, width)).transpose(1, 2)
+    return x.unflatten(-1, (heads, streams, width)).permute(0, 3, 2, 1, 4)
+
+
+def _normed(
+    norms: Any, components: list[Component], q: Tensor, k: Tensor, layer: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return components through the norms on queries and keys, whose biases go with the others."""
+    # linear once each divides by what it divides their sum by
+    linear = [norm.linear(u) for norm, u in zip(norms, (q, k))]
+    if norms[0].bias is None:
+        return linear[0], linear[1]
+    shifts = [norm.shift(u) for norm, u in zip(norms, linear)]
+    biases = [c.kind == "attn_bias" and c.layer == layer and c.label == "bias" for c in components]
+    if not any(biases):
+        components.append(Component("bias", "attn_bias", layer, name))
+        return torch.cat((linear[0], shifts[0])), torch.cat((linear[1], shifts[1]))
+    at = biases.index(True)
+    for u, shift in zip(linear, shifts):
+        u[at] += shift[0]
+    return linear[0], linear[1]
+
+
+def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
+    known: dict[str, tuple[Block, str, AttentionLayer, int]] = {}
+    for block in decoder_side(model)[0].blocks:
+        assert isinstance(block, Block)
+        for name in block.names:
+            part = block.part(name)
+            if isinstance(part, AttentionLayer):
+                known |= {
+                    head_label("", name, block.layer, h): (block, name, part, h) for h in range(part.dims.n_heads)
+                }
+    if label not in known:
+        raise AnalysisUnavailable(f'score_paths: no head "{label}".{nearest(label, known)}')
+    part = known[label][2]
+    if part.config.cross:
+        raise AnalysisUnavailable(
+            f'score_paths: the keys of "{label}" come from another stack, which this stream says nothing of.\n'
+            f'    Read its scores: gf.run(…, read=["{part.at.scores}"]).'
+        )
+    if part.projection.clip is not None:
+        raise AnalysisUnavailable(
+            f"score_paths: layer {part.dims.layer} cuts its queries and keys off at {part.projection.clip:g} (clip), "
+            f'so its scores are no sum over paths.\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
+        )
+    if not part.mixer.traits.bilinear_scores:
+        raise AnalysisUnavailable(
+            f'score_paths: layer {part.dims.layer} uses "{part.config.mixer.described}", whose scores are not bilinear '
+            "in query and key (bilinear_scores=False).\n    Its patterns are in gf.run(…, "
+            f'read=["{part.at.pattern}"]), its values in analysis.paths.expand_paths(run).'
+        )
+    return known[label]
+
+
+def _labelled(
+    run: Run, row: int, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor,
+    places: list[int | None],
+) -> ScorePaths:  # fmt: skip
+    tokens: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
+    kept: dict[str, Any] = {}
+    for axis, (name, place) in zip((-2, -1), zip(("query", "key"), places)):
+        if place is None:
+            kept[name] = tokens[: terms.shape[axis]]
+    where = tuple(slice(None) if place is None else 0 for place in places)
+    lead = ("stream",) if terms.ndim == 5 else ()
+    tail = tuple(kept)
+    inner: dict[str, Any] = {"query_component": names, "key_component": names}
+    total = classes.sum(-3) + bias
+    return ScorePaths(
+        Labelled(terms[(..., *where)], (*lead, *inner, *tail), inner | kept),
+        Labelled(classes[(..., *where)], (*lead, "class", *tail), {"class": list(CLASSES)} | kept),
+        Labelled(bias[where], tail, kept),
+        Labelled(total[(..., *where)], (*lead, *tail), kept),
+        head,
+    )

@@ -1,0 +1,310 @@
+"""Circuits of a model, one report: which heads do what, which read which, by which rules, and how much it matters.
+
+Evidence from weights stands beside evidence from activations, and neither is taken for the other: weights say what a
+head could do with what it might be given, activations what it did on the rows that were run. What is not defined for a
+model is listed with the reason.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context
+Learning and Induction Heads".
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from glassformer import weights
+from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_each
+from glassformer.analysis.from_weights._composition import Composition, composition
+from glassformer.analysis.from_weights._copying import Copying, copying
+from glassformer.analysis.from_weights._induction import InductionCircuits, induction_circuits
+from glassformer.analysis.from_weights._positional import PositionalHeads, positional_heads
+from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads, settings_of
+from glassformer.analysis.heads._roles import heads as heads_of
+from glassformer.analysis.learning._in_context import in_context_learning
+from glassformer.analysis.paths._importance import Importance, importance
+from glassformer.analysis.reports._circuits_document import (
+    Circuits,
+    EdgeFacts,
+    HeadCircuits,
+    InductionFacts,
+    JointFacts,
+    LossFacts,
+    OrderFacts,
+    Pair,
+    Pairs,
+    Spectrum,
+    TrigramFacts,
+    Unavailable,
+)
+from glassformer.analysis.reports._circuits_findings import doubts, findings, induction_heads, verdict
+from glassformer.analysis.reports._explain import model_facts
+from glassformer.analysis.subspaces._subspaces import Bandwidth, bandwidth
+from glassformer.analysis.vocabulary._skip_trigrams import skip_trigrams
+from glassformer.analysis.vocabulary._token_circuits import token_pairs
+from glassformer.data import Batch
+from glassformer.errors import AnalysisUnavailable, GlassformerError
+from glassformer.labelled import Labelled
+from glassformer.weights import HeadWeights
+
+T = TypeVar("T")
+
+NOTHING = 1e-3  # logits, scores, and rules worth less are not listed
+# positions from which random tokens are repeated more than once: copies that are short look alike one and two back
+ROOM = 40
+ANALYSES = 11  # that are asked, one after the other
+# of the eigenvalue ratios of an induction circuit, which are around zero for random matrices
+WIRED = 0.5
+
+
+def circuits(
+    model: Any,
+    *rows: Batch,
+    heads: Sequence[str] | None = None,
+    tokens: Sequence[int] | Tensor | None = None,
+    k: int = 12,
+    seed: int = 0,
+    report: Callable[[int, int, str], None] | None = None,
+) -> Circuits:
+    """Find the circuits of a model.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        rows: Batches of text, for losses, ablations and term importance; without them these are left out.
+        heads: Labels of the heads whose token pairs are listed; by default those that stand out.
+        tokens: Ids that count in tables of tokens (leave out rare ones, see `frequent_tokens`); all by default.
+        k: Entries per table.
+        seed: Source of random tokens and matrices.
+        report: Called as it goes with steps done, steps in all and the analysis that is under way: one step each, but
+            one for every head that is ablated.
+
+    Raises:
+        AnalysisUnavailable: The model is none of ours, or a head is unknown.
+
+    Example:
+        >>> analysis.reports.circuits(gf.load("attn-only-2l")).findings[0]
+    """
+    w = weights.of(model, fold=True)
+    for label in heads or ():
+        w[label]
+    n_heads = len(heads_of(model))
+    asked = _Asked(report, ANALYSES - 1 + n_heads)
+    copied = asked("copying by eigenvalues", lambda: copying(w))
+    placed = asked("heads that go by position", lambda: positional_heads(w))
+    read = asked("bandwidth", lambda: bandwidth(w))
+    composed = asked("composition", lambda: composition(w, seed=seed))
+    repeats = 4 if model.config.max_len >= ROOM else 2
+    scored = asked("what heads attend to", lambda: evaluate_heads(model, seed=seed, repeats=repeats))
+    wired = asked("induction from weights", lambda: induction_circuits(w, seed=seed))
+    removed = asked(
+        "ablation", lambda: ablate_each(model, *_given(rows, "ablation"), report=asked.within), steps=n_heads
+    )
+    terms = asked("term importance", lambda: importance(model, *_given(rows, "term importance")))
+    losses = asked("loss by position", lambda: in_context_learning(model, *_given(rows, "loss by position")))
+
+    facts = _heads(model, seed, repeats, copied, placed, read, scored, wired, removed)
+    together = [head.label for head in induction_heads(facts)]
+    chosen = [head.label for head in facts if head.verdict][:8] if heads is None else list(heads)
+    found = Circuits(
+        model=model_facts(model),
+        findings=(),
+        heads=facts,
+        edges=() if composed is None else _edges(composed, 3 * k),
+        induction=() if wired is None else _induction(wired, facts, k),
+        trigrams=asked("skip-trigrams", lambda: _trigrams(w, tokens, k)) or (),
+        eigenvalues=() if copied is None else _spectra(copied),
+        pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
+        importance=() if terms is None else _orders(terms),
+        losses=() if losses is None else (LossFacts.of("the text given", losses),),
+        ablated_loss=None if removed is None else removed.loss,
+        ablated_icl=None if removed is None else _known(removed.icl),
+        together=_together(model, together, rows) if removed is not None and len(together) > 1 else None,
+        unavailable=tuple(asked.unavailable),
+    )
+    return found.replace(findings=findings(found))
+
+
+class _Asked:
+    """Asks one analysis after the other; what is not defined becomes an entry, not an end."""
+
+    def __init__(self, report: Callable[[int, int, str], None] | None, total: int) -> None:
+        self.report, self.total = report, total
+        self.done, self.steps, self.name = 0, 0, ""
+        self.unavailable: list[Unavailable] = []
+
+    def __call__(self, name: str, analysis: Callable[[], T], *, steps: int = 1) -> T | None:
+        self.name, self.steps = name, steps
+        self.within(0, 1)
+        try:
+            return analysis()
+        except GlassformerError as error:
+            self.unavailable.append(Unavailable(name, str(error)))
+            return None
+        finally:
+            self.within(1, 1)
+            self.done += steps
+
+    def within(self, done: int, total: int) -> None:
+        """Report how far the analysis that is under way has come."""
+        if self.report is not None:
+            self.report(self.done + self.steps * done // total, self.total, self.name)
+
+
+def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
+    if not rows:
+        raise AnalysisUnavailable(
+            f"{analysis} needs text: batches, as in circuits(model, data.batch(0)); --data on the command line."
+        )
+    return rows
+
+
+def _heads(
+    model: Any,
+    seed: int,
+    repeats: int,
+    copied: Copying | None,
+    placed: PositionalHeads | None,
+    read: Bandwidth | None,
+    scored: HeadEvaluation | None,
+    wired: InductionCircuits | None,
+    removed: Ablation | None,
+) -> tuple[HeadCircuits, ...]:
+    measured = None if scored is None else scored.scores.select(setting="repeated")
+    n_tokens = 0 if scored is None else _distinct(model, seed, repeats)
+    found = []
+    for head in heads_of(model):
+        roles = {} if measured is None else _row(measured, head.label, "evaluator")
+        offsets = {} if placed is None else _row(placed.scores, head.label, "offset")
+        best = max(offsets, key=lambda o: offsets[o], default=None)
+        facts = HeadCircuits(
+            head.label, head.stack, head.part, head.layer, head.reading,
+            {name: x for name, x in roles.items() if name != "copying"},
+            copying_measured=None if "copying" not in roles else _times(roles["copying"], n_tokens),
+            copying=_at(copied and copied.ratio, head.label),
+            copying_through=_at(wired and wired.copy, head.label),
+            offset=None if best is None else int(best),
+            offset_score=None if best is None else offsets[best],
+            read_dimensions=_dimensions(read, f"{head.label} V"),
+            write_dimensions=_dimensions(read, head.label),
+            ablation_loss=_at(removed and removed.loss_change, head.label, "heads"),
+            ablation_loss_spread=_at(removed and removed.loss_change_spread, head.label, "heads"),
+            ablation_icl=_at(removed and removed.icl_change, head.label, "heads"),
+        )  # fmt: skip
+        found.append(dataclasses.replace(facts, verdict=verdict(facts), doubts=doubts(facts)))
+    return tuple(found)
+
+
+def _distinct(model: Any, seed: int, repeats: int) -> int:
+    """Return how many different tokens a row of the evaluation holds."""
+    return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
+
+
+def _edges(found: Composition, k: int) -> tuple[EdgeFacts, ...]:
+    edges = []
+    for edge in found.edges()[:k]:
+        at = {"kind": edge.kind, "earlier": edge.earlier, "later": edge.later}
+        base, spread = (float(table.select(**at).values) for table in (found.null_mean, found.null_sd))
+        edges.append(EdgeFacts(edge.kind, edge.earlier, edge.later, edge.score, base, spread, edge.score - base))
+    return tuple(edges)
+
+
+def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) -> tuple[InductionFacts, ...]:
+    seen = {head.label: head.roles for head in heads}
+    return tuple(
+        InductionFacts(
+            c.kind, c.earlier, c.later, c.role, c.match, c.copy, c.composition,
+            seen[c.earlier].get("previous_token" if c.kind == "K" else "duplicate_token"),
+            seen[c.later].get("prefix_matching"),
+        )
+        for c in [c for c in wired.circuits(2 * len(heads) ** 2) if min(c.match, c.copy) >= WIRED][:k]
+    )  # fmt: skip
+
+
+def _together(model: Any, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
+    removed = ablate(model, labels, *rows)
+    return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
+
+
+def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
+    first = [label for layer in w.of_stack() if layer.layer == 0 for label in layer.labels]
+    if not first:
+        raise AnalysisUnavailable("skip-trigrams are rules of single heads of the first layer, which has no attention.")
+    found = skip_trigrams(w, first, k=k, tokens=tokens)
+    fields = (found.sources, found.destinations, found.outputs, found.attention, found.effect, found.contribution)
+    rules = []
+    for head in map(str, found.contribution.labels("head")):
+        for s, d, o, *numbers in zip(*(field.select(head=head).values.tolist() for field in fields)):
+            source, destination, out = (_text(found.names, int(i)) for i in (s, d, o))
+            if numbers[-1] >= NOTHING:
+                rules.append(TrigramFacts(head, source, destination, out, *numbers))
+    return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
+
+
+def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
+    found = []
+    ratios = copied.ratio.values.tolist()
+    for label, row, ratio in zip(copied.eigenvalues.labels("head"), copied.eigenvalues.values, ratios):
+        values = tuple((float(x.real), float(x.imag)) for x in row if torch.isfinite(x))
+        found.append(Spectrum(str(label), values, _known(ratio)))
+    return tuple(found)
+
+
+def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
+    rows: dict[str, tuple[tuple[Pair, ...], str]] = {}
+    for circuit in ("OV", "QK"):
+        try:
+            found = token_pairs(w, circuit, [label], k=k, tokens=tokens)
+        except AnalysisUnavailable as error:
+            rows[circuit] = (), str(error)
+            continue
+        name = str(found.values.labels("head")[0])
+        over = f", mean over keys {found.offsets[0]} to {found.offsets[-1]} back" if found.offsets else ""
+        words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
+        fields = (found.rows, found.columns, found.values)
+        table = zip(*(field.select(head=name).values.tolist() for field in fields))
+        pairs = (Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
+        rows[circuit] = tuple(pairs), words
+    return Pairs(label, *rows["OV"], *rows["QK"])
+
+
+def _orders(found: Importance) -> tuple[OrderFacts, ...]:
+    names = {"0": "none: the direct path", "1": "one head", "2": "two heads"}
+    losses, gains = (x.select(scale="frozen") for x in (found.losses, found.gains))
+    rows = zip(losses.labels("order"), losses.values.tolist(), gains.values.tolist(), found.terms.values.tolist())
+    return tuple(OrderFacts(names.get(str(n), f"{n} heads"), loss, gain, int(terms)) for n, loss, gain, terms in rows)
+
+
+def _dimensions(read: Bandwidth | None, port: str) -> float | None:
+    return None if read is None else _at(read.dimensions.select(measure="participation_ratio"), port, "component")
+
+
+def _text(names: Mapping[int, str], token: int) -> str:
+    # names begin with the id, to tell equal texts apart; where tokens stand by themselves their text is enough
+    return names[token].partition(":")[2]
+
+
+def _times(score: float, n_tokens: int) -> float:
+    """Return how often the average token's raise the attended token's is, from the copying score 4r - 1."""
+    share = (score + 1) / 4
+    return share / (1 - share) * n_tokens
+
+
+def _row(table: Labelled, head: str, axis: str, heads: str = "head") -> dict[str, float]:
+    """Return a head's row by coordinate, without what is undefined; empty for a head that has none."""
+    if head not in table.labels(heads):
+        return {}
+    row = table.select(**{heads: head})
+    return {str(name): x for name, x in zip(row.labels(axis), row.values.tolist()) if math.isfinite(x)}
+
+
+def _at(table: Labelled | None, head: str, axis: str = "head") -> float | None:
+    if table is None or head not in table.labels(axis):
+        return None
+    return _known(float(table.select(**{axis: head}).values))
+
+
+def _known(x: float) -> float | None:
+    return x if math.isfinite(x) else None

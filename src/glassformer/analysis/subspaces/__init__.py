@@ -1,0 +1,26 @@
+"""Where in the stream do things lie? Bandwidth, overlaps, erasure, dimensions, and whether the basis matters."""
+
+from glassformer.analysis.subspaces._basis import (
+    Kurtosis as Kurtosis,
+    RotationTest as RotationTest,
+    kurtosis as kurtosis,
+    kurtosis_needs as kurtosis_needs,
+    rotate as rotate,
+    rotation as rotation,
+    rotation_test as rotation_test,
+)
+from glassformer.analysis.subspaces._subspaces import (
+    Bandwidth as Bandwidth,
+    Erasers as Erasers,
+    Erasure as Erasure,
+    JointPca as JointPca,
+    Overlaps as Overlaps,
+    StreamDimensions as StreamDimensions,
+    bandwidth as bandwidth,
+    erasers as erasers,
+    erasure as erasure,
+    erasure_needs as erasure_needs,
+    joint_pca as joint_pca,
+    overlaps as overlaps,
+    stream_dimensions as stream_dimensions,
+)

@@ -1,0 +1,188 @@
+"""Does the stream have a basis of its own? By function, no: turn what writes and what reads, and nothing changes.
+
+    writes <- writes R        reads <- R' reads        R orthogonal
+
+Norms must have no gain, which folding sees to; a norm that subtracts the mean singles out one direction, which R then
+leaves alone. What training made of the coordinates is another matter: where single coordinates are special, their
+distribution has heavier tails than that of the same activations turned at random.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (privileged basis).
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer import weights
+from glassformer.analysis._run import Run
+from glassformer.errors import ShapeMismatch
+from glassformer.labelled import Labelled, Result
+from glassformer.weights import HeadWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class RotationTest(Result):
+    """What a random rotation of the stream does to a model's output.
+
+    Args:
+        folded: Largest change of a log-probability with folded weights, in nats: rounding, unless a norm kept a gain.
+        unfolded: The same with weights as they are: gains, if they differ, know the coordinates.
+        gains_left: Norms whose gain folding leaves in place (post-norm and sandwich blocks).
+        seed: Of the rotation.
+    """
+
+    folded: float
+    unfolded: float
+    gains_left: tuple[str, ...]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kurtosis(Result):
+    """How heavy the tails of stream coordinates are: E x^4 / (E x^2)^2 of each, averaged; 3 for a Gaussian.
+
+    Args:
+        coordinates: By `site`, for the coordinates as they are.
+        rotated: For the same activations turned at random.
+        tokens: How many vectors it is a mean over.
+    """
+
+    coordinates: Labelled
+    rotated: Labelled
+    tokens: int
+
+
+def rotation_test(
+    model: Any, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
+) -> RotationTest:
+    """Turn the stream at random and see whether log-probabilities change.
+
+    Args:
+        model: A decoder or an encoder-decoder; float64 shows it best.
+        ids: Rows of tokens.
+        source: Tokens of the encoder, if there is one.
+        seed: Of the rotation.
+    """
+    changes: list[float] = []
+    folded = weights.of(model, fold=True)
+    with torch.no_grad():
+        for w in (folded, weights.of(model)):
+            before, after = (weights.logits(x, ids, source).log_softmax(-1) for x in (w, rotate(w, seed)))
+            changes.append(float((after - before).abs().max()))
+    left = tuple(path for path, (gain, _) in folded.norms.items() if gain is not None)
+    return RotationTest(changes[0], changes[1], left, seed)
+
+
+def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
+    """Return copies of matrices for a stream turned at random; the direction of the mean stays if a norm takes it out.
+
+    Augmented weights are not taken: their constant coordinate is no direction of the stream.
+
+    Raises:
+        ShapeMismatch: The weights are augmented.
+        AnalysisUnavailable: A sub-layer is neither attention nor an MLP.
+    """
+    if w.augmented:
+        raise ShapeMismatch("rotate turns the stream, and augmented weights have a constant beside it: augment later.")
+    w.require_matrices("rotate", "A model turned whole: handmade.rotated(model).")
+    turn = rotation(len(w.U), seed, keep_mean=_centres(w)).to(w.U)
+    attention = tuple(
+        dataclasses.replace(
+            a, Q=turn.mT @ a.Q, K=turn.mT @ a.K, V=turn.mT @ a.V, O=a.O @ turn,
+            bO=None if a.bO is None else a.bO @ turn,
+            gate=None if a.gate is None else (turn.mT @ a.gate[0], a.gate[1]),
+        )
+        for a in w.attention
+    )  # fmt: skip
+    mlps = tuple(
+        dataclasses.replace(
+            m, W_in=turn.mT @ m.W_in, W_gate=None if m.W_gate is None else turn.mT @ m.W_gate, W_out=m.W_out @ turn,
+            b_out=None if m.b_out is None else m.b_out @ turn,
+        )
+        for m in w.mlps
+    )  # fmt: skip
+    return dataclasses.replace(
+        w, attention=attention, mlps=mlps, U=turn.mT @ w.U,
+        embeddings={name: rows @ turn for name, rows in w.embeddings.items()},
+        tables={name: None if rows is None else rows @ turn for name, rows in w.tables.items()},
+    )  # fmt: skip
+
+
+def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[Tensor, "d_model d_model"]:
+    """Return a uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
+    generator = torch.Generator().manual_seed(seed)
+    size = d_model - keep_mean
+    q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    # with the signs of r's diagonal taken out, the draw is uniform
+    turn = q * r.diagonal().sign()
+    if not keep_mean:
+        return turn
+    # an orthonormal basis whose first member is the mean's direction
+    columns = torch.eye(d_model, dtype=torch.float64)
+    columns[:, 0] = 1
+    basis = torch.linalg.qr(columns)[0]
+    return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
+
+
+def kurtosis_needs(model: Any) -> list[str]:
+    """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
+    found: list[str] = []
+    for stack in model.stacks.values():
+        found += [block.at_resid[0] for block in stack.blocks]
+        found += [stack.blocks[-1].at_resid[-1]] if len(stack.blocks) else []
+    return found
+
+
+def kurtosis(run: Run, *, seed: int = 0) -> Kurtosis:
+    """Measure whether coordinates of the stream are special, against the same activations turned at random.
+
+    The first position is left out: what gathers there (attention sinks) would drown the rest.
+
+    Args:
+        run: A forward pass that read `kurtosis_needs(model)`; of many tokens.
+        seed: Of the rotation.
+
+    Raises:
+        SiteNotRead: The run lacks a site.
+    """
+    needs = kurtosis_needs(run.model)
+    run.require(needs, "kurtosis")
+    plain, turned, n = [], [], 0
+    for site in needs:
+        x = stream_rows(run, site)
+        x, n = x - x.mean(0), len(x)
+        plain.append(_kurtosis(x))
+        turned.append(_kurtosis(x @ rotation(x.shape[-1], seed).to(x.device)))
+    coords = {"site": needs}
+    return Kurtosis(
+        Labelled(torch.stack(plain), ("site",), coords), Labelled(torch.stack(turned), ("site",), coords), n
+    )
+
+
+def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
+    """Return what a site of the stream held at all real positions but the first, in float64."""
+    x = run[site].values
+    keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    keep[:, 0] = x.shape[1] == 1
+    if run.lengths is not None and not site.startswith("encoder"):
+        keep &= torch.arange(x.shape[1], device=x.device) < run.lengths[:, None].to(x.device)
+    return x[keep].double()
+
+
+def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:
+    second = x.square().mean(0)
+    # coordinates that never move have no distribution
+    moving = second > 0
+    return (x.pow(4).mean(0)[moving] / second[moving].square()).mean()
+
+
+def _centres(w: HeadWeights) -> bool:
+    norms = [stack.final for stack in w.model.stacks.values()]
+    for stack in w.model.stacks.values():
+        for block in stack.blocks:
+            norms += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
+            norms += [after for part in block.names if (after := block.norm_after(part)) is not None]
+    return any(norm.centred for norm in norms)

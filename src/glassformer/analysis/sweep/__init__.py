@@ -1,0 +1,22 @@
+"""The engine of interventions: many edits of one run side by side, and what is measured of each."""
+
+from glassformer.analysis.sweep._engine import sweep as sweep
+from glassformer.analysis.sweep._metrics import (
+    Metric as Metric,
+    answer_rank as answer_rank,
+    kl_divergence as kl_divergence,
+    log_probability as log_probability,
+    logit as logit,
+    logit_difference as logit_difference,
+    next_token_loss as next_token_loss,
+    probability as probability,
+)
+from glassformer.analysis.sweep._plain_loop import (
+    Sweep as Sweep,
+    one_by_one as one_by_one,
+)
+from glassformer.analysis.sweep._plan import (
+    Donor as Donor,
+    Plan as Plan,
+    grid as grid,
+)

@@ -1,0 +1,272 @@
+"""Sweeps: many interventions on one base run, measured together.
+
+    clean = Donor("When Mary and John went out, John gave a drink to")
+    plan = grid(
+        lambda layer, pos: [Set(f"blocks.{layer}.resid_pre", clean, at=At(pos=pos))], layer=range(4), pos=range(9)
+    )
+    sweep(model, corrupt, plan, logit_difference(" Mary", " John")).values       # metric layer pos batch
+
+What rows share is computed once. Layers before a row's first edit are those of the base run; with causal attention so
+are the positions before it, whose keys and values (or matrix states) are carried. Rows that start at the same place are
+worlds side by side in one batch, and the unembedding runs where a metric looks. The numbers are those of
+`one_by_one`, the plain loop.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import evaluating
+from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.sweep._metrics import Metric
+from glassformer.analysis.sweep._plain_loop import (
+    MetricLike,
+    Sweep,
+    apply_metric,
+    in_worlds,
+    joined,
+    lend,
+    named_metrics,
+    one_by_one,
+    resolved,
+    result,
+)
+from glassformer.analysis.sweep._plan import EditLike, Plan
+from glassformer.analysis.sweep._prefix import Prefix
+from glassformer.analysis.sweep._saved_rows import Kept
+from glassformer.analysis.sweep._schedule import Pass, Unit, passes
+from glassformer.analysis.sweep._side_by_side import side_by_side
+from glassformer.analysis.sweep._worlds import Worlds, first_position, localised, positional
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.trace import Edit, Site, Take, Tape, is_named
+
+__all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
+
+
+def sweep(
+    model: Any,
+    base: Any,
+    plan: Plan | Sequence[Sequence[EditLike]],
+    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    *,
+    target: Any = None,
+    base_edit: Sequence[EditLike] = (),
+    rows: int | None = None,
+    memory: int | None = None,
+    grad: bool = False,
+    report: Callable[[int, int], None] | None = None,
+    save_to: str | Path | None = None,
+) -> Sweep:
+    """Run every row of a plan on the base, and measure.
+
+    Args:
+        model: A decoder or an encoder-decoder. A module seen through a spec (`foreign`) runs rows side by side where
+            it treats them alike (see `side_by_side`); any other module runs row by row.
+        base: What every row reads, as in `run`: a text, ids, a `Batch`. A row's edits apply to the whole batch.
+        plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
+            row `i` of the plan.
+        metric: One metric or several. A plain function gets logits `world batch pos vocab`.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        base_edit: Edits of the base run and of every row, before the row's own.
+        rows: Rows per forward pass at most; by default what fits `memory`, and what is worth batching.
+        memory: Bytes for what is held at once besides the model and the base run.
+        grad: Keep the graph, so that gradients flow to parameters and to what edits hold.
+        report: Called with (rows done, rows in all).
+        save_to: File for finished rows. A sweep that was interrupted goes on from it; the file of another sweep is
+            refused.
+
+    Raises:
+        UnknownSite: An edit or a metric names a site the model does not have.
+        ShapeMismatch: A value does not fit its site, or rows take from each other in a circle at one site.
+        CheckpointError: `save_to` holds another sweep, or is damaged.
+    """
+    plan, metrics = Plan.of(plan), named_metrics(metric)
+    if is_named(model):
+        return side_by_side(
+            model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
+            report=report, save_to=None if save_to is None else Path(save_to),
+        )  # fmt: skip
+    if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
+        if save_to is not None:
+            raise AnalysisUnavailable(
+                f"sweep: save_to keeps rows of one of our models, or of a module seen through a spec (foreign); "
+                f"{type(model).__name__} is neither.\n    Leave save_to out, or write a spec."
+            )
+        return one_by_one(model, base, plan, metrics, target=target, base_edit=base_edit, grad=grad, report=report)
+    if isinstance(model, Encoder) and any(metric.site.startswith("logits") for metric in metrics.values()):
+        # raises, and says what there is instead, if there are none
+        _ = model.unembed
+    with evaluating(model), torch.set_grad_enabled(grad):
+        given = prepare(model, base, target)
+        table = model.sites()
+        common = resolved(base_edit, table)
+        rows_of_edits = [resolved(row, table) for row in plan.rows]
+        lend(model, [*common, *(pair for row in rows_of_edits for pair in row)], grad)
+        engine = _Engine(model, given, common, rows_of_edits, metrics, memory)
+        values = engine.measure(rows, report, None if save_to is None else Path(save_to))
+    return result(plan, metrics, values, engine.base_values, engine.work, engine.count, "resumed")
+
+
+class _Engine:
+    """Runs the rows of one sweep."""
+
+    def __init__(
+        self,
+        model: Any,
+        given: Inputs,
+        common: Sequence[tuple[Site, Edit]],
+        rows: Sequence[Sequence[tuple[Site, Edit]]],
+        metrics: Mapping[str, Metric],
+        memory: int | None,
+    ) -> None:
+        self.model, self.given, self.common, self.rows, self.metrics = model, given, common, rows, metrics
+        assert given.ids is not None
+        for metric in metrics.values():
+            if "batch" not in model.sites()[model.sites().match(metric.site)[0]].axes:
+                raise ShapeMismatch(f'metric "{metric.name}": site "{metric.site}" has no axis "batch".')
+        self.batch, self.length = given.ids.shape
+        self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
+        self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
+        units = self._units()
+        sites = {metric.site for metric in metrics.values()} - {"logits"}
+        # who edits logits, or reads them raw, gets those of all positions
+        named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
+        self.picked = None if named & {"logits", "logits_raw"} else self._looked()
+        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, self.picked)
+        self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
+        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)
+        self.work, self.count = 0.0, 0
+
+    def measure(
+        self, rows: int | None, report: Callable[[int, int], None] | None, path: Path | None
+    ) -> Float[Tensor, "metric row batch"]:
+        cheap = 1024 if self.prefix.logits.device.type == "cpu" else 1 << 16
+        plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
+        found: list[tuple[tuple[int, ...], Tensor]] = []
+        kept = Kept(path, self.base_values, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in self.rows])
+        with kept:
+            for done in plan:
+                if not kept.holds(done.rows):
+                    found.append((done.rows, self._run(done)))
+                    kept.add(*found[-1])
+                self.count += 1
+                if report is not None:
+                    report(sum(len(p.rows) for p in plan[: self.count]), len(self.rows))
+        found = kept.merged(found)
+        layers = sum(len(stack.blocks) for stack in self.model.stacks.values())
+        ran = sum(len(p.rows) * self.prefix.layers_from(p.entry) * (self.length - p.position) for p in plan)
+        self.work = ran / (len(self.rows) * layers * self.length)
+        order = torch.tensor([row for rows, _ in found for row in rows])
+        return torch.cat([values for _, values in found], 1)[:, order.argsort()]
+
+    def _run(self, one: Pass) -> Float[Tensor, "metric row batch"]:
+        worlds, start = len(one.rows), one.position
+        order = {row: world for world, row in enumerate(one.rows)}
+        by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
+        for row, world in order.items():
+            for site, edit in (*self.common, *self.rows[row]):
+                if self.prefix.entry(site) >= one.entry:
+                    by_site[site.name][world].append(localised(edit, site, start, self.length))
+        edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
+        logits_wanted = any(metric.site.startswith("logits") for metric in self.metrics.values())
+        later = [n for n in self.prefix.sites if self.prefix.entry(self.model.sites()[n]) >= one.entry]
+        tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
+        at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
+        logits = self.prefix.resume(one.entry, start, worlds, at, tape)
+        sites = {name: value for name, value in self.prefix.sites.items()}
+        for name in later:
+            sites[name] = self._whole(name, tape.values[name].unflatten(0, (worlds, self.batch)), start)
+        if not logits_wanted:
+            return self._measured(None, sites, worlds)
+        logits = logits.unflatten(0, (worlds, self.batch))
+        base = self.prefix.logits
+        if self.picked is None:
+            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2)
+        else:
+            # what lies before the pass is as in the base run
+            logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
+        return self._measured(logits, sites, worlds)
+
+    def _whole(self, name: str, value: Tensor, start: int) -> Tensor:
+        """Return a site's value at all positions, `world batch …`: the earlier ones are the base's."""
+        axes = positional(self.model.sites()[name])
+        if not start or not axes:
+            return value
+        dim = self.model.sites()[name].axes.index(axes[0])
+        base = self.prefix.sites[name].narrow(dim + 1, 0, start)
+        return torch.cat((base.expand(len(value), *base.shape[1:]), value), dim + 1)
+
+    def _measured(
+        self, logits: Tensor | None, sites: Mapping[str, Tensor], worlds: int
+    ) -> Float[Tensor, "metric world batch"]:
+        found: list[Tensor] = []
+        column = 0
+        for metric, ids in zip(self.metrics.values(), self.ids):
+            if metric.site != "logits":
+                site = self.model.sites()[metric.site]
+                # the axis of worlds has no name: take parts of each one's value, which all have the same shape
+                value = in_worlds(metric.at, sites[metric.site], site)
+            else:
+                assert logits is not None
+                value = logits
+                if metric.pos is not None:
+                    place = self._places(metric.pos)
+                    rows = torch.arange(self.batch)
+                    value = logits[:, rows, place] if self.picked is None else logits[:, :, column]
+                    column += 1
+            value = value.expand(worlds, *value.shape[1:])
+            found.append(apply_metric(metric, value, ids))
+        return torch.stack(found)
+
+    def _looked(self) -> Int[Tensor, "batch n"] | None:
+        """Return the positions whose logits metrics look at; None for all of them."""
+        on_logits = [metric for metric in self.metrics.values() if metric.site == "logits"]
+        if any(metric.pos is None for metric in on_logits):
+            return None
+        columns = [self._places(metric.pos) for metric in on_logits if metric.pos is not None]
+        return torch.stack(columns, 1) if columns else None
+
+    def _places(self, pos: int) -> Int[Tensor, " batch"]:
+        assert self.given.ids is not None
+        device, lengths = self.given.ids.device, self.given.lengths
+        lengths = torch.full((self.batch,), self.length, device=device) if lengths is None else lengths
+        places = torch.where(torch.tensor(pos >= 0, device=device), pos, lengths + pos)
+        if bool(((places < 0) | (places >= lengths)).any()):
+            raise ShapeMismatch(f"sweep: a metric looks at position {pos}; the shortest row has {int(lengths.min())}.")
+        return places
+
+    def _units(self) -> list[Unit]:
+        """Return the rows, together with those they take from, and where they start."""
+        members = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
+        units: list[Unit] = []
+        table = self.model.sites()
+        looked = [table[metric.site] for metric in self.metrics.values()]
+        for rows in members:
+            pairs = [pair for row in rows for pair in self.rows[row]]
+            entry = min((self.prefix.entry(site) for site, _ in pairs), default=self.prefix.last)
+            touched = [*pairs, *(pair for pair in self.common if self.prefix.entry(pair[0]) >= entry)]
+            position = min((first_position(edit, site, self.length) for site, edit in touched), default=self.length - 1)
+            carried = self.prefix.carries(entry, [*(site for site, _ in touched), *looked])
+            shared = [site for site, _ in touched if "batch" not in site.axes]
+            if shared and len(rows) > 1:
+                raise ShapeMismatch(
+                    f'sweep: rows {rows} read each other, and one of them edits "{shared[0].name}", which has one '
+                    "value for all rows of a pass.\n    Give it in a sweep of its own."
+                )
+            units.append(Unit(rows, entry, position if carried else 0, bool(shared)))
+        return units
+
+    def _row_bytes(self) -> int:
+        """Return about how much a row holds while it runs: streams, hidden layers, dense patterns, logits."""
+        config, element = self.model.config, self.prefix.logits.element_size()
+        widest = max((site.sizes.get("neuron", 0) for site in self.model.sites().values()), default=0)
+        heads = max((site.sizes.get("head", 0) for site in self.model.sites().values()), default=0)
+        looked = self.length if self.picked is None else self.picked.shape[1]
+        per_row = self.length * (12 * config.d_model + 3 * widest + 3 * heads * self.length)
+        return self.batch * element * (per_row + 2 * looked * config.vocab_size)

@@ -1,0 +1,225 @@
+"""What the rows of a sweep share: the base run, the stream where they start, what earlier positions leave behind."""
+
+import os
+from collections.abc import Collection, Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.analysis.components import blocks_of
+from glassformer.analysis.prepare import Inputs
+from glassformer.analysis.sweep._schedule import Entry
+from glassformer.attention import AttentionLayer
+from glassformer.models import Encoder
+from glassformer.models.block import pick
+from glassformer.models.stack import Stack, State, mapped, tensors
+from glassformer.trace import Edit, Site, Tape
+
+TOKENS = -1
+# how many positions at most a matrix state is kept for
+SNAPSHOTS = 16
+# memory beyond which a pass on a CPU gets no faster
+PASS_BYTES = 1 << 30
+
+
+class Prefix:
+    """The base run of a sweep, and passes that go on from it.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        given: What the base reads.
+        edits: Edits of the base run.
+        memory: Bytes that a pass and what is kept of earlier positions may take; a part of what is free by default.
+    """
+
+    def __init__(self, model: Any, given: Inputs, edits: list[Edit], memory: int | None = None) -> None:
+        self.model, self.given, self.edits, self.memory = model, given, edits, memory
+        self.changed = {edit.site for edit in edits}
+        self.stacks: list[tuple[str, Stack]] = list(model.stacks.items())
+        self.logits: Tensor
+        self.sites: dict[str, Tensor] = {}
+        self.streams: dict[Entry, Tensor] = {}
+        self.encoded: Tensor | None = None
+        self._states: dict[int, State] = {}
+        self._full: State | None = None
+
+    @property
+    def last(self) -> Entry:
+        """Where nothing but the final norm and the unembedding is left to run."""
+        return self._known(Entry(len(self.stacks) - 1, len(self.stacks[-1][1].blocks)))
+
+    def entry(self, site: Site) -> Entry:
+        """Return where a pass has to begin so that it comes by a site."""
+        for i, (name, stack) in enumerate(self.stacks):
+            prefix = f"{name}." if name else ""
+            if site.name.startswith(f"{prefix}embed."):
+                return Entry(i, TOKENS)
+            if site.name.startswith(f"{prefix}blocks.") and site.layer is not None:
+                return self._known(Entry(i, site.layer))
+            if site.name.startswith(f"{prefix}final."):
+                return self._known(Entry(i, len(stack.blocks)))
+        return self.last
+
+    def _known(self, entry: Entry) -> Entry:
+        """Return the entry, or the tokens where the stream that enters there is seen only after an edit of it."""
+        site = self._stream_site(entry)
+        hidden = site is None or (entry.layer == 0 and site in self.changed)
+        return Entry(entry.stack, TOKENS) if hidden else entry
+
+    def _stream_site(self, entry: Entry) -> str | None:
+        """Return the site of the stream that enters a layer, as it is before the edits of that layer."""
+        name, stack = self.stacks[entry.stack]
+        prefix = f"{name}." if name else ""
+        if entry.layer > 0:
+            return f"{prefix}blocks.{entry.layer - 1}.resid_post"
+        return f"{prefix}blocks.0.resid_pre" if len(stack.blocks) else None
+
+    def layers_from(self, entry: Entry) -> int:
+        """Return how many blocks run from an entry on."""
+        later = [len(stack.blocks) for _, stack in self.stacks[entry.stack :]]
+        return sum(later) - max(entry.layer, 0)
+
+    def carries(self, entry: Entry, touched: Iterable[Site]) -> bool:
+        """Whether a pass from this entry may begin at a later position, with what earlier ones leave behind.
+
+        Args:
+            entry: Where the pass begins.
+            touched: Sites that it edits or reads.
+        """
+        first = Entry(len(self.stacks) - 1, 0)
+        # what reads both ways leaves nothing behind that later edits do not change
+        if isinstance(self.model, Encoder):
+            return False
+        if entry.stack != first.stack or TOKENS in (entry.layer, self._known(first).layer):
+            return False
+        if self.given.kwargs.get("documents") is not None:
+            return False
+        # a state that holds no earlier positions is made by running up to each of them: that would cut edits in two
+        # so is one of keys that would have been turned otherwise in a shorter pass
+        by_length = any(part.positions.by_length for part in self._attention)
+        whole = self._keeps_all or not (self.edits or by_length)
+        return whole and all(self._told(site) for site in touched if self.entry(site) >= entry)
+
+    def run(
+        self, entries: Collection[Entry], positions: Collection[int], sites: Collection[str], at: Tensor | None
+    ) -> None:
+        """Run the base: once for streams, sites and logits (`at` some positions), and again for states if need be."""
+        first = Entry(len(self.stacks) - 1, 0)
+        later = any(positions)
+        begun = {entry for entry in (*entries, *([first] if later else ())) if entry.layer != TOKENS}
+        streams = {entry: name for entry in begun if (name := self._stream_site(entry)) is not None}
+        encoded = [self.stacks[0][1].final.at_out] if len(self.stacks) > 1 else []
+        last = [] if at is None else [self.stacks[-1][1].final.at_out]
+        read, grad = {*streams.values(), *sites, *encoded, *last}, torch.is_grad_enabled()
+        tape = Tape(self.model, read, self.edits, grad=grad, logits=at is None)
+        found = self.model(*self.given.args, **self.given.kwargs, tape=tape)
+        self.logits = found if at is None else self.model.unembed(pick(found, at), None)
+        self.sites = {name: tape.values[name][None] for name in sites}
+        self.streams = {entry: tape.values[name] for entry, name in streams.items()}
+        self.encoded = tape.values[encoded[0]] if encoded else None
+        if later:
+            self._carry(self.streams[first], sorted(set(positions) - {0}))
+
+    def reachable(self, position: int) -> int:
+        """Return the last position, up to the one asked for, that a pass can begin at."""
+        if self._full is not None:
+            return position
+        return max((at for at in self._states if at <= position), default=0)
+
+    def resume(self, entry: Entry, start: int, worlds: int, at: Tensor | None, tape: Tape) -> Tensor:
+        """Run `worlds` copies of the base batch from an entry and a position on; return logits, `at` some positions."""
+
+        def copies(value: Tensor) -> Tensor:
+            return value.expand(worlds, *value.shape[1:]) if len(value) == 1 else repeated(value, worlds)
+
+        given = {name: None if value is None else copies(value) for name, value in self.given.kwargs.items()}
+        if entry.layer == TOKENS:
+            logits = self.model(*(copies(ids) for ids in self.given.args), **given, tape=tape)
+            return pick(logits, at) if tape.logits else logits
+        resid = copies(self.streams[entry][:, start:])
+        if entry.stack < len(self.stacks) - 1:
+            return self.model.resume_encoder(entry.layer, resid, copies(self.given.args[1]), **given, at=at, tape=tape)
+        if self.encoded is not None:
+            given["encoded"] = copies(self.encoded)
+        if not start:
+            return self.model.resume(entry.layer, resid, **given, at=at, tape=tape)
+        state = self._state(start)
+        # layers before the entry are not run: what they carry is not copied
+        layers = [mapped(layer, copies) if i >= entry.layer else None for i, layer in enumerate(state.layers)]
+        state = State(start, tuple(layers))
+        return self.model.resume(entry.layer, resid, **given, state=state, at=at, tape=tape, carry=False)
+
+    def budget(self) -> int:
+        """Return how many bytes a pass may take; by default a part of what is free, and on a CPU no more than helps."""
+        return pass_bytes(self.memory, self.logits.device)
+
+    def _state(self, position: int) -> State:
+        if self._full is None:
+            return self._states[position]
+        parts = [[block.part(name) for name in block.names] for block in blocks_of(self.stacks[-1][1])]
+        layers = tuple(
+            tuple(part.cut(s, position) if isinstance(part, AttentionLayer) else None for part, s in zip(own, state))
+            for own, state in zip(parts, self._full.layers)
+        )
+        return State(position, layers)
+
+    def _carry(self, resid: Tensor, positions: list[int]) -> None:
+        """Run the base from the first block on and keep what it carries at these positions."""
+        batch, stack = len(resid), self.stacks[-1][1]
+        given = dict(self.given.kwargs) | ({} if self.encoded is None else {"encoded": self.encoded})
+        nowhere = torch.zeros(batch, 1, dtype=torch.long, device=resid.device)
+        state = State(0, stack.begin(batch, resid))
+        if self._keeps_all:
+            prefix, table = f"{self._last_prefix}blocks.", self.model.sites()
+            inside = [edit for edit in self.edits if table[edit.site].name.startswith(prefix)]
+            tape = Tape(self.model, edit=inside)
+            self._full = self.model.resume(0, resid, **given, state=state, at=nowhere, tape=tape)[1]
+            return
+        per_state = sum(value.numel() * value.element_size() for value in tensors(state.layers)) or 1
+        most = max(1, min(SNAPSHOTS, self.budget() // 2 // per_state))
+        for place in positions[:: -(-len(positions) // most)]:
+            new = resid[:, state.length : place]
+            _, state = self.model.resume(0, new, **given, state=state, at=nowhere)
+            self._states[place] = state
+
+    @property
+    def _length(self) -> int:
+        assert self.given.ids is not None
+        return self.given.ids.shape[1]
+
+    @cached_property
+    def _keeps_all(self) -> bool:
+        parts = [part for part in self._attention if part.path.startswith(self._last_prefix)]
+        return all(part.keeps(self._length) for part in parts)
+
+    def _told(self, site: Site) -> bool:
+        """Whether a site looks the same to a pass that begins later, but for the positions it lacks."""
+        if "query" not in site.axes:
+            return site.axes == () or "pos" in site.axes or "key" in site.axes
+        layer = next((part for part in self._attention if site.name.startswith(f"{part.path}.")), None)
+        return layer is None or (layer.traits.has_scores and layer.keeps(self._length))
+
+    @cached_property
+    def _attention(self) -> list[AttentionLayer]:
+        return [part for part in self.model.modules() if isinstance(part, AttentionLayer)]
+
+    @property
+    def _last_prefix(self) -> str:
+        return f"{self.stacks[-1][0]}." if self.stacks[-1][0] else ""
+
+
+def repeated(value: Tensor, worlds: int) -> Tensor:
+    """Return the batch once per world, worlds outermost."""
+    return value.repeat(worlds, *[1] * (value.ndim - 1))
+
+
+def pass_bytes(memory: int | None, device: torch.device) -> int:
+    """Return how many bytes a pass may take: what the caller says, else a part of what is free."""
+    if memory is not None:
+        return memory
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else PASS_BYTES
+    return min(free // 4, PASS_BYTES)

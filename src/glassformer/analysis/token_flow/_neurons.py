@@ -1,0 +1,76 @@
+"""The neurons of one MLP at one position, by how near what each writes comes to what the MLP writes.
+
+    share(n) = max(0, |w| - |w - act_n W_out[n]|) / sum,        |.| the L1 norm, w = sum over n of act_n W_out[n] + bias
+
+The same measure that `information_flow_routes` weighs its edges with, one level below an MLP's edge.
+
+Source: Ferrando and Voita 2024, "Information Flow Routes: Automatically Interpreting Language Models at Scale".
+"""
+
+import dataclasses
+
+import torch
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.components import decoder_side
+from glassformer.errors import AnalysisUnavailable
+from glassformer.labelled import Labelled, Result
+from glassformer.models.parts import MlpLayer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NeuronShares(Result):
+    """What each neuron is of an MLP's write.
+
+    Args:
+        shares: `neuron`; non-negative, their sum and the bias's share are one.
+        activations: What the output matrix reads, `neuron`.
+        bias: Share of the output bias; 0 without one.
+        label: `L1 mlp`.
+        position: Index of the position.
+    """
+
+    shares: Labelled
+    activations: Labelled
+    bias: float
+    label: str
+    position: int
+
+
+@torch.no_grad()
+def neuron_shares(run: Run, layer: int, *, position: int = -1, row: int = 0, part: str = "mlp") -> NeuronShares:
+    """Split what an MLP of the stack that ends in the logits writes at one position into its neurons.
+
+    Args:
+        run: A forward pass that read `hidden` and `out` of that MLP, `blocks.1.mlp.hidden`.
+        layer: Index of the block.
+        position: Which.
+        row: Row of the batch.
+        part: Name of the sub-layer, where a block has several MLPs.
+
+    Raises:
+        AnalysisUnavailable: There is no such MLP, or it writes nothing there.
+        SiteNotRead: The run lacks a site.
+    """
+    stack, _ = decoder_side(run.model)
+    block = stack.blocks[layer] if 0 <= layer < len(stack.blocks) else None
+    mlp = block.part(part) if block is not None and part in block.names else None  # type: ignore[union-attr, operator]
+    if not isinstance(mlp, MlpLayer):
+        known = [f'layer {b.layer} "{n}"' for b in stack.blocks for n in b.names if isinstance(b.part(n), MlpLayer)]  # type: ignore[union-attr, operator]
+        raise AnalysisUnavailable(
+            f'neuron_shares: no MLP "{part}" in layer {layer}. MLPs: {", ".join(known) or "none"}.'
+        )
+    run.require([mlp.at.hidden, mlp.at.out], "neuron_shares")
+    at = run.place(position, row)
+    hidden, w = run[mlp.at.hidden].values[row, at], run[mlp.at.out].values[row, at]
+    parts = hidden[:, None] * mlp.output.weight.mT
+    if mlp.output.bias is not None:
+        parts = torch.cat((parts, mlp.output.bias[None]))
+    near = (w.abs().sum() - (w - parts).abs().sum(-1)).clamp_min(0).double()
+    if not bool(near.sum() > 0):
+        raise AnalysisUnavailable(f"neuron_shares: no neuron of layer {layer} comes near what the MLP writes there.")
+    shares = near / near.sum()
+    bias = 0.0 if mlp.output.bias is None else float(shares[-1])
+    return NeuronShares(
+        Labelled(shares[: len(hidden)], ("neuron",)), Labelled(hidden, ("neuron",)), bias, f"L{layer} {part}", at
+    )

@@ -1,0 +1,1 @@
+"""Studies: what papers say, checked in miniature."""
