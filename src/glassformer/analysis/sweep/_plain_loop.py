@@ -17,7 +17,7 @@ from glassformer.analysis.sweep._worlds import circle
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, Encoder, EncoderDecoder
-from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, SiteTable, Take, Tape
+from glassformer.trace import At, Edit, Foreign, Set, Site, SiteTable, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
 
@@ -105,7 +105,7 @@ class Loop:
 
     def base(self) -> Float[Tensor, "metric batch"]:
         """Return the metrics without any row's edits."""
-        return self._measured([dataclasses.replace(edit, site=site.name) for site, edit in self.common])
+        return self._measured([edit for _, edit in self.common])
 
     def row(self, row: int) -> Float[Tensor, "metric batch"]:
         """Return the metrics of one row."""
@@ -117,7 +117,6 @@ class Loop:
         for site, edit in (*self.common, *self.rows[row]):
             if until is not None and self.order[site.name] > self.order[until.name]:
                 continue
-            edit = dataclasses.replace(edit, site=site.name)
             if isinstance(edit, Take):
                 if edit.row in above and site == until:
                     raise circle(site)
@@ -189,17 +188,11 @@ def named_metrics(metric: MetricLike | Sequence[MetricLike] | Mapping[str, Metri
     return {n: m if isinstance(m, Metric) else Metric(n, m, (), None) for n, m in pairs}
 
 
-def _as_edit(edit: EditLike) -> Edit:
-    return edit if isinstance(edit, Edit) else Apply(str(edit[0]), edit[1])
-
-
-def resolved(edits: Sequence[EditLike], table: Any) -> list[tuple[Site, Edit]]:
-    found: list[tuple[Site, Edit]] = []
-    for edit in map(_as_edit, edits):
-        for name in table.match(edit.site):
-            if not isinstance(edit, Take):
-                edit.check(table[name])
-            found.append((table[name], edit))
+def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:
+    found = [pair for edit in edits for pair in table.place(edit)]
+    for site, edit in found:
+        if not isinstance(edit, Take):
+            edit.check(site)
     return found
 
 
