@@ -132,7 +132,8 @@ class Edit(ABC):
     def lent_by(self, name: str, site: Any) -> "Edit":
         """Return the edit with what a run read of one head in place of the run, if it did not read the whole site."""
         run = getattr(self, "value", None)
-        run = run.values if isinstance(getattr(run, "values", None), Mapping) else run
+        read = getattr(run, "values", None)
+        run = read if isinstance(read, Mapping) else run
         if not isinstance(run, Mapping) or site.name in run or name not in run:
             return self
         value, whole = _values(run[name]), [axis for axis in site.axes if axis not in ("head", "kv_head")]

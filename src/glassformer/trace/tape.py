@@ -183,7 +183,7 @@ class Tape:
         self.reads: dict[str, list[Request]] = {}
         for request in self.requests.values():
             self.reads.setdefault(request.read.site, []).append(request)
-        for asked in edit.items() if isinstance(edit, Mapping) else edit:
+        for asked in [(str(name), change) for name, change in edit.items()] if isinstance(edit, Mapping) else edit:
             for found, change in self.table.place(asked):
                 change.check(found)
                 if found.read_only:

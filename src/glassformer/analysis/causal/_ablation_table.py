@@ -27,6 +27,7 @@ from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.causal._prompts import Prompts, permuted, prompts
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._plain_loop import MetricLike
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
@@ -104,6 +105,7 @@ class AblationTable(Result):
         return tables[0].join(tables[1]).reset_index()
 
 
+@question("What is lost when each part is ablated?", of="texts")
 def ablation_table(
     model: Any,
     inputs: Any,
@@ -147,8 +149,6 @@ def ablation_table(
     Raises:
         AnalysisUnavailable: There is no such part or kind, or a mean over all positions of a pattern is asked for.
         ShapeMismatch: Resampling takes more prompts, or prompts of one length; references differ in length.
-
-    Source: see above.
     """
     asked = prompts(model, inputs, target, "ablation_table")
     chosen = _kinds(kinds, asked)

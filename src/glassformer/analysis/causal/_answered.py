@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
+from glassformer.analysis.question import question
 from glassformer.data.pairs import SIDES, Pairs
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -37,6 +38,7 @@ class Answered(Result):
     spread: Labelled
 
 
+@question("Which pairs of prompts does the model get right?", of="pairs of prompts")
 def answered(model: Any, pairs: Pairs, *, rows: int = 64) -> Answered:
     """Ask a model both prompts of every pair; pairs may have different lengths.
 

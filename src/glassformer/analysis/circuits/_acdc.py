@@ -26,6 +26,7 @@ from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._edge_scores import edge_scores
 from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -109,6 +110,7 @@ class AcdcCurve(Result):
     circuits: tuple[Acdc, ...]
 
 
+@question("Which edges can go without changing the answer?", of="pairs of prompts")
 def acdc(
     model: Any,
     clean: Any,
@@ -151,6 +153,7 @@ def acdc(
     return _prune(wires, metric is None, threshold, absolute, candidates, report)
 
 
+@question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
 def acdc_curve(
     model: Any,
     clean: Any,

@@ -32,6 +32,7 @@ from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._passes import Pass
 from glassformer.analysis.circuits._path_patching import ends, patch_edges
 from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
 
 
@@ -153,6 +154,7 @@ class EdgeAttribution(Result):
         return _without_wires(self)
 
 
+@question("What would patching each sender do, by one gradient?", of="pairs of prompts")
 def attribute_nodes(
     model: Any,
     clean: Any,
@@ -208,6 +210,7 @@ def attribute_nodes(
     )  # fmt: skip
 
 
+@question("What would patching each edge do, by one gradient?", of="pairs of prompts")
 def attribute_edges(
     model: Any,
     clean: Any,

@@ -21,6 +21,7 @@ from torch import Tensor
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 
@@ -84,6 +85,7 @@ class Faithfulness(Result):
         return Labelled(lost, ("member",), dict(self.without.coords))
 
 
+@question("Is a circuit faithful, complete and minimal?", of="pairs of prompts")
 def faithfulness(
     model: Any,
     clean: Any,

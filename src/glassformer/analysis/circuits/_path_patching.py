@@ -23,6 +23,7 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
+from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
 
@@ -118,6 +119,7 @@ class EdgeEffects(_Effects):
     metric: str
 
 
+@question("Which paths from senders to receivers carry the answer?", of="pairs of prompts")
 def path_patching(
     model: Any,
     clean: Any,
@@ -177,6 +179,7 @@ def path_patching(
     return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, wires.metric.name)
 
 
+@question("How much of a sender's effect is direct?", of="pairs of prompts")
 def sender_effects(
     model: Any,
     clean: Any,
@@ -228,6 +231,7 @@ def sender_effects(
     )  # fmt: skip
 
 
+@question("What does each edge do by itself?", of="pairs of prompts")
 def edge_effects(
     model: Any,
     clean: Any,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import Metric
 from glassformer.analysis.sweep._plain_loop import (
     MetricLike,
@@ -49,6 +50,7 @@ from glassformer.trace import Edit, Site, Take, Tape, is_named
 __all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
 
 
+@question("What does each of many interventions do to a metric?", of="texts")
 def sweep(
     model: Any,
     base: Any,
