@@ -85,7 +85,7 @@ def lens(
     check(html, json, train)
     loaded = model_of(model, specials)
     console, found, reading = Console(), list[Any](), None
-    translators = None if tuned is None else analysis.TunedLens.load(tuned, loaded)
+    translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it
     run = None if text is None else _run(loaded, text, target)
     place = None if run is None else position_in(run, position)
