@@ -428,7 +428,7 @@ def test_an_interrupted_command_leaves_nothing(
         report(1, 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(analysis, "patch", interrupted)
+    monkeypatch.setattr(analysis.causal, "patch", interrupted)
     before = sorted(os.listdir())
     assert main(["patch", words, "--json", "found.json"]) == 130
     assert sorted(os.listdir()) == before and "interrupted" in capsys.readouterr().err

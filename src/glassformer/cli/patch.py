@@ -130,7 +130,7 @@ def _swept(
 
     cells = [analysis.causal.Cells(name, by or None) for name in sites]
     with progress(way) as report:
-        return analysis.interventions.patch(
+        return analysis.causal.patch(
             model, asked.clean, asked.corrupt, metrics, cells, direction=way, target=asked.target, labels=asked.labels,
             report=report, save_to=save_to,
         )  # fmt: skip
