@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.question import Reads, card_of
+from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
@@ -123,7 +123,9 @@ class Run(Mapping[str, Labelled]):
         """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""
         missing = [name for name in names if name not in self.sites]
         if missing:
-            raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}")
+            carded = analysis in {card.name for card in cards()}
+            whole = f"\n    The analysis stands for all it reads: read=[{analysis}]." if carded else ""
+            raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}{whole}")
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""

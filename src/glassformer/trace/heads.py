@@ -20,6 +20,7 @@ from glassformer.trace.edits import At
 _LABEL = re.compile(
     r"(?P<side>enc )?L(?P<layer>\d+)(?P<kind>[HX])(?P<head>\d+)(#(?P<number>\d+))?(\.(?P<quantity>.+))?"
 )
+_IN_BLOCK = re.compile(r"((?P<stack>\w+)\.)?blocks\.(?P<layer>\d+)\.(?P<part>(attn|cross)\w*)\..+")
 _AXES = ("head", "kv_head")
 
 
@@ -178,11 +179,10 @@ def head_labels(table: Mapping[str, Any]) -> list[str]:
     """Return the labels of all heads that a site table has values of, in the order of the forward pass."""
     found: dict[str, None] = {}
     for name, site in table.items():
-        path = name.split(".")
-        if site.layer is None or "head" not in site.sizes or "blocks" not in path:
-            continue
-        stack, part = path[0], path[path.index("blocks") + 2]
-        found |= {head_label(stack, part, site.layer, head): None for head in range(site.sizes["head"])}
+        place = _IN_BLOCK.fullmatch(name)
+        if place is not None and "head" in site.sizes:
+            where = place["stack"] or "", place["part"], int(place["layer"])
+            found |= {head_label(*where, head): None for head in range(site.sizes["head"])}
     return list(found)
 
 
