@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page import circuits_page, page, results_page
+from glassformer.render.page.page import circuits_page, page, results_page
 
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PAGES = {"glassformer.explanation": page, "glassformer.circuits": circuits_page, "glassformer.results": results_page}

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from explanations import sample
-from glassformer.render.page import page
+from glassformer.render.page.page import page
 from pages import NASTY, Opener, accessibility_report
 
 browser_test = pytest.mark.browser

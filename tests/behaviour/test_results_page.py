@@ -14,8 +14,8 @@ from playwright.sync_api import Page
 from closeness import close
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled
-from glassformer.render.page import results_page
-from glassformer.render.results import results_document
+from glassformer.render.page.page import results_page
+from glassformer.render.page.results import results_document
 from pages import NASTY, Opener, accessibility_report
 from results import SAMPLES, document
 

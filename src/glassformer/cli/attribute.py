@@ -74,7 +74,7 @@ def attribute(
     from glassformer import analysis
     from glassformer.analysis.explain import position_in
     from glassformer.config import require
-    from glassformer.render.terminal import largest
+    from glassformer.render.terminal.explanation import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(method is None or bool(method), "--method needs at least one method.")
@@ -159,7 +159,7 @@ def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
     import torch
 
     from glassformer.analysis.inputs import readable
-    from glassformer.render.tables import section, table, visible
+    from glassformer.render.terminal.tables import section, table, visible
 
     logits = run.logits[0, place].double()
     grid = table("", "", "logit", "probability", left=(0, 1))
@@ -173,7 +173,7 @@ def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
 def _view(result: Any, place: int, top: int) -> Any:
     from glassformer.analysis import TokenFlow, ValueNorms
     from glassformer.render import flow_terminal
-    from glassformer.render.terminal import largest
+    from glassformer.render.terminal.explanation import largest
 
     if isinstance(result, TokenFlow):
         return flow_terminal.token_flow(result, place, top)

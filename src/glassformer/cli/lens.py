@@ -72,8 +72,8 @@ def lens(
     from glassformer import analysis
     from glassformer.analysis.explain import position_in
     from glassformer.config import require
-    from glassformer.render.lenses_terminal import answers_by_depth, depth
-    from glassformer.render.tables import tables
+    from glassformer.render.terminal.lens import answers_by_depth, depth
+    from glassformer.render.terminal.tables import tables
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(steps >= 0, f"--steps must be at least 0, found {steps}.")
@@ -138,7 +138,7 @@ def _batches(model: Any, name: str, data: tuple[str, ...]) -> tuple[list[Any], l
     from glassformer.cli.texts import source_of
     from glassformer.config import require
     from glassformer.data import TextConfig
-    from glassformer.data.text import TextData
+    from glassformer.data.text.corpus import TextData
 
     if not data:
         built = source_of(model, name, None, ()).build(model.tokenizer)

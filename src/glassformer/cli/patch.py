@@ -87,7 +87,7 @@ def patch(
 
     from glassformer.analysis import EdgeAttribution
     from glassformer.config import require
-    from glassformer.render.terminal import largest
+    from glassformer.render.terminal.explanation import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(edges is None or edges >= 1, f"--edges must be at least 1, found {edges}.")
@@ -182,6 +182,6 @@ def _metric(model: Any, name: str, asked: Prompts) -> Any:
 def _heading(model: Any, asked: Prompts) -> Any:
     from rich.text import Text
 
-    from glassformer.render.tables import STRONG
+    from glassformer.render.terminal.tables import STRONG
 
     return Text.assemble((model.name, STRONG), f"  {asked.n} pair{'s' * (asked.n != 1)} of prompts: {asked.name}")

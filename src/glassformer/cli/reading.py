@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from glassformer.render.tables import QUIET, numbered
+from glassformer.render.terminal.tables import QUIET, numbered
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
-from glassformer.data.tasks import Alphabet, Rows, TaskConfig, check_shape
+from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape
 
 _LARGEST_TABLE = 2**16
 _ROWS_FOR_ESTIMATE = 2**13

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from glassformer.analysis import Acdc, EdgeAttribution, PathPatching, Verified
 from glassformer.labelled import Labelled
-from glassformer.render.tables import QUIET, bar, largest, section, table, tables
+from glassformer.render.terminal.tables import QUIET, bar, largest, section, table, tables
 
 N_ROWS = 12
 

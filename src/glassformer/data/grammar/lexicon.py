@@ -1,6 +1,6 @@
 """Words of the Chinese-English grammar.
 
-Rules live in `grammar`; here is only what has to be said word by word: measure words, irregular forms, what goes with
+Rules live in `sentences`; here is only what has to be said word by word: measure words, irregular forms, what goes with
 what. English entries never begin with a silent h or a "you" sound, so a/an follows from the first letter.
 """
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 Person = Literal["1s", "2", "3s", "3p"]
 
 
-class Phrase(NamedTuple):
+class NounPhrase(NamedTuple):
     """A noun phrase: Chinese, English as subject, person for agreement, English as object (if it differs)."""
 
     zh: str
@@ -57,30 +57,30 @@ class Verb(NamedTuple):
 
 
 PRONOUNS = (
-    Phrase("我", "I", "1s", "me"),
-    Phrase("你", "you", "2"),
-    Phrase("他", "he", "3s", "him"),
-    Phrase("她", "she", "3s", "her"),
-    Phrase("我们", "we", "3p", "us"),
-    Phrase("你们", "you", "2"),
-    Phrase("他们", "they", "3p", "them"),
+    NounPhrase("我", "I", "1s", "me"),
+    NounPhrase("你", "you", "2"),
+    NounPhrase("他", "he", "3s", "him"),
+    NounPhrase("她", "she", "3s", "her"),
+    NounPhrase("我们", "we", "3p", "us"),
+    NounPhrase("你们", "you", "2"),
+    NounPhrase("他们", "they", "3p", "them"),
 )
 
 PEOPLE = (
-    Phrase("小明", "Xiaoming", "3s"),
-    Phrase("李华", "Li Hua", "3s"),
-    Phrase("老师", "the teacher", "3s"),
-    Phrase("医生", "the doctor", "3s"),
-    Phrase("学生们", "the students", "3p"),
-    Phrase("孩子们", "the children", "3p"),
-    Phrase("我妈妈", "my mother", "3s"),
-    Phrase("我爸爸", "my father", "3s"),
-    Phrase("他哥哥", "his brother", "3s"),
-    Phrase("她姐姐", "her sister", "3s"),
-    Phrase("我的朋友", "my friend", "3s"),
-    Phrase("这个女孩", "this girl", "3s"),
-    Phrase("那个男人", "that man", "3s"),
-    Phrase("那些女人", "those women", "3p"),
+    NounPhrase("小明", "Xiaoming", "3s"),
+    NounPhrase("李华", "Li Hua", "3s"),
+    NounPhrase("老师", "the teacher", "3s"),
+    NounPhrase("医生", "the doctor", "3s"),
+    NounPhrase("学生们", "the students", "3p"),
+    NounPhrase("孩子们", "the children", "3p"),
+    NounPhrase("我妈妈", "my mother", "3s"),
+    NounPhrase("我爸爸", "my father", "3s"),
+    NounPhrase("他哥哥", "his brother", "3s"),
+    NounPhrase("她姐姐", "her sister", "3s"),
+    NounPhrase("我的朋友", "my friend", "3s"),
+    NounPhrase("这个女孩", "this girl", "3s"),
+    NounPhrase("那个男人", "that man", "3s"),
+    NounPhrase("那些女人", "those women", "3p"),
 )
 
 PROFESSIONS = (

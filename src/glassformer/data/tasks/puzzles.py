@@ -1,6 +1,6 @@
 """Tasks with symbols of their own: copy, reverse, modular addition, recall, needle, brackets.
 
-See `tasks` for what rows, weights and lengths mean.
+See `task` for what rows, weights and lengths mean.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Split, is_heldout
-from glassformer.data.tasks import Alphabet, Rows, TaskConfig, check_shape, last_position
+from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape, last_position
 from glassformer.errors import DataError
 
 _BOS, _EOS, _EQUALS = 0, 1, 2

@@ -8,9 +8,9 @@ from rich.text import Text
 from glassformer.analysis import AverageRoutes, FlowRoutes, InputGradients, SourceEffects, TokenFlow, ValueNorms
 from glassformer.analysis.direct_parts import NeuronEffects
 from glassformer.labelled import Labelled
-from glassformer.render.causal_terminal import spaced
-from glassformer.render.matrix import label_of, short
-from glassformer.render.tables import QUIET, STRONG, bar, largest, section, table
+from glassformer.render.terminal.causal import spaced
+from glassformer.render.terminal.matrix import label_of, short
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table
 
 N_TOKENS, N_EDGES = 12, 20
 METHODS = {

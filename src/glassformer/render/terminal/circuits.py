@@ -8,7 +8,7 @@ from rich.text import Text
 
 from glassformer.analysis import Circuits
 from glassformer.analysis.circuits_report import HeadCircuits, Pairs
-from glassformer.render.tables import QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 
 # a terminal shows the heads that stand out, the page all of them
 N_HEADS, N_EDGES, N_PAIRS, N_RULES = 16, 10, 5, 10

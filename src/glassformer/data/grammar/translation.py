@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.data import grammar
 from glassformer.data.batch import Batch, DataConfig, Split, check_split, hash64, is_heldout
-from glassformer.data.grammar import Pair
+from glassformer.data.grammar import sentences
+from glassformer.data.grammar.sentences import SentencePair
 from glassformer.data.tokenizer import Tokenizer, word_tokenizer
 from glassformer.errors import DataError
 
@@ -66,7 +66,7 @@ class ZhEnData:
         weight = torch.arange(tokens.shape[1])[None, :] < lengths[:, None]
         return Batch(tokens, targets, weight, lengths=lengths, source=sources, source_lengths=source_lengths)
 
-    def pairs(self, split: Split, count: int) -> Iterator[Pair]:
+    def pairs(self, split: Split, count: int) -> Iterator[SentencePair]:
         """Yield `count` different pairs of a split, always the same ones."""
         check_split(split)
         random, seen = Random(hash64(self.config.seed, split, "pairs")), set()
@@ -84,9 +84,9 @@ class ZhEnData:
     def describe(self) -> dict[str, Any]:
         return {"task": self.config.to_dict(), "vocab_size": self.vocab_size}
 
-    def _draw(self, random: Random, split: Split) -> Pair:
+    def _draw(self, random: Random, split: Split) -> SentencePair:
         while True:
-            pair = grammar.sample(random)
+            pair = sentences.sample(random)
             if is_heldout(self.config.heldout, "zh-en", pair.key) == (split == "heldout"):
                 return pair
 
@@ -100,4 +100,4 @@ class ZhEnData:
 
 def zh_en_tokenizer() -> Tokenizer:
     """Return the tokenizer of the grammar: Chinese by character, English by word, one vocabulary for both."""
-    return word_tokenizer(grammar.words())
+    return word_tokenizer(sentences.words())

@@ -20,7 +20,7 @@ from string import Formatter
 
 from glassformer.config import require
 from glassformer.data.batch import hash64
-from glassformer.data.pairs import Pair, Pairs, Span
+from glassformer.data.pairs.prompt_pairs import Pair, Pairs, Span
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from glassformer.analysis import CausalTrace, Patched, Patching, TracesByRole
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.matrix import label_of, matrix, short
-from glassformer.render.tables import QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.terminal.matrix import label_of, matrix, short
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table, tables
 
 N_CELLS = 6
 MEANINGS = {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glassformer.data.batch import Split
-from glassformer.data.tasks import Alphabet, Rows, TaskConfig, check_shape
+from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape
 
 ARTICLES = ("a", "the")
 COLOURS = ("blue", "red", "green")

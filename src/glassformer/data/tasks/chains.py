@@ -8,8 +8,8 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Split, generator
-from glassformer.data.one_head import ranked_loss
-from glassformer.data.tasks import Alphabet, Rows, TaskConfig, check_shape
+from glassformer.data.tasks.one_head import ranked_loss
+from glassformer.data.tasks.task import Alphabet, Rows, TaskConfig, check_shape
 
 _LARGEST_TABLE = 2**22
 

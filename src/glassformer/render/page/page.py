@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from glassformer.render.results import results_document
+from glassformer.render.page.results import results_document
 
 # in the order they run: drawing, pictures, sections
 EXPLANATION = ("page_draw.js", "page_tensors.js", "page_lens.js", "page_patterns.js", "page.js")

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from glassformer.analysis import DirectEffects, LensDivergence, LensGrid, MeaningShift
 from glassformer.labelled import Labelled
-from glassformer.render.tables import QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 
 N_COMPONENTS, N_TOKENS, N_POSITIONS = 10, 6, 6
 

@@ -10,13 +10,13 @@ from functools import cache
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from glassformer.data import lexicon
-from glassformer.data.lexicon import Adjective, Noun, Person, Phrase, Verb
+from glassformer.data.grammar import lexicon
+from glassformer.data.grammar.lexicon import Adjective, Noun, NounPhrase, Person, Verb
 
 T = TypeVar("T")
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A sentence in both languages, and the English without punctuation: what the held-out split goes by."""
 
     zh: str
@@ -40,7 +40,7 @@ class Mood(NamedTuple):
     aspect: str
     negative: bool
     question: bool
-    subject: Phrase
+    subject: NounPhrase
 
     @property
     def inverted(self) -> bool:
@@ -137,18 +137,18 @@ _VOWELS = tuple("aeiou")
 _AM: dict[Person, str] = {"1s": "am", "2": "are", "3s": "is", "3p": "are"}
 _THIS = (("这", "this"), ("那", "that"))
 _THESE = (("这", "these"), ("那", "those"))
-_WHO = Phrase("谁", "who", "3s")
+_WHO = NounPhrase("谁", "who", "3s")
 
 
-def sample(random: Random) -> Pair:
+def sample(random: Random) -> SentencePair:
     """Write one sentence. Statements end in a full stop or in nothing; questions in ？, or in Chinese in nothing."""
     family = _pick(random, _FAMILIES)
     zh, en, question = family(random)
     key = _capitalised(en)
     if question:
-        return Pair(zh + _pick(random, ("？", "")), key + "?", key)
+        return SentencePair(zh + _pick(random, ("？", "")), key + "?", key)
     stop = _pick(random, ("", "。"))
-    return Pair(zh + stop, key + "." * len(stop), key)
+    return SentencePair(zh + stop, key + "." * len(stop), key)
 
 
 def words() -> Iterator[str]:
@@ -356,7 +356,7 @@ def _polarity(random: Random, aspect: str = "habitual") -> Mood:
     return mood._replace(subject=_WHO) if mood.question and random.random() < 0.2 else mood
 
 
-def _plain(random: Random, subject: Phrase, aspect: str = "habitual") -> Mood:
+def _plain(random: Random, subject: NounPhrase, aspect: str = "habitual") -> Mood:
     negative, question = _pick(random, ((False, False),) * 5 + ((True, False),) * 2 + ((False, True),) * 2)
     return Mood(aspect, negative, question, subject)
 
@@ -407,8 +407,8 @@ def _phrases(noun: Noun, adjective: Adjective | None) -> list[Object]:
     return some + these + mine
 
 
-def _subjects(noun: Noun) -> list[Phrase]:
-    return [Phrase(o.zh, o.en, "3p" if o.plural else "3s") for o in _phrases(noun, None) if o.definite]
+def _subjects(noun: Noun) -> list[NounPhrase]:
+    return [NounPhrase(o.zh, o.en, "3p" if o.plural else "3s") for o in _phrases(noun, None) if o.definite]
 
 
 @cache

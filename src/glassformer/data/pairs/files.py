@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import files
-from glassformer.data.pairs import Pair, Pairs
-from glassformer.data.sources import read_text
+from glassformer.data.pairs.prompt_pairs import Pair, Pairs
+from glassformer.data.text.sources import read_text
 from glassformer.errors import DataError, nearest
 
 FIELDS = ("clean", "corrupt", "answer", "wrong")

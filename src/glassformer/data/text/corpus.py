@@ -20,7 +20,7 @@ import torch
 
 from glassformer.config import require
 from glassformer.data.batch import SPLITS, Batch, DataConfig, Split, check_split, generator, next_token_batch
-from glassformer.data.sources import STANDARD_LIBRARY, Document, read_source
+from glassformer.data.text.sources import STANDARD_LIBRARY, Document, read_source
 from glassformer.data.tokenizer import Tokenizer, train_bpe
 from glassformer.errors import DataError
 

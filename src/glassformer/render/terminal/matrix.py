@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
+from glassformer.render.terminal.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
 
 TOKENS = ("pos", "query", "key")
 WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56

@@ -18,8 +18,19 @@ from glassformer.render import circuits_terminal as circuits_terminal
 from glassformer.render import edges_terminal as edges_terminal
 from glassformer.render import flow_terminal as flow_terminal
 from glassformer.render import lenses_terminal as lenses_terminal
-from glassformer.render.tables import NEGATIVE, POSITIVE, QUIET, STRONG, bar, numbered, section, table, tables, visible
-from glassformer.render.tables import largest as largest
+from glassformer.render.terminal.tables import (
+    NEGATIVE,
+    POSITIVE,
+    QUIET,
+    STRONG,
+    bar,
+    numbered,
+    section,
+    table,
+    tables,
+    visible,
+)
+from glassformer.render.terminal.tables import largest as largest
 
 N_COMPONENTS, N_LOOKS = 12, 5
 MEANINGS = {

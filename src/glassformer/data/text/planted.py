@@ -22,7 +22,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Batch, DataConfig, Split, check_split, generator
-from glassformer.data.text import Stream, TextConfig, TextData, pack
+from glassformer.data.text.corpus import Stream, TextConfig, TextData, pack
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
