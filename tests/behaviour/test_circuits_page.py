@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page.page import circuits_page
+from glassformer.render.page import circuits_page
 from pages import NASTY, Opener, accessibility_report
 from reports import SAMPLES, sample
 

@@ -22,7 +22,7 @@ from glassformer.analysis.heads import ROLES
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
-from glassformer.render.terminal.explanation import lines
+from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
 from strategies import ARCHITECTURES, subject
 

@@ -17,7 +17,7 @@ from glassformer.analysis import (
 )
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
-from glassformer.render.terminal.explanation import lines
+from glassformer.render.terminal import lines
 from strategies import subject
 
 

@@ -74,7 +74,7 @@ def attribute(
     from glassformer import analysis
     from glassformer.analysis.explain import position_in
     from glassformer.config import require
-    from glassformer.render.terminal.explanation import largest
+    from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(method is None or bool(method), "--method needs at least one method.")
@@ -172,11 +172,11 @@ def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
 
 def _view(result: Any, place: int, top: int) -> Any:
     from glassformer.analysis import TokenFlow, ValueNorms
-    from glassformer.render import flow_terminal
-    from glassformer.render.terminal.explanation import largest
+    from glassformer.render.terminal import largest
+    from glassformer.render.terminal import token_flow as views
 
     if isinstance(result, TokenFlow):
-        return flow_terminal.token_flow(result, place, top)
+        return views.token_flow(result, place, top)
     if isinstance(result, ValueNorms):
-        return flow_terminal.value_norms(result, place, top)
+        return views.value_norms(result, place, top)
     return largest(result, top)

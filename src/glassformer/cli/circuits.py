@@ -54,7 +54,7 @@ def circuits(
     from glassformer.analysis.training_facts import training_facts
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
-    from glassformer.render.terminal.explanation import show
+    from glassformer.render.terminal import show
 
     require(rows is None or rows >= 1, f"--rows must be at least 1, found {rows}.")
     require(top >= 1, f"--top must be at least 1, found {top}.")
@@ -86,7 +86,7 @@ def circuits(
     if json is not None:
         print(f"JSON: {write(json, found.to_json()).absolute()}")
     if html is not None:
-        from glassformer.render.page.page import circuits_page
+        from glassformer.render.page import circuits_page
 
         print(f"page: {write(html, circuits_page(found.to_dict())).absolute()}")
 

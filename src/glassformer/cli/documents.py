@@ -53,7 +53,7 @@ def deliver(
     if json is not None:
         print(f"JSON: {write(json, _text(document)).absolute()}")
     if html is not None:
-        from glassformer.render.page.page import results_page
+        from glassformer.render.page import results_page
 
         print(f"page: {write(html, results_page(document)).absolute()}")
 

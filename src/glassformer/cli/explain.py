@@ -63,7 +63,7 @@ def explain(
     """
     from glassformer import analysis
     from glassformer.models import Sampling
-    from glassformer.render.terminal.explanation import show
+    from glassformer.render.terminal import show
 
     for path in (html, json):
         if path is not None:
@@ -78,6 +78,6 @@ def explain(
     if json is not None:
         print(f"JSON: {write(json, found.to_json()).absolute()}")
     if html is not None:
-        from glassformer.render.page.page import page
+        from glassformer.render.page import explanation_page
 
-        print(f"page: {write(html, page(found.to_dict())).absolute()}")
+        print(f"page: {write(html, explanation_page(found.to_dict())).absolute()}")

@@ -87,7 +87,7 @@ def patch(
 
     from glassformer.analysis import EdgeAttribution
     from glassformer.config import require
-    from glassformer.render.terminal.explanation import largest
+    from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(edges is None or edges >= 1, f"--edges must be at least 1, found {edges}.")

@@ -60,7 +60,7 @@ def route(
     from glassformer import analysis
     from glassformer.analysis.inputs import asked_position
     from glassformer.config import require
-    from glassformer.render.terminal.explanation import largest
+    from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     one_source(text, pairs, target=target, stack=stack)

@@ -75,7 +75,7 @@ def trace(
     from glassformer import analysis
     from glassformer.analysis.inputs import prepare
     from glassformer.config import require
-    from glassformer.render.terminal.explanation import largest
+    from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(samples >= 1, f"--samples must be at least 1, found {samples}.")

@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from glassformer.labelled import Result
 from glassformer.render.page.results import results_document
 
 # in the order they run: drawing, pictures, sections
-EXPLANATION = ("page_draw.js", "page_tensors.js", "page_lens.js", "page_patterns.js", "page.js")
-CIRCUITS = ("page_draw.js", "page_charts.js", "circuits.js")
-RESULTS = ("page_draw.js", "page_charts.js", "page_tensors.js", "page_maps.js", "page_figures.js", "page_lens.js",
-           "page_graphs.js", "results_views.js", "results.js")  # fmt: skip
+EXPLANATION = ("draw.js", "tensors.js", "lens.js", "patterns.js", "explanation.js")
+CIRCUITS = ("draw.js", "charts.js", "circuits.js")
+RESULTS = (
+    "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "results_views.js",
+    "results.js",
+)  # fmt: skip
 
 _DOCUMENT = """<!doctype html>
 <html lang="en">
@@ -42,7 +45,7 @@ loads nothing.</p></noscript>
 """
 
 
-def page(payload: Mapping[str, Any]) -> str:
+def explanation_page(payload: Mapping[str, Any]) -> str:
     """Return an explanation as one self-contained HTML document.
 
     Args:
@@ -69,18 +72,18 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
     return _page(payload, "report", f"The circuits of {payload['model']['name']}", CIRCUITS)
 
 
-def results_page(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
     """Return results of analyses as one self-contained HTML document.
 
     Args:
-        payload: A result's `to_dict()`, several of them, or a document that has them under `results` beside `model`,
-            `command` and `given`.
+        results: What analyses returned, one or several.
+        head: What the page says of them all: `model`, `command`, `given` and `reading`, as far as known.
 
     Raises:
-        ConfigError: There is no result in it.
-        ValueError: A number outside labelled tensors is not finite.
+        ConfigError: There is no result, or something else among them.
+        ValueError: A number in the head is not finite.
     """
-    document = results_document(payload)
+    document = results_document(results, head)
     kinds = list(dict.fromkeys(entry["result"] for entry in document["results"]))
     name = document.get("model", {}).get("name")
     return _page(document, "results", ", ".join(kinds) + (f" of {name}" if name else ""), RESULTS)
@@ -100,7 +103,7 @@ def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str,
 
 
 def _read(name: str) -> str:
-    return files("glassformer.render").joinpath(name).read_text(encoding="utf-8")
+    return files("glassformer.render.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(payload: Mapping[str, Any]) -> str:

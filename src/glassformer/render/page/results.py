@@ -1,130 +1,67 @@
-"""What a page of results is drawn from: the results' documents, with their numbers packed and their words beside them.
+"""What a page of results is drawn from: the results as they pack themselves, and their words beside them.
 
 Whatever a result states in its docstring, its page states too: the summary above the pictures, what each field means
 beside it. Properties that return labelled tensors or numbers are drawn like fields.
 """
 
-import base64
+import dataclasses
 import inspect
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from glassformer.errors import ConfigError
-from glassformer.labelled import Labelled, Result
+from glassformer.labelled import Result
 
 FORMAT, VERSION = "glassformer.results", 1
 
 
-def results_document(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the document that a page of results carries.
 
     Args:
-        payload: A result's `to_dict()`, several of them, or a document that has them under `results` beside `model`,
-            `command` and `given`.
+        results: One, or several.
+        head: What the page says of them all: `model`, `command`, `given` and `reading`, as far as known.
 
     Returns:
-        The document in which every labelled tensor has a `shape` and its numbers as base64 of little-endian float32,
-        row by row, NaN where there is no number; every result has `derived`, its properties; and `about` tells for
-        each class of result what it and its fields mean.
+        The head, under `results` each result as `to_dict(packed=True)` gives it, and under `about`, for each class of
+        result at any depth, what it and its fields mean.
 
     Raises:
-        ConfigError: There is no result in it.
+        ConfigError: There is no result, or something else among them.
     """
-    document = dict(_document(payload))
-    found = list(document.get("results", ()))
-    if not found or not all(isinstance(entry, Mapping) and "result" in entry for entry in found):
+    found = [results] if isinstance(results, Result) else list(results)
+    if not found or not all(isinstance(result, Result) for result in found):
         raise ConfigError(
-            f'a page of results needs at least one result\'s to_dict(), with its class under "result"; got '
-            f"{[_brief(entry) for entry in found] or 'none'}."
+            "a page of results needs at least one result of an analysis, as the analysis returned it; got "
+            f"{[type(entry).__name__ for entry in found] or 'none'}."
         )
-    # a document may come from a file: its classes are known once their modules are
-    import glassformer.analysis  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-    classes = {kind.__name__: kind for kind in _subclasses(Result)}
-    names: dict[str, None] = {}
-    document |= {"format": FORMAT, "version": document.get("version", VERSION)}
-    document["results"] = [_prepared(entry, classes, names) for entry in found]
-    return document | {"about": {name: _about(classes[name]) for name in names if name in classes}}
-
-
-def _document(payload: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    if not isinstance(payload, Mapping):
-        return {"results": payload}
-    return {"results": [payload]} if "result" in payload else payload
+    kinds = {type(inner).__name__: type(inner) for result in found for inner in _within(result)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **(head or {}),
+        "results": [result.to_dict(packed=True) for result in found],
+        "about": {name: _about(kind) for name, kind in kinds.items()},
+    }
 
 
-def _brief(entry: Any) -> str:
-    return f"a mapping with {', '.join(map(str, entry))}" if isinstance(entry, Mapping) else type(entry).__name__
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    for sub in kind.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
-
-
-def _prepared(value: Any, classes: Mapping[str, type], names: dict[str, None]) -> Any:
-    """Return a value with tensors packed, and results in it, at any depth, with what derives from them."""
+def _within(value: Any) -> Iterator[Result]:
+    """Yield a result and those in its fields, at any depth."""
+    if isinstance(value, Result):
+        yield value
     if isinstance(value, Mapping):
-        if "axes" in value and "values" in value:
-            return _packed(_tensor(value))
-        if "result" not in value:
-            return {str(k): _prepared(v, classes, names) for k, v in value.items()}
-        names[value["result"]] = None
-        kind = classes.get(value["result"])
-        derived = {} if kind is None else _derived(kind, value)
-        return {k: _prepared(v, classes, names) for k, v in value.items()} | {"derived": derived}
-    if isinstance(value, (list, tuple)):
-        return [_prepared(v, classes, names) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        held = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        held = list(value)
+    else:
+        held = [getattr(value, f.name) for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    for inner in held:
+        yield from _within(inner)
 
 
-def _tensor(entry: Mapping[str, Any]) -> Labelled:
-    found = Labelled.from_dict(entry)
-    if not found.values.is_complex():
-        return found
-    parts = torch.view_as_real(found.values)
-    return Labelled(parts, (*found.axes, "part"), {**found.coords, "part": ["real", "imaginary"]})
-
-
-def _packed(found: Labelled) -> dict[str, Any]:
-    values = found.values.detach().to("cpu", torch.float32)
-    values = values.masked_fill(~values.isfinite(), torch.nan).contiguous()
-    data = base64.b64encode(values.numpy().astype("<f4").tobytes()).decode("ascii")
-    coords = {axis: list(labels) for axis, labels in found.coords.items()}
-    return {"axes": list(found.axes), "coords": coords, "shape": list(values.shape), "float32": data}
-
-
-def _derived(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the properties of a result say that promise a labelled tensor or a number."""
-    promised = [name for name, made in _properties(kind) if made in ("Labelled", "float")]
-    if not promised:
-        return {}
-    fields = {k: v for k, v in entry.items() if k != "result"}
-    # no constructor: a document has lists and mappings where the class promises tuples and objects
-    whole: Any = object.__new__(kind)
-    whole.__dict__.update({k: _tensor(v) if isinstance(v, Mapping) and "axes" in v else v for k, v in fields.items()})
-    found = {name: getattr(whole, name) for name in promised}
-    number = {k: v if math.isfinite(v) else None for k, v in found.items() if not isinstance(v, Labelled)}
-    return {k: _packed(v) if isinstance(v, Labelled) else number[k] for k, v in found.items()}
-
-
-def _properties(kind: type) -> list[tuple[str, str]]:
-    """Return the names of public properties and of what they return."""
-    found: list[tuple[str, str]] = []
-    for name, member in inspect.getmembers(kind, lambda m: isinstance(m, property)):
-        if not name.startswith("_") and member.fget is not None:
-            made = member.fget.__annotations__.get("return", "")
-            found.append((name, made if isinstance(made, str) else getattr(made, "__name__", "")))
-    return found
-
-
-def _about(kind: type) -> dict[str, Any]:
-    """Return a docstring as a summary and the meaning of each field and property."""
+def _about(kind: type[Result]) -> dict[str, Any]:
+    """Return a docstring as a summary and the meaning of each field and derived property."""
     parts = re.split(r"^(\w+):$", inspect.getdoc(kind) or "", flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2]))
     fields: dict[str, str] = {}
@@ -132,6 +69,6 @@ def _about(kind: type) -> dict[str, Any]:
         name, colon, words = entry.strip().partition(": ")
         if colon:
             fields[name] = " ".join(words.split())
-    for name, _ in _properties(kind):
+    for name in kind.derived_names():
         fields.setdefault(name, " ".join((inspect.getdoc(getattr(kind, name)) or "").split()))
     return {"summary": " ".join(parts[0].split()), "fields": fields}

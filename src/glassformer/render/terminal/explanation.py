@@ -1,36 +1,29 @@
-"""Results on the terminal: tables that fit 80 columns.
+"""An explanation on the terminal: everything `explain` found.
 
-`show(explanation)` prints everything `explain` found; attributions, lenses and head scores print as one table each.
+Attributions, lenses and head scores by themselves print as one table each.
 """
 
 import math
-from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from glassformer.analysis import Attribution, Explanation, HeadScores, Lens
 from glassformer.analysis.explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
 from glassformer.analysis.heads import ROLES
-from glassformer.labelled import Result
-from glassformer.render import causal_terminal as causal_terminal  # registers its views
-from glassformer.render import circuits_terminal as circuits_terminal
-from glassformer.render import edges_terminal as edges_terminal
-from glassformer.render import flow_terminal as flow_terminal
-from glassformer.render import lenses_terminal as lenses_terminal
 from glassformer.render.terminal.tables import (
     NEGATIVE,
     POSITIVE,
     QUIET,
     STRONG,
     bar,
+    largest,
     numbered,
     section,
     table,
     tables,
     visible,
 )
-from glassformer.render.terminal.tables import largest as largest
 
 N_COMPONENTS, N_LOOKS = 12, 5
 MEANINGS = {
@@ -40,11 +33,6 @@ MEANINGS = {
     "first_token": "rests on the first token",
     "current_token": "looks at its own token",
 }
-
-
-def show(result: Result, console: Console | None = None) -> None:
-    """Print a result as tables."""
-    (console or Console()).print(tables(result))
 
 
 @tables.register
@@ -251,11 +239,3 @@ def _percent(p: int | float) -> str:
 
 def _number(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-
-
-def lines(result: Result, width: int = 100) -> Iterator[str]:
-    """Return what `show` prints as plain lines, for logs and tests."""
-    console = Console(width=width, color_system=None, record=False, file=None)
-    with console.capture() as capture:
-        console.print(tables(result))
-    yield from capture.get().splitlines()

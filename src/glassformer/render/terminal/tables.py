@@ -1,11 +1,11 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +29,19 @@ def largest(result: Result, top: int) -> RenderableType:
     A view registered here serves `tables` too, with its own default of `top`.
     """
     return tables(result)
+
+
+def show(result: Result, console: Console | None = None) -> None:
+    """Print a result as tables."""
+    (console or Console()).print(tables(result))
+
+
+def lines(result: Result, width: int = 100) -> Iterator[str]:
+    """Return what `show` prints as plain lines, for logs and tests."""
+    console = Console(width=width, color_system=None, record=False, file=None)
+    with console.capture() as capture:
+        console.print(tables(result))
+    yield from capture.get().splitlines()
 
 
 def visible(text: str, width: int = 16) -> str:
