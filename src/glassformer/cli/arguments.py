@@ -1,15 +1,14 @@
-"""What a command's arguments stand for: a model, a preset, a text, a token."""
+"""What a command's arguments stand for: a model, a preset, a text, a token, many rows of text."""
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from glassformer import checkpoints
+from glassformer.cli.options import Specials
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
 from glassformer.models import PRESETS, ModelConfig, preset
-
-Specials = Literal["default", "on", "off", "in-text"]
 
 
 def config_of(name: str) -> ModelConfig:
@@ -105,6 +104,25 @@ def token_of(model: Any, given: str) -> int:
     if not given.strip().isdecimal():
         raise TextError(f"this model has no tokenizer, so a token is an id; found {given!r}.")
     return token_id(model, int(given))
+
+
+def source_of(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+    """Return where many rows of text come from: what was named, else the run's or the recipe's, else Python's own."""
+    from glassformer.analysis import read_history
+    from glassformer.data import DataConfig, TextConfig
+    from glassformer.training.recipes import RECIPES, recipe
+
+    length = min(256, loaded.config.max_len)
+    if data:
+        # in consecutive cuts: no more rows than there is text for
+        return TextConfig(length=length, sources=data, heldout=0.0, crop="cut")
+    if run is not None:
+        history = read_history(run).config
+        return DataConfig.from_dict(history.get("evaluate") or history["data"])
+    if model in RECIPES:
+        known = recipe(model)
+        return known.evaluate or known.data
+    return TextConfig(length=length)
 
 
 def _names(names: Any) -> str:

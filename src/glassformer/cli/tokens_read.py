@@ -7,11 +7,9 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from glassformer.render.terminal.tables import QUIET, numbered
-
 
 @dataclass(frozen=True)
-class Reading:
+class TokensRead:
     """Readable tokens of every row; several names for several sets of rows, such as clean and corrupt prompts.
 
     Args:
@@ -24,6 +22,8 @@ class Reading:
 
     def shown(self) -> RenderableType:
         """Return the first row of each, every token behind its index."""
+        from glassformer.render.terminal.tables import QUIET, numbered
+
         width = max(map(len, self.rows), default=0)
         lines = [numbered(name.ljust(width), rows[0]) for name, rows in self.rows.items() if rows]
         return Group(*lines, *([Text(self.added, style=QUIET)] if self.added else []))
@@ -32,12 +32,12 @@ class Reading:
         return {"tokens": {name: [list(row) for row in rows] for name, rows in self.rows.items()}, "added": self.added}
 
 
-def reading_of(run: Any) -> Reading:
+def tokens_of(run: Any) -> TokensRead:
     """Return what a run, or prepared inputs, read."""
     rows = {"source": run.source_rows, "reads": run.token_rows} if run.source_rows else {"reads": run.token_rows}
-    return Reading(rows, run.added)
+    return TokensRead(rows, run.added)
 
 
-def tell(reading: Reading) -> None:
+def tell(read: TokensRead) -> None:
     """Print to standard error, for commands whose output goes on into other programs."""
-    Console(stderr=True).print(reading.shown())
+    Console(stderr=True).print(read.shown())
