@@ -8,7 +8,7 @@ from glassformer.data import MixtureConfig, Planted, Repeat, Senses, TextConfig,
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
-from glassformer.training.loop import TrainConfig
+from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
 
