@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.data.pairs import SIDES, Pairs
+from glassformer.data.pairs.prompt_pairs import SIDES, Pairs
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder
