@@ -1,4 +1,4 @@
-"""The pairs of prompts that a command compares: from a file, from a template, or typed."""
+"""The pairs of prompts that a command compares, from a file, a template, or typed, and what is measured on them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassformer.cli.given import prompt_of, token_of
-from glassformer.cli.reading import Reading
+from glassformer.cli.arguments import prompt_of, token_of
+from glassformer.cli.options import Measure, OutputOptions, PromptOptions
+from glassformer.cli.output import deliver
+from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
 
@@ -15,7 +17,7 @@ TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreemen
 
 
 @dataclass(frozen=True)
-class Prompts:
+class ComparedPrompts:
     """Clean and corrupt prompts as analyses take them.
 
     Args:
@@ -42,57 +44,100 @@ class Prompts:
     added: str = ""
     pos: int = -1
 
-    def reading(self, model: Any) -> Reading:
+    def read(self, model: Any) -> TokensRead:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
 
         clean, corrupt = (prepare(model, side, self.target) for side in (self.clean, self.corrupt))
         if not clean.source_rows:
-            return Reading({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
+            return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
         sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
-        return Reading(sides, clean.added)
+        return TokensRead(sides, clean.added)
+
+    def metric(self, model: Any, name: Measure) -> Any:
+        """Return the measure of that name, of these answers where they are asked for."""
+        from glassformer import analysis
+        from glassformer.analysis import sweep
+
+        if name == "kl":
+            return sweep.kl_divergence(analysis.run(model, self.clean, self.target), pos=self.pos)
+        if name == "logit-difference":
+            return sweep.logit_difference(self.answer, self.wrong, pos=self.pos)
+        known = {
+            "logit": sweep.logit, "probability": sweep.probability, "log-probability": sweep.log_probability,
+            "rank": sweep.answer_rank,
+        }  # fmt: skip
+        return known[name](self.answer, pos=self.pos)
 
 
-def prompts_of(
-    model: Any,
-    *,
-    pairs: Path | None,
-    task: str | None,
-    n: int,
-    seed: int,
-    fitting: bool,
-    clean: str | None,
-    corrupt: str | None,
-    answer: str | None,
-    wrong: str | None,
-    target: str | None,
-) -> Prompts:
+def prompts_of(model: Any, options: PromptOptions) -> ComparedPrompts:
     """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
 
     Raises:
         ConfigError: More than one of them is given, or half of one.
         DataError: A pair does not fit the model.
     """
-    given = {"--pairs": pairs, "--task": task, "--clean": clean if clean is not None else corrupt}
+    clean, corrupt, answer, wrong = options.clean, options.corrupt, options.answer, options.wrong
+    given = {"--pairs": options.pairs, "--task": options.task, "--clean": clean if clean is not None else corrupt}
     several = [flag for flag, value in given.items() if value is not None]
     require(len(several) <= 1, f"{' and '.join(several)} both say what the prompts are: give one of them.")
     if clean is not None and corrupt is not None:
-        return _typed(model, clean, corrupt, answer, wrong, target)
+        return _typed(model, clean, corrupt, answer, wrong, options.target)
     require(clean is None and corrupt is None, "--clean and --corrupt go together: give both prompts.")
-    require(target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
+    require(options.target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
     require(
         answer is None and wrong is None,
         "--answer and --wrong belong to --clean and --corrupt; pairs and tasks bring their own.",
     )
     _require_prompts(model)
-    return _encoded(model, _pairs(model, pairs, task or "induction", n, seed), fitting)
+    return _encoded(model, _pairs(model, options), options.fitting)
 
 
-def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
+def present(
+    command: str,
+    model: Any,
+    prompts: ComparedPrompts,
+    results: Sequence[Any],
+    *,
+    given: dict[str, Any],
+    output: OutputOptions,
+    top: int,
+    aside: Sequence[Any] = (),
+) -> None:
+    """Print what was found on pairs of prompts, and write it where it was asked for.
+
+    Args:
+        command: Which one it was.
+        model: What it was about.
+        prompts: What was compared.
+        results: What was found.
+        given: What was asked besides the prompts, as JSON data.
+        output: Where documents go.
+        top: Largest entries per table.
+        aside: Those of the results that are written and not printed.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from glassformer.render.terminal import largest
+    from glassformer.render.terminal.tables import STRONG
+
+    console, read = Console(), prompts.read(model)
+    about = f"  {prompts.n} pair{'s' * (prompts.n != 1)} of prompts: {prompts.name}"
+    console.print(Text.assemble((model.name, STRONG), about), read.shown())
+    for result in results:
+        if not any(result is other for other in aside):
+            console.print()
+            console.print(largest(result, top))
+    deliver(command, model, {"prompts": prompts.name, "n": prompts.n} | given, results, output, read)
+
+
+def _pairs(model: Any, options: PromptOptions) -> Any:
     from glassformer import data
 
-    if path is not None:
-        return data.read_pairs(path)
+    if options.pairs is not None:
+        return data.read_pairs(options.pairs)
+    task, n, seed = options.task or "induction", options.n, options.seed
     require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
     require(n >= 1, f"--n must be at least 1, found {n}.")
     if task == "induction":
@@ -168,18 +213,20 @@ def usable(model: Any, pairs: Any, fitting: bool) -> Any:
     return kept
 
 
-def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
+def _encoded(model: Any, pairs: Any, fitting: bool) -> ComparedPrompts:
     kept = usable(model, pairs, fitting)
     found = kept.encode(model, pad="right")
     same = found.lengths is None
     clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
     labels = found.labels if same and len(found) > 1 else None
-    return Prompts(
+    return ComparedPrompts(
         clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found), added_to(model, kept)
     )
 
 
-def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
+def _typed(
+    model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
+) -> ComparedPrompts:
     from glassformer.analysis.prepare import asked_position, prepare
     from glassformer.models import Encoder
 
@@ -206,7 +253,7 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
             "next tokens of the two prompts: name them."
         )
     if not isinstance(sides[0], str) or "encoder" in model.stacks or isinstance(model, Encoder):
-        return Prompts(sides[0], sides[1], right, other, read, pos=places[0])
+        return ComparedPrompts(sides[0], sides[1], right, other, read, pos=places[0])
     from glassformer.data import Pair, Pairs
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained

@@ -2,7 +2,7 @@
 
 import torch
 
-from glassformer.data.senses import COLOURS, CREATURES, HOMOGRAPHS, TEXTURES, sense_symbols
+from glassformer.data.tasks.senses import COLOURS, CREATURES, HOMOGRAPHS, TEXTURES, sense_symbols
 from glassformer.handmade.assemble import Head, assemble, layout
 from glassformer.models import Decoder
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.data.chains import Markov, stationary
+from glassformer.data.tasks.chains import Markov, stationary
 from glassformer.handmade.assemble import Head, assemble, layout
 from glassformer.models import Decoder
 
