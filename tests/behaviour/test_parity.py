@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys
-from glassformer.checkpoints import comparison, parity, save
-from glassformer.checkpoints.parity import reference
+from glassformer.checkpoints import parity, save
+from glassformer.checkpoints.comparison import _parity as comparison
+from glassformer.checkpoints.comparison.reference import reference
 from glassformer.cli import main
 from glassformer.data import word_tokenizer
 from glassformer.errors import MissingExtra

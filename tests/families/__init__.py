@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.checkpoints import comparison
-from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
-from glassformer.checkpoints.folder import open_folder
-from glassformer.checkpoints.parity import wide
+from glassformer.checkpoints.comparison import _parity as comparison
+from glassformer.checkpoints.comparison._parity import TOLERANCE, comparisons_of
+from glassformer.checkpoints.comparison.reference import wide
+from glassformer.checkpoints.loading import open_folder
 from strategies import randomise
 
 STEPS = 50

@@ -28,8 +28,8 @@ from glassformer.analysis.causal import (
 from glassformer.analysis.lens import needs as lens_needs
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
+from glassformer.checkpoints.comparison.reference import Wide
 from glassformer.checkpoints.families.family import Piece
-from glassformer.checkpoints.parity import Wide
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,
