@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page import circuits_page, page, results_page
-
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PAGES = {"glassformer.explanation": page, "glassformer.circuits": circuits_page, "glassformer.results": results_page}
+# the functions of `glassformer.render.page` that draw them: a conftest must not import the package before its checks
+PAGES = {
+    "glassformer.explanation": "page",
+    "glassformer.circuits": "circuits_page",
+    "glassformer.results": "results_page",
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,8 @@ def browser(chromium: Path) -> Iterator[Any]:
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """Return a function that opens a document's page; afterwards, no page may have complained or asked for anything."""
+    from glassformer.render import page
+
     contexts: list[Any] = []
     complaints: list[str] = []
     requests: list[str] = []
@@ -32,7 +37,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def open_page(payload: dict[str, Any], *, scheme: Any = "light", width: int = 1280) -> Any:
         path = tmp_path / f"{len(addresses)}.html"
-        path.write_text(PAGES[payload["format"]](payload), encoding="utf-8")
+        path.write_text(getattr(page, PAGES[payload["format"]])(payload), encoding="utf-8")
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         contexts.append(context)
