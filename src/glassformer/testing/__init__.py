@@ -19,10 +19,12 @@ except ImportError as error:
     ) from error
 
 # so that a law that fails says which values it compared
-pytest.register_assert_rewrite(f"{__name__}.mechanism_laws")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}_laws" for part in ("mechanism", "sub_layer", "analysis")))
 
+from glassformer.testing.analysis_laws import AnalysisLaws  # noqa: E402
 from glassformer.testing.closeness import close  # noqa: E402
 from glassformer.testing.mechanism_laws import MechanismLaws  # noqa: E402
 from glassformer.testing.models import Subject, subject  # noqa: E402
+from glassformer.testing.sub_layer_laws import SubLayerLaws  # noqa: E402
 
-__all__ = ["MechanismLaws", "Subject", "close", "subject"]
+__all__ = ["AnalysisLaws", "MechanismLaws", "SubLayerLaws", "Subject", "close", "subject"]

@@ -51,7 +51,7 @@ class MechanismLaws:
 
     def __init_subclass__(cls) -> None:
         several = [cls.mechanism] if isinstance(cls.mechanism, type) else cls.mechanism
-        SUITE.bind(cls, {str(each.kind): each for each in several})
+        SUITE.bind(cls, {str(each.kind): each for each in several}, lambda mechanism: mechanism.kind)
 
 
 def claiming(claim: Callable[[Traits], bool]) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Suites of laws: functions of a name, which become tests of the classes that say what is under test."""
+"""Suites of laws: functions of what is under test, which become tests of the classes that say what that is."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -16,12 +16,16 @@ def _always(subject: Any) -> bool:
     return True
 
 
+def _itself(subject: Any) -> Any:
+    return subject
+
+
 @dataclass
 class Suite:
     """Laws, by name, and what each is a law of.
 
     Args:
-        parameter: What laws call the name of the thing under test.
+        parameter: What laws call the thing under test.
     """
 
     parameter: str
@@ -45,12 +49,18 @@ class Suite:
 
         return add
 
-    def bind(self, tests: type, subjects: Mapping[str, Any]) -> None:
-        """Give a class one test per law, with the names of those subjects that it applies to as parameter."""
+    def bind(self, tests: type, subjects: Mapping[str, Any], value: Callable[[Any], Any] = _itself) -> None:
+        """Give a class one test per law, with those subjects as parameters that it applies to.
+
+        Args:
+            tests: The class.
+            subjects: What is under test, by name.
+            value: From a subject to what laws take for it.
+        """
         for name, (test, applies) in self.laws.items():
-            names = [key for key, subject in subjects.items() if applies(subject)]
-            if names:
-                setattr(tests, name, staticmethod(pytest.mark.parametrize(self.parameter, names)(_copy(test))))
+            under = [pytest.param(value(found), id=key) for key, found in subjects.items() if applies(found)]
+            if under:
+                setattr(tests, name, staticmethod(pytest.mark.parametrize(self.parameter, under)(_copy(test))))
 
 
 def _copy(test: Callable[..., None]) -> Callable[..., None]:
