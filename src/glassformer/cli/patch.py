@@ -53,7 +53,7 @@ def patch(
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(not by or bool(sites), "--by says how --sites are cut: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
-    check(output, save_to)
+    check(output, save_to=save_to)
     loaded = model_of(model, specials)
     compared = prompts_of(loaded, prompts)
     metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
