@@ -28,7 +28,7 @@ from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.causal._prompts import Prompts, permuted, prompts
 from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._plain_loop import MetricLike
+from glassformer.analysis.sweep._metrics import MetricLike
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch

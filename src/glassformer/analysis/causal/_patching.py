@@ -24,7 +24,7 @@ from glassformer import figures
 from glassformer.analysis.causal._prompts import Prompts, aligned, position_labels
 from glassformer.analysis.causal._site_grid import Cells, Grid, grids
 from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._plain_loop import MetricLike
+from glassformer.analysis.sweep._metrics import MetricLike
 from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
