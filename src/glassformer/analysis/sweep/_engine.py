@@ -177,7 +177,7 @@ class _Engine:
         logits = logits.unflatten(0, (worlds, self.batch))
         base = self.prefix.logits
         if self.picked is None:
-            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2)
+            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2) if start else logits
         else:
             # what lies before the pass is as in the base run
             logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
