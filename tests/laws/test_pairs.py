@@ -30,7 +30,7 @@ from glassformer.data import (
     word_tokenizer,
     write_pairs,
 )
-from glassformer.data.pairs import SIDES
+from glassformer.data.contrast import SIDES
 from glassformer.data.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
 from glassformer.handmade import induction_model

@@ -2,11 +2,12 @@
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.chains import Markov, SkipTrigram
+from glassformer.data.contrast import Contrast
 from glassformer.data.counts import BigramModel, NGramModel
 from glassformer.data.in_context import DirichletMarkov, dirichlet_predictive
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pair_files import read_pairs, write_pairs
-from glassformer.data.pairs import EncodedPairs, Misfit, Pair, Pairs
+from glassformer.data.pairs import Misfit, Pair, Pairs
 from glassformer.data.planted import Planted, PlantedData, PlantedRows
 from glassformer.data.published import lack_of_tokenizer, published
 from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
@@ -31,12 +32,12 @@ __all__ = [
     "Batch",
     "BigramModel",
     "Brackets",
+    "Contrast",
     "Copy",
     "Data",
     "DataConfig",
     "DirichletMarkov",
     "Document",
-    "EncodedPairs",
     "Induction",
     "Markov",
     "Misfit",

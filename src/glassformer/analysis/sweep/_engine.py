@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric, MetricLike, apply_metric, in_worlds, named_metrics, stacked
+from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, named_metrics, stacked
 from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import Prefix
@@ -42,7 +42,7 @@ def sweep(
     model: Any,
     base: Any,
     plan: Plan | Sequence[Sequence[EditLike]],
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    metric: MetricsLike,
     *,
     target: Any = None,
     base_edit: Sequence[EditLike] = (),

@@ -66,6 +66,7 @@ class Metric:
 
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
+MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
@@ -145,7 +146,7 @@ def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
     return Metric("token loss", lambda logits: _losses(logits, targets), (), None, axes=("pos",))
 
 
-def named_metrics(metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]) -> dict[str, Metric]:
+def named_metrics(metric: MetricsLike) -> dict[str, Metric]:
     """Return metrics by name; a plain function is a metric of all logits."""
     if isinstance(metric, Mapping):
         pairs = list(metric.items())

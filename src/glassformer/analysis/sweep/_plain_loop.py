@@ -11,7 +11,7 @@ from torch import Tensor
 from glassformer.analysis._run import run
 from glassformer.analysis.sweep._metrics import (
     Metric,
-    MetricLike,
+    MetricsLike,
     apply_metric,
     logits_of,
     named_metrics,
@@ -29,7 +29,7 @@ def one_by_one(
     model: Any,
     base: Any,
     plan: Plan | Sequence[Sequence[EditLike]],
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    metric: MetricsLike,
     *,
     target: Any = None,
     base_edit: Sequence[EditLike] = (),
