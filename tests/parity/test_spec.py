@@ -436,7 +436,7 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
     ours = model.parts()
     clean, corrupt = CLEAN[:, :4], CORRUPT[:, :4]
     asked = ["stream", Cells("value", only={"layer": [1]})]
-    theirs, mine = patch(model, clean, corrupt, METRIC, asked), patch(ours, clean, corrupt, METRIC, asked)
+    theirs, mine = (patch(each, (clean, corrupt), METRIC, asked) for each in (model, ours))
     assert list(theirs) == list(mine)
     for table in mine:
         assert theirs[table].values.axes == mine[table].values.axes
@@ -602,7 +602,7 @@ def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing()
         with pytest.raises(AnalysisUnavailable, match="config=…, weights=…"):
             analysis_of(model)
     with pytest.raises(AnalysisUnavailable, match='names no site of the family "mlp_out"'):
-        patch(model, CLEAN, CORRUPT, METRIC, "mlp_out")
+        patch(model, (CLEAN, CORRUPT), METRIC, "mlp_out")
     close(logits(model), module(CLEAN).logits)
 
 
@@ -613,13 +613,13 @@ def test_a_tokenizer_lets_a_module_read_text() -> None:
     run = gf.run(model, "a b c", read="*")
     assert run.tokens == ["<bos>", "a", "b", "c"]
     assert run["blocks.0.mlp.out"].labels("pos") == ["0:<bos>", "1:a", "2:b", "3:c"]
-    assert patch(model, ["a b c", "b c d"], ["a a c", "b d d"], metric, "mlp_out")["mlp_out"].values.shape == (
+    assert patch(model, (["a b c", "b c d"], ["a a c", "b d d"]), metric, "mlp_out")["mlp_out"].values.shape == (
         1,
         2,
         4,
         2,
     )
     with pytest.raises(TextError, match="one length"):
-        patch(model, ["a b c", "b"], ["a a c", "c"], metric, "mlp_out")
+        patch(model, (["a b c", "b"], ["a a c", "c"]), metric, "mlp_out")
     with pytest.raises(TextError, match="no tokenizer"):
         gf.run(named, "a b c")

@@ -130,10 +130,9 @@ def _swept(
 
     cells = [analysis.causal.Cells(name, by or None) for name in sites]
     with progress(way) as report:
-        return analysis.interventions.patch(
-            model, asked.clean, asked.corrupt, metrics, cells, direction=way, target=asked.target, labels=asked.labels,
-            report=report, save_to=save_to,
-        )  # fmt: skip
+        return analysis.causal.patch(
+            model, asked.contrast, metrics, cells, direction=way, report=report, save_to=save_to
+        )
 
 
 def _further(
@@ -144,25 +143,16 @@ def _further(
     from glassformer import analysis
 
     found: list[Any] = []
-    runs = {"target": asked.target}
     if paths:
         with progress("paths") as report:
-            found.append(
-                analysis.circuits.path_patching(
-                    model, asked.clean, asked.corrupt, metric, receivers=paths, report=report, **runs
-                )
-            )
+            found.append(analysis.circuits.path_patching(model, asked.contrast, metric, receivers=paths, report=report))
     if edges is not None:
         with progress("edges") as report:
-            estimated = analysis.circuits.attribute_edges(model, asked.clean, asked.corrupt, metric, **runs)
+            estimated = analysis.circuits.attribute_edges(model, asked.contrast, metric)
             found += [estimated, estimated.verified(edges, seed=seed, report=report)]
     if prune is not None:
         with progress("pruning") as report:
-            found.append(
-                analysis.circuits.acdc(
-                    model, asked.clean, asked.corrupt, metric, threshold=prune, report=report, **runs
-                )
-            )
+            found.append(analysis.circuits.acdc(model, asked.contrast, metric, threshold=prune, report=report))
     return found
 
 

@@ -42,6 +42,15 @@ class Prompts:
     added: str = ""
     pos: int = -1
 
+    @property
+    def contrast(self) -> Any:
+        """The same as one value, as analyses take it."""
+        from glassformer.data import Contrast
+
+        return Contrast(
+            self.clean, self.corrupt, self.answer, self.wrong, self.target, pos=self.pos, labels=self.labels
+        )
+
     def reading(self, model: Any) -> Reading:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
