@@ -21,17 +21,23 @@ SAMPLES = (
 )  # fmt: skip
 
 
+# what the page says of all results of a sample
+HEAD: dict[str, Any] = {
+    "command": "test",
+    "model": {"name": "sample", "parameters": 1000, "n_layers": 2, "n_heads": 2, "d_model": 8},
+    "given": {"text": "a text"},
+}
+
+
 @cache
-def _stored(name: str) -> str:
-    found = _sample(name)
-    model = {"name": f"{name}-sample", "parameters": 1000, "n_layers": 2, "n_heads": 2, "d_model": 8}
-    document = {"format": "glassformer.results", "version": 1, "command": "test", "model": model}
-    return json.dumps(document | {"given": {"text": "a text"}, "results": [result.to_dict() for result in found]})
+def sample(name: str) -> tuple[Result, ...]:
+    """Return the results of a sample."""
+    return tuple(_sample(name))
 
 
-def document(name: str) -> dict[str, Any]:
-    """Return the document of a sample, which may be changed."""
-    return json.loads(_stored(name))
+def document(name: str) -> list[dict[str, Any]]:
+    """Return the results of a sample as they come back from a JSON file."""
+    return json.loads(json.dumps([result.to_dict() for result in sample(name)], allow_nan=False))
 
 
 def _sample(name: str) -> Sequence[Result]:

@@ -6,7 +6,9 @@
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import base64
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -107,12 +109,18 @@ class Labelled:
         """
         return figures.draw([("", self)], title)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: axes, coordinates and nested lists of values.
 
         What is not finite becomes null; complex values become pairs, and `complex` says so.
+
+        Args:
+            packed: Instead of `values`, write `shape`, and as `float32` the base64 of little-endian single precision,
+                row by row, NaN for what is not finite; complex values get a last axis `part`.
         """
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
+        if packed:
+            return _packed(self.values, list(self.axes), coords)
         found = {"axes": list(self.axes), "coords": coords, "values": _numbers(self.values)}
         return found | {"complex": True} if self.values.is_complex() else found
 
@@ -146,8 +154,26 @@ class Result:
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = Result.__repr__
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in _fields(self)}
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields.
+
+        Args:
+            packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
+                `derived_names` lists.
+        """
+        found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
+        derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()} if packed else {}
+        return found | {"derived": derived} if packed else found
+
+    @classmethod
+    def derived_names(cls) -> list[str]:
+        """Return the public properties that promise a labelled tensor or a number: what follows from the fields."""
+        found: list[str] = []
+        for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
+            made = member.fget.__annotations__.get("return", "")
+            if not name.startswith("_") and (made if isinstance(made, str) else made.__name__) in ("Labelled", "float"):
+                found.append(name)
+        return found
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
@@ -200,6 +226,16 @@ def _numbers(values: Tensor) -> Any:
     return nested if bool(values.isfinite().all()) else _without_nan(nested)
 
 
+def _packed(values: Tensor, axes: list[str], coords: dict[str, list[Coordinate]]) -> dict[str, Any]:
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+        axes, coords = [*axes, "part"], {**coords, "part": ["real", "imaginary"]}
+    values = values.detach().to("cpu", torch.float32)
+    values = values.masked_fill(~values.isfinite(), torch.nan).contiguous()
+    data = base64.b64encode(values.numpy().astype("<f4").tobytes()).decode("ascii")
+    return {"axes": axes, "coords": coords, "shape": list(values.shape), "float32": data}
+
+
 def _without_nan(nested: Any) -> Any:
     if isinstance(nested, list):
         return [_without_nan(inner) for inner in nested]
@@ -216,19 +252,19 @@ def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(result)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, packed: bool = False) -> Any:
     if isinstance(value, (Labelled, Result)):
-        return value.to_dict()
+        return value.to_dict(packed)
     if isinstance(value, Tensor):
         return _numbers(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, packed) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, packed) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(getattr(value, f.name), packed) for f in dataclasses.fields(value)}
     return value
 
 

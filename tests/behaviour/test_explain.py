@@ -26,8 +26,8 @@ from glassformer.analysis.reports._explain import needs
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
-from glassformer.render.tables import visible
 from glassformer.render.terminal import lines
+from glassformer.render.terminal.tables import visible
 from strategies import ARCHITECTURES, subject
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)

@@ -30,8 +30,8 @@ from glassformer.data import (
     word_tokenizer,
     write_pairs,
 )
-from glassformer.data.contrast import SIDES
-from glassformer.data.templates import TEMPLATES
+from glassformer.data.pairs.contrast import SIDES
+from glassformer.data.pairs.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
 from glassformer.handmade import induction_model
 from glassformer.models import Decoder

@@ -19,8 +19,8 @@ from glassformer.analysis.lens._logit_lens import needs as lens_needs
 from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
+from glassformer.checkpoints.comparison.reference import Wide
 from glassformer.checkpoints.families.family import Piece
-from glassformer.checkpoints.parity import Wide
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,

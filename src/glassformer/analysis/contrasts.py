@@ -19,7 +19,7 @@ from glassformer.analysis.sweep._metrics import (
     require_numbers,
 )
 from glassformer.data import Batch, Contrast, Pair, Pairs
-from glassformer.data.contrast import SIDES
+from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
 from glassformer.models import EncoderDecoder
 from glassformer.models.generate import padded

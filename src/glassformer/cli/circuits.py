@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from glassformer.cli.given import model_of
+from glassformer.cli.arguments import model_of, source_of
 from glassformer.cli.progress import progress
-from glassformer.cli.texts import source_of
 from glassformer.files import check_writable, write
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
@@ -109,7 +108,7 @@ def _text(
     from glassformer.analysis.vocabulary import frequent_tokens
     from glassformer.config import require
     from glassformer.data import TextConfig
-    from glassformer.data.text import TextData
+    from glassformer.data.text.corpus import TextData
     from glassformer.errors import TextError
     from glassformer.models import Decoder, Encoder
 

@@ -23,7 +23,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
-from glassformer.data.planted import PlantedRows
+from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder

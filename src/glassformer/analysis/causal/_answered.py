@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.data import Pairs
-from glassformer.data.contrast import SIDES
+from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder

@@ -98,8 +98,8 @@ class NodeAttribution(Result):
         labels = [str(label) for label in self.effect.labels("sender")]
         return _verified(estimate[order], exact, [labels[i] for i in order], min(k, len(labels)))
 
-    def to_dict(self) -> dict[str, Any]:
-        return _without_wires(self)
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        return _without_wires(self, packed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,8 +151,8 @@ class EdgeAttribution(Result):
         labels = [f"{sender} -> {receiver}" for sender, receiver in chosen]
         return _verified(estimate[order], exact, labels, min(k, len(edges)))
 
-    def to_dict(self) -> dict[str, Any]:
-        return _without_wires(self)
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        return _without_wires(self, packed)
 
 
 def attribute_nodes(
@@ -307,5 +307,5 @@ def _chosen(estimate: Tensor, k: int, sample: int, seed: int) -> list[int]:
     return order[:k] + [rest[int(i)] for i in drawn]
 
 
-def _without_wires(result: Any) -> dict[str, Any]:
-    return Result.to_dict(dataclasses.replace(result, wires=None))
+def _without_wires(result: Any, packed: bool) -> dict[str, Any]:
+    return Result.to_dict(dataclasses.replace(result, wires=None), packed)

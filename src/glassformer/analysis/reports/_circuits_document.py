@@ -257,9 +257,11 @@ class Circuits(Result):
         """Return what is known of one head."""
         return next(head for head in self.heads if head.label == label)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return the JSON document."""
-        return {"format": FORMAT, "version": VERSION} | {k: v for k, v in super().to_dict().items() if k != "result"}
+        fields = super().to_dict(packed)
+        del fields["result"]
+        return {"format": FORMAT, "version": VERSION} | fields
 
     def to_frame(self) -> Any:
         """Return the heads as a pandas DataFrame, one row each."""

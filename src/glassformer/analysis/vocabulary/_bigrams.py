@@ -19,7 +19,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import token_choice
 from glassformer.analysis.vocabulary._token_circuits import names_of
-from glassformer.data.counts import BigramModel
+from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import HeadWeights

@@ -1,0 +1,70 @@
+"""Where a command's results go besides the terminal: a JSON document and a page."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from glassformer.cli.options import OutputOptions
+from glassformer.cli.tokens_read import TokensRead
+from glassformer.config import require
+from glassformer.files import check_writable, write
+from glassformer.labelled import Result
+
+
+def check(output: OutputOptions, *others: Path | None) -> None:
+    """Refuse, before anything is run, files that cannot be written or that would take each other's place.
+
+    Raises:
+        ConfigError: Two of them are one file.
+        SaveError: One cannot be written.
+    """
+    named = [path for path in (output.html, output.json, *others) if path is not None]
+    same = next((path for i, path in enumerate(named) if path.absolute() in [p.absolute() for p in named[:i]]), None)
+    require(same is None, f'two options would both write "{same}".')
+    for path in named:
+        check_writable(path)
+
+
+def deliver(
+    command: str,
+    model: Any,
+    given: Mapping[str, Any],
+    results: Sequence[Result],
+    output: OutputOptions,
+    read: TokensRead | None = None,
+) -> None:
+    """Write what was asked for, whole, and say where.
+
+    Args:
+        command: Which one it was.
+        model: What it was about.
+        given: What was asked, as JSON data.
+        results: What was found.
+        output: Where to.
+        read: What the model read.
+    """
+    if output.html is None and output.json is None:
+        return
+    head = _head(command, model, given, read)
+    if output.json is not None:
+        document = head | {"results": [result.to_dict() for result in results]}
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        print(f"JSON: {write(output.json, text).absolute()}")
+    if output.html is not None:
+        from glassformer.render.page import results_page
+
+        print(f"page: {write(output.html, results_page(results, head)).absolute()}")
+
+
+def _head(command: str, model: Any, given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
+    """Return what a command's document says before its results: see docs/results-json.md."""
+    import dataclasses
+
+    from glassformer.analysis.reports._explain import model_facts
+    from glassformer.render.page.results import FORMAT, VERSION
+
+    facts = dataclasses.asdict(model_facts(model))
+    head = {"format": FORMAT, "version": VERSION, "command": command, "model": facts}
+    head["given"] = {name: value for name, value in given.items() if value is not None}
+    return head if read is None else head | {"reading": read.to_dict()}
