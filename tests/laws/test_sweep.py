@@ -267,6 +267,8 @@ def test_metrics_keep_axes_through_plans_means_and_files(tmp_path: Any) -> None:
         sweep(case.model, ids, plan, [metric, next_token_loss(ids)])
     with pytest.raises(ShapeMismatch, match="axes of one size"):
         sweep(case.model, ids, plan, [metric, Metric("last", lambda x: x[:, :, -2:, 0], pos=None, axes=("pos",))])
+    with pytest.raises(ShapeMismatch, match='keep an axis "pos", and the result has one of that name'):
+        sweep(case.model, ids, Plan(plan.rows, {"pos": [0, 1]}), metric)
     with pytest.raises(ShapeMismatch, match="world, batch and its axes pos"):
         sweep(case.model, ids, plan, Metric("all", lambda x: x, pos=None, axes=("pos",)))
 

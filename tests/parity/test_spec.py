@@ -16,7 +16,7 @@ from glassformer import analysis, weights
 from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_needs
 from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
 from glassformer.analysis.lens._logit_lens import needs as lens_needs
-from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep
+from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep, token_loss
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
 from glassformer.checkpoints.comparison.reference import Wide
@@ -345,6 +345,10 @@ def test_rows_of_a_sweep_run_side_by_side_with_the_numbers_of_the_plain_loop(nam
     close(found.values.values, one_by_one(model, CORRUPT, plan, METRIC).values.values)
     close(found.values.values, sweep(model.parts(), CORRUPT, plan, METRIC).values.values)
     assert found.values.axes == ("metric", "layer", "pos", "batch")
+    losses, rows = token_loss(CORRUPT.roll(-1, 1)), plan.rows[:3]
+    by_token = sweep(model, CORRUPT, rows, losses)
+    assert (by_token.how, by_token.values.axes) == ("side by side", ("metric", "row", "batch", "pos"))
+    close(by_token.values.values, one_by_one(model, CORRUPT, rows, losses).values.values)
 
 
 def test_rows_that_take_from_each_other_run_in_one_pass() -> None:

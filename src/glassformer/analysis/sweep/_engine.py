@@ -23,11 +23,11 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, named_metrics, stacked
+from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import Prefix
-from glassformer.analysis.sweep._resolve import joined, lend, resolved
+from glassformer.analysis.sweep._resolve import asked, joined, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
@@ -76,7 +76,7 @@ def sweep(
             returns other axes than it says.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
-    plan, metrics = Plan.of(plan), named_metrics(metric)
+    plan, metrics = asked(plan, metric)
     if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,

@@ -14,12 +14,11 @@ from glassformer.analysis.sweep._metrics import (
     MetricsLike,
     apply_metric,
     logits_of,
-    named_metrics,
     positions_of,
     stacked,
 )
 from glassformer.analysis.sweep._plan import EditLike, Plan
-from glassformer.analysis.sweep._resolve import lend, resolved
+from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._worlds import circle
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
@@ -37,7 +36,7 @@ def one_by_one(
     report: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
-    plan, metrics = Plan.of(plan), named_metrics(metric)
+    plan, metrics = asked(plan, metric)
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)
     found: list[Tensor] = []
     for row in range(len(plan.rows)):

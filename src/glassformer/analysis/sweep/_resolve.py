@@ -8,10 +8,23 @@ import torch
 
 from glassformer.analysis._run import evaluating, run
 from glassformer.analysis.prepare import prepare
-from glassformer.analysis.sweep._plan import Donor, EditLike
+from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metrics
+from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Apply, Edit, Site, SiteTable, Take, Tape
+
+
+def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tuple[Plan, dict[str, Metric]]:
+    """Return rows as a plan and metrics by name; raises `ShapeMismatch` if both have an axis of one name."""
+    plan, metrics = Plan.of(plan), named_metrics(metric)
+    kept = next(iter(metrics.values())).axes
+    if twice := [axis for axis in kept if axis in ("metric", "batch", *plan.axes)]:
+        raise ShapeMismatch(
+            f'sweep: the metrics keep an axis "{twice[0]}", and the result has one of that name already: '
+            f"metric {' '.join(plan.axes)} batch.\n    Call one of the two otherwise."
+        )
+    return plan, metrics
 
 
 def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:
