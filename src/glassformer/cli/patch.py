@@ -72,6 +72,5 @@ def _swept(
     cells = [analysis.causal.Cells(name, by or None) for name in sites]
     with progress(way) as report:
         return analysis.causal.patch(
-            model, prompts.clean, prompts.corrupt, metrics, cells, direction=way, target=prompts.target,
-            labels=prompts.labels, report=report, save_to=save_to,
-        )  # fmt: skip
+            model, prompts.pairs, metrics, cells, direction=way, report=report, save_to=save_to
+        )

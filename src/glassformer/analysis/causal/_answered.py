@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.data.pairs.prompt_pairs import SIDES, Pairs
+from glassformer.data import Pairs
+from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder
