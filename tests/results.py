@@ -90,7 +90,7 @@ def _pairs(name: str) -> Sequence[Result]:
     clean, corrupt = repeated(12, 2, 0, 3), repeated(12, 2, 77, 3)
     stop = 18
     metric = {"logit": logit(clean[:, stop].tolist())}
-    asked = (model, clean[:, :stop], corrupt[:, :stop], *metric.values())
+    asked = (model, (clean[:, :stop], corrupt[:, :stop]), *metric.values())
     if name == "circuit":
         return [analysis.circuits.attribute_edges(*asked), analysis.circuits.sender_effects(*asked)]
     if name == "pruning":
@@ -102,7 +102,7 @@ def _pairs(name: str) -> Sequence[Result]:
         return [analysis.causal.ablation_table(model, clean[:, :stop], metric["logit"])]
     return [
         analysis.causal.patch(
-            model, clean[:, :stop], corrupt[:, :stop], metric, sites=["resid_pre", "z"], direction=direction
+            model, (clean[:, :stop], corrupt[:, :stop]), metric, sites=["resid_pre", "z"], direction=direction
         )
         for direction in ("denoising", "noising")
     ]

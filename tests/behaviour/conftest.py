@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page import circuits_page, explanation_page, results_page
-
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PAGES = {"glassformer.explanation": explanation_page, "glassformer.circuits": circuits_page}
+# the functions of `glassformer.render.page` that draw them: a conftest must not import the package before its checks
+PAGES = {"glassformer.explanation": "explanation_page", "glassformer.circuits": "circuits_page"}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +27,8 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     Afterwards, no page may have complained or asked for anything.
     """
+    from glassformer.render import page as pages
+
     contexts: list[Any] = []
     complaints: list[str] = []
     requests: list[str] = []
@@ -35,8 +36,12 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def open_page(shown: Any, head: Any = None, *, scheme: Any = "light", width: int = 1280) -> Any:
         path = tmp_path / f"{len(addresses)}.html"
-        page = PAGES[shown["format"]](shown) if isinstance(shown, dict) else results_page(shown, head)
-        path.write_text(page, encoding="utf-8")
+        drawn = (
+            getattr(pages, PAGES[shown["format"]])(shown)
+            if isinstance(shown, dict)
+            else pages.results_page(shown, head)
+        )
+        path.write_text(drawn, encoding="utf-8")
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         contexts.append(context)

@@ -21,8 +21,8 @@ from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import ConfigError
 from glassformer.handmade import (
-    Head,
-    SkipTrigrams,
+    HeadMatrices,
+    SkipTrigramTables,
     bigram_model,
     induction_model,
     keep_in_mind,
@@ -69,11 +69,11 @@ def random_ids(model: Decoder, length: int, seed: int = 0) -> Tensor:
     return torch.cat((torch.zeros(1, 1, dtype=torch.long), rest), 1)
 
 
-def matrices(model: Decoder, layer: int, head: int = 0) -> Head:
+def matrices(model: Decoder, layer: int, head: int = 0) -> HeadMatrices:
     """Return the four matrices of a head as they lie in the model."""
     attn: Any = model.stack.blocks[layer].attn
     query, key, value = (attn.projection.matrix(which)[head].detach() for which in ("query", "key", "value"))
-    return Head(query, key, value, attn.merge.matrix()[head].detach())
+    return HeadMatrices(query, key, value, attn.merge.matrix()[head].detach())
 
 
 def composition(model: Decoder, first: tuple[int, int], second: tuple[int, int]) -> dict[str, float]:
@@ -339,7 +339,7 @@ def test_the_circuits_of_a_skip_trigram_model_are_its_tables(n_heads: int, d_hea
 def test_any_tables_can_be_given() -> None:
     generator = torch.Generator().manual_seed(5)
     attention, effect = (torch.randn(3, 4, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    model = skip_trigram_model(SkipTrigrams(list("abcd"), attention, effect))
+    model = skip_trigram_model(SkipTrigramTables(list("abcd"), attention, effect))
     ids = torch.tensor([[0, 3, 1, 1, 2]])
     scores = attention[:, ids[0]][:, :, ids[0]].masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     close(model(ids)[0], (scores.softmax(-1) @ effect[:, ids[0]]).sum(0))
@@ -453,7 +453,7 @@ def test_a_silent_random_head_has_the_largest_norms_and_no_effect(turn: bool) ->
     assert split["L1H0"] == pytest.approx(50.0, rel=1e-4)
 
 
-def heads(model: Decoder, layer: int) -> list[Head]:
+def heads(model: Decoder, layer: int) -> list[HeadMatrices]:
     attn: Any = model.stack.blocks[layer].attn
     return [matrices(model, layer, h) for h in range(attn.dims.n_heads)]
 
@@ -512,7 +512,7 @@ def test_planting_a_head_keeps_the_others_and_the_original() -> None:
 
 def test_a_head_of_the_wrong_shape_is_refused_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"layer 0 takes \[\(104, 41\), \(104, 41\), \(104, 41\), \(41, 104\)\]"):
-        plant(induction_model(), 0, Head.zero(104, 40))
+        plant(induction_model(), 0, HeadMatrices.zero(104, 40))
 
 
 @pytest.mark.parametrize("kwargs", [{"bias": True}, {"n_kv_heads": 1}, {"positions": Alibi()}], ids=str)
@@ -520,7 +520,7 @@ def test_heads_are_planted_among_plain_ones_only(kwargs: dict[str, Any]) -> None
     layer = block(n_heads=2, d_head=4, norm=NoNorm(), **kwargs)
     model = DecoderConfig(5, 8, (layer,), max_len=8).build().double()
     with pytest.raises(ConfigError, match="it takes plain heads only"):
-        plant(model, 0, Head.zero(8, 4))
+        plant(model, 0, HeadMatrices.zero(8, 4))
 
 
 @pytest.mark.parametrize(

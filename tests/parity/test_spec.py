@@ -17,11 +17,11 @@ from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.question import card_of
-from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep
+from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep, token_loss
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
+from glassformer.checkpoints.comparison.reference import Wide
 from glassformer.checkpoints.families.family import Piece
-from glassformer.checkpoints.parity import Wide
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,
@@ -346,6 +346,10 @@ def test_rows_of_a_sweep_run_side_by_side_with_the_numbers_of_the_plain_loop(nam
     close(found.values.values, one_by_one(model, CORRUPT, plan, METRIC).values.values)
     close(found.values.values, sweep(model.parts(), CORRUPT, plan, METRIC).values.values)
     assert found.values.axes == ("metric", "layer", "pos", "batch")
+    losses, rows = token_loss(CORRUPT.roll(-1, 1)), plan.rows[:3]
+    by_token = sweep(model, CORRUPT, rows, losses)
+    assert (by_token.how, by_token.values.axes) == ("side by side", ("metric", "row", "batch", "pos"))
+    close(by_token.values.values, one_by_one(model, CORRUPT, rows, losses).values.values)
 
 
 def test_rows_that_take_from_each_other_run_in_one_pass() -> None:
@@ -437,7 +441,7 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
     ours = model.parts()
     clean, corrupt = CLEAN[:, :4], CORRUPT[:, :4]
     asked = ["stream", Cells("value", only={"layer": [1]})]
-    theirs, mine = patch(model, clean, corrupt, METRIC, asked), patch(ours, clean, corrupt, METRIC, asked)
+    theirs, mine = (patch(each, (clean, corrupt), METRIC, asked) for each in (model, ours))
     assert list(theirs) == list(mine)
     for table in mine:
         assert theirs[table].values.axes == mine[table].values.axes
@@ -603,7 +607,7 @@ def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing()
         with pytest.raises(AnalysisUnavailable, match="config=…, weights=…"):
             analysis_of(model)
     with pytest.raises(AnalysisUnavailable, match='names no site of the family "mlp_out"'):
-        patch(model, CLEAN, CORRUPT, METRIC, "mlp_out")
+        patch(model, (CLEAN, CORRUPT), METRIC, "mlp_out")
     close(logits(model), module(CLEAN).logits)
 
 
@@ -614,13 +618,13 @@ def test_a_tokenizer_lets_a_module_read_text() -> None:
     run = gf.run(model, "a b c", read="*")
     assert run.tokens == ["<bos>", "a", "b", "c"]
     assert run["blocks.0.mlp.out"].labels("pos") == ["0:<bos>", "1:a", "2:b", "3:c"]
-    assert patch(model, ["a b c", "b c d"], ["a a c", "b d d"], metric, "mlp_out")["mlp_out"].values.shape == (
+    assert patch(model, (["a b c", "b c d"], ["a a c", "b d d"]), metric, "mlp_out")["mlp_out"].values.shape == (
         1,
         2,
         4,
         2,
     )
     with pytest.raises(TextError, match="one length"):
-        patch(model, ["a b c", "b"], ["a a c", "c"], metric, "mlp_out")
+        patch(model, (["a b c", "b"], ["a a c", "c"]), metric, "mlp_out")
     with pytest.raises(TextError, match="no tokenizer"):
         gf.run(named, "a b c")

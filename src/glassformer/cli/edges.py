@@ -41,9 +41,7 @@ def edges(
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("edges") as report:
-        estimated = analysis.circuits.attribute_edges(
-            loaded, compared.clean, compared.corrupt, measured, target=compared.target
-        )
+        estimated = analysis.circuits.attribute_edges(loaded, compared.pairs, measured)
         verified = estimated.verified(verify, seed=prompts.seed, report=report)
     given = {"metric": [measured.name], "seed": prompts.seed, "verify": verify}
     # estimates are shown beside what they are checked against

@@ -1,13 +1,12 @@
 """`glassformer explain`: one next token of a text, explained."""
 
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Specials, Target
-from glassformer.files import check_writable, write
+from glassformer.cli.options import Output, Specials, Target
+from glassformer.cli.output import check, write_documents
 
 EXAMPLES = {
     "attn-only-1l": "import os\nimport sys\nimport",
@@ -30,12 +29,12 @@ def explain(
     target: Target = None,
     position: int | None = None,
     specials: Specials = "default",
-    html: Path | None = None,
-    json: Path | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    *,
+    output: Output,
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
 
@@ -52,8 +51,6 @@ def explain(
         answer: Explain this next token instead of the likeliest. It is one token, often with a leading space.
         against: Explain the difference to this token.
         position: Explain the token after this position; the last by default. Negative counts from the end.
-        html: Write a page that opens in a browser, with pictures of all attention patterns.
-        json: Write everything as JSON, see docs/explain-json.md.
         temperature: Sampling: divides the logits; 0 takes the likeliest.
         top_k: Sampling: keep this many tokens.
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
@@ -61,11 +58,10 @@ def explain(
     """
     from glassformer import analysis
     from glassformer.models import Sampling
+    from glassformer.render.page import explanation_page
     from glassformer.render.terminal import show
 
-    for path in (html, json):
-        if path is not None:
-            check_writable(path)
+    check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
     loaded = model_of(model, specials)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
@@ -73,9 +69,4 @@ def explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
     show(found)
-    if json is not None:
-        print(f"JSON: {write(json, found.to_json()).absolute()}")
-    if html is not None:
-        from glassformer.render.page import explanation_page
-
-        print(f"page: {write(html, explanation_page(found.to_dict())).absolute()}")
+    write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))

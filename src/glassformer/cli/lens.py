@@ -73,7 +73,7 @@ def lens(
         one_source(text, pairs, answer=answer, target=target, position=position)
     require(tuned is None or train is None, "--train makes a tuned lens and --tuned reads one: give one of them.")
     require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
-    check(output, train)
+    check(output, train=train)
     loaded = model_of(model, specials)
     console, found, read = Console(), list[Any](), None
     translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)

@@ -48,7 +48,7 @@ class OutputOptions:
 
     Args:
         html: Write a page that opens in a browser, with pictures.
-        json: Write everything as JSON, see docs/results-json.md.
+        json: Write everything as JSON, as docs/results-json.md, explain-json.md and circuits-json.md describe it.
     """
 
     html: Path | None = None

@@ -1,7 +1,7 @@
 """Where a command's results go besides the terminal: a JSON document and a page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,24 @@ from glassformer.files import check_writable, write
 from glassformer.labelled import Result
 
 
-def check(output: OutputOptions, *others: Path | None) -> None:
+def check(output: OutputOptions, **others: Path | None) -> None:
     """Refuse, before anything is run, files that cannot be written or that would take each other's place.
+
+    Args:
+        output: Where documents go.
+        others: Further files by the option that names them.
 
     Raises:
         ConfigError: Two of them are one file.
         SaveError: One cannot be written.
     """
-    named = [path for path in (output.html, output.json, *others) if path is not None]
-    same = next((path for i, path in enumerate(named) if path.absolute() in [p.absolute() for p in named[:i]]), None)
-    require(same is None, f'two options would both write "{same}".')
-    for path in named:
+    flags: dict[Path, str] = {}
+    for option, path in {"html": output.html, "json": output.json, **others}.items():
+        if path is None:
+            continue
+        flag, place = f"--{option.replace('_', '-')}", path.absolute()
+        require(place not in flags, f'{flags.get(place)} and {flag} would both write "{path}".')
+        flags[place] = flag
         check_writable(path)
 
 
@@ -47,14 +54,31 @@ def deliver(
     if output.html is None and output.json is None:
         return
     head = _head(command, model, given, read)
-    if output.json is not None:
+
+    def text() -> str:
         document = head | {"results": [result.to_dict() for result in results]}
-        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
-        print(f"JSON: {write(output.json, text).absolute()}")
-    if output.html is not None:
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+    def page() -> str:
         from glassformer.render.page import results_page
 
-        print(f"page: {write(output.html, results_page(results, head)).absolute()}")
+        return results_page(results, head)
+
+    write_documents(output, text, page)
+
+
+def write_documents(output: OutputOptions, text: Callable[[], str], page: Callable[[], str]) -> None:
+    """Write what was asked for, whole, and say where.
+
+    Args:
+        output: Where to.
+        text: Gives the JSON.
+        page: Gives the page.
+    """
+    if output.json is not None:
+        print(f"JSON: {write(output.json, text()).absolute()}")
+    if output.html is not None:
+        print(f"page: {write(output.html, page()).absolute()}")
 
 
 def _head(command: str, model: Any, given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def patch(
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(not by or bool(sites), "--by says how --sites are cut: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
-    check(output, save_to)
+    check(output, save_to=save_to)
     loaded = model_of(model, specials)
     compared = prompts_of(loaded, prompts)
     metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
@@ -72,6 +72,5 @@ def _swept(
     cells = [analysis.causal.Cells(name, by or None) for name in sites]
     with progress(way) as report:
         return analysis.causal.patch(
-            model, prompts.clean, prompts.corrupt, metrics, cells, direction=way, target=prompts.target,
-            labels=prompts.labels, report=report, save_to=save_to,
-        )  # fmt: skip
+            model, prompts.pairs, metrics, cells, direction=way, report=report, save_to=save_to
+        )

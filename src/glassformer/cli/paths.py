@@ -44,9 +44,6 @@ def paths(
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("paths") as report:
-        found = analysis.circuits.path_patching(
-            loaded, compared.clean, compared.corrupt, measured, receivers=receivers, target=compared.target,
-            report=report,
-        )  # fmt: skip
+        found = analysis.circuits.path_patching(loaded, compared.pairs, measured, receivers=receivers, report=report)
     given = {"metric": [measured.name], "seed": prompts.seed, "receivers": list(receivers)}
     present("paths", loaded, compared, [found], given=given, output=output, top=top)

@@ -18,37 +18,24 @@ TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreemen
 
 @dataclass(frozen=True)
 class ComparedPrompts:
-    """Clean and corrupt prompts as analyses take them.
+    """Pairs of prompts as a command shows and compares them.
 
     Args:
-        clean: Ids, a `Batch` if they differ in length, or the source of an encoder-decoder.
-        corrupt: The same of the corrupt prompts.
-        answer: Ids of the answers, one for all or one each.
-        wrong: Ids of the wrong answers.
-        target: What an encoder-decoder's decoder reads.
-        labels: Names of positions that all pairs share, if there are any.
+        pairs: The prompts and their answers, a `Contrast`.
         name: Of the set.
-        n: How many pairs.
         added: Which special tokens the tokenizer added to their texts, in words.
-        pos: Position that is asked about: the last, or the masked one of an encoder.
     """
 
-    clean: Any
-    corrupt: Any
-    answer: Any
-    wrong: Any
-    target: Any = None
-    labels: Sequence[str] | None = None
+    pairs: Any
     name: str = "pair"
-    n: int = 1
     added: str = ""
-    pos: int = -1
 
     def read(self, model: Any) -> TokensRead:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
+        from glassformer.data.pairs.contrast import SIDES
 
-        clean, corrupt = (prepare(model, side, self.target) for side in (self.clean, self.corrupt))
+        clean, corrupt = (prepare(model, self.pairs.side(side), self.pairs.target) for side in SIDES)
         if not clean.source_rows:
             return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
         sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
@@ -59,15 +46,16 @@ class ComparedPrompts:
         from glassformer import analysis
         from glassformer.analysis import sweep
 
+        asked = self.pairs
         if name == "kl":
-            return sweep.kl_divergence(analysis.run(model, self.clean, self.target), pos=self.pos)
+            return sweep.kl_divergence(analysis.run(model, asked.side("clean"), asked.target), pos=asked.pos)
         if name == "logit-difference":
-            return sweep.logit_difference(self.answer, self.wrong, pos=self.pos)
+            return sweep.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
         known = {
             "logit": sweep.logit, "probability": sweep.probability, "log-probability": sweep.log_probability,
             "rank": sweep.answer_rank,
         }  # fmt: skip
-        return known[name](self.answer, pos=self.pos)
+        return known[name](asked.answer, pos=asked.pos)
 
 
 def prompts_of(model: Any, options: PromptOptions) -> ComparedPrompts:
@@ -122,14 +110,14 @@ def present(
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.tables import STRONG
 
-    console, read = Console(), prompts.read(model)
-    about = f"  {prompts.n} pair{'s' * (prompts.n != 1)} of prompts: {prompts.name}"
+    console, read, n = Console(), prompts.read(model), len(prompts.pairs)
+    about = f"  {n} pair{'s' * (n != 1)} of prompts: {prompts.name}"
     console.print(Text.assemble((model.name, STRONG), about), read.shown())
     for result in results:
         if not any(result is other for other in aside):
             console.print()
             console.print(largest(result, top))
-    deliver(command, model, {"prompts": prompts.name, "n": prompts.n} | given, results, output, read)
+    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
 
 
 def _pairs(model: Any, options: PromptOptions) -> Any:
@@ -154,8 +142,7 @@ def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[Any]) -> tup
 
     found = usable(model, data.read_pairs(path), fitting)
     encoded = found.encode(model, pad="right")
-    given = encoded.clean if encoded.lengths is None else encoded.batch("clean")
-    run = analysis.run(model, given, read=read)
+    run = analysis.run(model, encoded.side("clean"), read=read)
     return dataclasses.replace(run, added=added_to(model, found)), encoded
 
 
@@ -214,20 +201,17 @@ def usable(model: Any, pairs: Any, fitting: bool) -> Any:
 
 
 def _encoded(model: Any, pairs: Any, fitting: bool) -> ComparedPrompts:
+    from glassformer.analysis.contrasts import contrast
+
     kept = usable(model, pairs, fitting)
-    found = kept.encode(model, pad="right")
-    same = found.lengths is None
-    clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
-    labels = found.labels if same and len(found) > 1 else None
-    return ComparedPrompts(
-        clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found), added_to(model, kept)
-    )
+    return ComparedPrompts(contrast(model, kept, "prompts"), pairs.name, added_to(model, kept))
 
 
 def _typed(
     model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
 ) -> ComparedPrompts:
     from glassformer.analysis.prepare import asked_position, prepare
+    from glassformer.data import Contrast, Pair, Pairs
     from glassformer.models import Encoder
 
     sides = [prompt_of(model, text) for text in (clean, corrupt)]
@@ -253,8 +237,7 @@ def _typed(
             "next tokens of the two prompts: name them."
         )
     if not isinstance(sides[0], str) or "encoder" in model.stacks or isinstance(model, Encoder):
-        return ComparedPrompts(sides[0], sides[1], right, other, read, pos=places[0])
-    from glassformer.data import Pair, Pairs
+        return ComparedPrompts(Contrast(sides[0], sides[1], right, other, read, pos=places[0]))
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained
     pair = Pair(clean, corrupt, right, other)

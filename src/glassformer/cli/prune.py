@@ -40,9 +40,6 @@ def prune(
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("pruning") as report:
-        found = analysis.circuits.acdc(
-            loaded, compared.clean, compared.corrupt, measured, threshold=threshold, target=compared.target,
-            report=report,
-        )  # fmt: skip
+        found = analysis.circuits.acdc(loaded, compared.pairs, measured, threshold=threshold, report=report)
     given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold}
     present("prune", loaded, compared, [found], given=given, output=output, top=top)

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
-
 
 @dataclass(frozen=True)
 class TokensRead:
@@ -20,8 +17,11 @@ class TokensRead:
     rows: dict[str, Sequence[Sequence[str]]]
     added: str = ""
 
-    def shown(self) -> RenderableType:
-        """Return the first row of each, every token behind its index."""
+    def shown(self) -> Any:
+        """Return the first row of each, every token behind its index, for a rich console."""
+        from rich.console import Group
+        from rich.text import Text
+
         from glassformer.render.terminal.tables import QUIET, numbered
 
         width = max(map(len, self.rows), default=0)
@@ -40,4 +40,6 @@ def tokens_of(run: Any) -> TokensRead:
 
 def tell(read: TokensRead) -> None:
     """Print to standard error, for commands whose output goes on into other programs."""
+    from rich.console import Console
+
     Console(stderr=True).print(read.shown())

@@ -74,7 +74,7 @@ def trace(
     require(window is None or window >= 1, f"--window must be at least 1, found {window}.")
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
-    check(output, save_to)
+    check(output, save_to=save_to)
     loaded = model_of(model, specials)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)

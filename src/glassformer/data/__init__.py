@@ -8,7 +8,7 @@ from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.grammar import ZhEnConfig
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
-    EncodedPairs,
+    Contrast,
     Misfit,
     Pair,
     Pairs,
@@ -59,12 +59,12 @@ __all__ = [
     "Batch",
     "BigramModel",
     "Brackets",
+    "Contrast",
     "Copy",
     "Data",
     "DataConfig",
     "DirichletMarkov",
     "Document",
-    "EncodedPairs",
     "Induction",
     "Markov",
     "Misfit",

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.question import question
-from glassformer.data.pairs.prompt_pairs import SIDES, Pairs
+from glassformer.data import Pairs
+from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis._run import run
-from glassformer.analysis.causal._prompts import Prompts, prompts
+from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.prepare import asked_position, readable, token_id
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import blocks_of, decoder_side
-from glassformer.checkpoints.folder import digest_of
+from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
 from glassformer.files import write
 

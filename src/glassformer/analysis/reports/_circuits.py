@@ -35,9 +35,9 @@ from glassformer.analysis.reports._circuits_document import (
     JointFacts,
     LossFacts,
     OrderFacts,
-    Pair,
-    Pairs,
+    PairEntry,
     Spectrum,
+    StrongestPairs,
     TrigramFacts,
     Unavailable,
 )
@@ -254,8 +254,8 @@ def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
     return tuple(found)
 
 
-def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
-    rows: dict[str, tuple[tuple[Pair, ...], str]] = {}
+def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> StrongestPairs:
+    rows: dict[str, tuple[tuple[PairEntry, ...], str]] = {}
     for circuit in ("OV", "QK"):
         try:
             found = token_pairs(w, circuit, [label], k=k, tokens=tokens)
@@ -267,9 +267,9 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
         words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
         fields = (found.rows, found.columns, found.values)
         table = zip(*(field.select(head=name).values.tolist() for field in fields))
-        pairs = (Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
+        pairs = (PairEntry(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
         rows[circuit] = tuple(pairs), words
-    return Pairs(label, *rows["OV"], *rows["QK"])
+    return StrongestPairs(label, *rows["OV"], *rows["QK"])
 
 
 def _orders(found: Importance) -> tuple[OrderFacts, ...]:

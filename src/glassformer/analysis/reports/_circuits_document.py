@@ -134,7 +134,7 @@ class Spectrum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class PairEntry:
     """Two tokens and the entry of the circuit: logits (OV) or score (QK), rows centred."""
 
     first: str
@@ -143,13 +143,13 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class StrongestPairs:
     """The strongest pairs of one head; a circuit that is not defined is empty, and the caption says why."""
 
     label: str
-    ov: tuple[Pair, ...]
+    ov: tuple[PairEntry, ...]
     ov_caption: str
-    qk: tuple[Pair, ...]
+    qk: tuple[PairEntry, ...]
     qk_caption: str
 
 
@@ -244,7 +244,7 @@ class Circuits(Result):
     induction: tuple[InductionFacts, ...]
     trigrams: tuple[TrigramFacts, ...]
     eigenvalues: tuple[Spectrum, ...]
-    pairs: tuple[Pairs, ...]
+    pairs: tuple[StrongestPairs, ...]
     importance: tuple[OrderFacts, ...]
     losses: tuple[LossFacts, ...]
     ablated_loss: float | None

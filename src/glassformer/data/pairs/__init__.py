@@ -1,7 +1,8 @@
 """Pairs of prompts: clean and corrupt, made by templates or read from files, and checked against a tokenizer."""
 
+from glassformer.data.pairs.contrast import Contrast
 from glassformer.data.pairs.files import read_pairs, write_pairs
-from glassformer.data.pairs.prompt_pairs import EncodedPairs, Misfit, Pair, Pairs
+from glassformer.data.pairs.prompt_pairs import Misfit, Pair, Pairs
 from glassformer.data.pairs.templates import (
     TemplateFit,
     greater_than,
@@ -13,7 +14,7 @@ from glassformer.data.pairs.templates import (
 )
 
 __all__ = [
-    "EncodedPairs",
+    "Contrast",
     "Misfit",
     "Pair",
     "Pairs",

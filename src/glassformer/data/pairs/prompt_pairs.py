@@ -13,18 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
-from glassformer.data.batch import Batch
+from glassformer.data.pairs.contrast import SIDES, Contrast
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
 Prompt = str | tuple[int, ...]
 Token = str | int
 Span = tuple[int, int]
-Side = Literal["clean", "corrupt"]
-SIDES: tuple[Side, ...] = ("clean", "corrupt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,57 +64,6 @@ class Misfit(NamedTuple):
 
     pair: int
     why: str
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class EncodedPairs:
-    """Pairs as a model reads them.
-
-    Args:
-        clean: Token ids.
-        corrupt: Token ids.
-        answer: Ids of the answers.
-        wrong: Ids of the wrong answers.
-        last: The position whose next token is the answer.
-        labels: A name for every position: its number, with the role or the token there if all pairs share it.
-        roles: Positions of each role, one tuple per pair; empty where a pair does not have it.
-        lengths: Real tokens per pair if rows were padded, else None.
-        padding: Where: `right` goes with `lengths` alone, `left` with `lengths` and an empty state.
-    """
-
-    clean: Int[Tensor, "batch pos"]
-    corrupt: Int[Tensor, "batch pos"]
-    answer: Int[Tensor, " batch"]
-    wrong: Int[Tensor, " batch"]
-    last: Int[Tensor, " batch"]
-    labels: tuple[str, ...]
-    roles: Mapping[str, tuple[tuple[int, ...], ...]]
-    lengths: Int[Tensor, " batch"] | None = None
-    padding: Literal["none", "left", "right"] = "none"
-
-    def __len__(self) -> int:
-        return len(self.clean)
-
-    def batch(self, side: Side = "clean") -> Batch:
-        """Return one side as a batch, whose only targets are the answers.
-
-        Raises:
-            DataError: Rows are padded on the left, which needs a state to begin with and no batch has.
-        """
-        if self.padding == "left":
-            raise DataError('these pairs are padded on the left, and batches are on the right: encode(…, pad="right").')
-        tokens: Tensor = getattr(self, side)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        targets = tokens.roll(-1, 1)
-        targets[rows, self.last] = self.answer
-        weight = torch.zeros_like(tokens, dtype=torch.bool)
-        weight[rows, self.last] = True
-        return Batch(tokens, targets, weight, lengths=self.lengths)
-
-    @property
-    def differs(self) -> Bool[Tensor, "batch pos"]:
-        """Where the two prompts have different tokens."""
-        return self.clean != self.corrupt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +118,10 @@ class Pairs(Sequence[Pair]):
             found.setdefault(key, []).append(pair)
         return [Pairs(tuple(found[key]), self.name) for key in sorted(found)]
 
-    def encode(self, model: Any, pad: Literal["left", "right"] | None = None) -> EncodedPairs:
-        """Return the pairs as token ids.
+    def encode(self, model: Any, pad: Literal["left", "right"] | None = None) -> Contrast:
+        """Return the pairs as one contrast of token ids, with a name for every position.
+
+        A position is called by its number, with the role or the token there if all pairs share it.
 
         Args:
             model: A decoder of ours with a tokenizer (prompts of ids need none).
@@ -215,11 +163,10 @@ class Pairs(Sequence[Pair]):
         }
         padded = min(sizes) < longest
         clean, corrupt = ([filled(getattr(row, side)) for row in rows] for side in SIDES)
-        return EncodedPairs(
+        return Contrast(
             tensor(clean), tensor(corrupt), tensor([row.answer for row in rows]), tensor([row.wrong for row in rows]),
-            tensor([start + size - 1 for start, size in zip(offsets, sizes)]),
-            _labels(clean, corrupt, roles, read.tokenizer if not padded else None),
-            roles, tensor(sizes) if padded else None, pad if padded and pad is not None else "none",
+            labels=_labels(clean, corrupt, roles, read.tokenizer if not padded else None), roles=roles,
+            lengths=tensor(sizes) if padded else None, padding=pad if padded and pad is not None else "none",
         )  # fmt: skip
 
 

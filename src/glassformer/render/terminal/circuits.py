@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from glassformer.analysis.reports import Circuits
-from glassformer.analysis.reports._circuits_document import HeadCircuits, Pairs
+from glassformer.analysis.reports._circuits_document import HeadCircuits, StrongestPairs
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 
 # a terminal shows the heads that stand out, the page all of them
@@ -119,7 +119,7 @@ def _trigrams(report: Circuits) -> RenderableType:
     return section("Skip-trigrams of the first layer", found)
 
 
-def _pairs(pairs: Pairs) -> RenderableType:
+def _pairs(pairs: StrongestPairs) -> RenderableType:
     found = table("", "", left=(0, 1))
     for name, rows in (("OV", pairs.ov), ("QK", pairs.qk)):
         words = "  ".join(f"{visible(p.first)} → {visible(p.second)} {p.value:+.1f}" for p in rows[:N_PAIRS])

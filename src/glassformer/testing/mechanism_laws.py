@@ -1,19 +1,26 @@
-"""Laws every mechanism obeys, drawn over the registry, head layouts, positions and merge steps."""
+"""Laws every mechanism obeys, drawn over head layouts, positions and merge steps.
 
-from collections.abc import Callable
+    class TestMine(MechanismLaws):
+        mechanism = Mine
+
+Each law is a function of a kind; pytest finds it as a test of such a class, if the mechanism claims what it speaks of.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import (
     Attention,
     Context,
     Mask,
     MixerConfig,
     NoPositions,
+    Separate,
     Traits,
     causal,
     documents,
@@ -23,19 +30,36 @@ from glassformer.attention import (
 )
 from glassformer.errors import NoPattern
 from glassformer.models.stack import cross_context, make_context
+from glassformer.testing.closeness import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
+from glassformer.testing.suite import Suite
 from glassformer.trace import Scale
-from strategies import D_MODEL, KINDS, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
 
-every = pytest.mark.parametrize("kind", KINDS)
-
-
-def claiming(claim: Callable[[Traits], bool]) -> pytest.MarkDecorator:
-    """Run a law for the mechanisms that claim it."""
-    return pytest.mark.parametrize("kind", [k for k in KINDS if claim(MixerConfig.registry[k].traits)])  # type: ignore
+SUITE = Suite("kind")
 
 
+class MechanismLaws:
+    """The laws of one mechanism or of several, as tests.
+
+    Args:
+        mechanism: Config classes of what is under test. Their `variants` are drawn beside the defaults.
+    """
+
+    mechanism: ClassVar[type[MixerConfig] | Sequence[type[MixerConfig]]]
+
+    def __init_subclass__(cls) -> None:
+        several = [cls.mechanism] if isinstance(cls.mechanism, type) else cls.mechanism
+        SUITE.bind(cls, {str(each.kind): each for each in several}, lambda mechanism: mechanism.kind)
+
+
+def claiming(claim: Callable[[Traits], bool]) -> Callable[[Any], Any]:
+    """Make a law of those mechanisms that claim it."""
+    return SUITE.law(lambda mechanism: claim(mechanism.traits))
+
+
+every = SUITE.law()
 has_pattern = claiming(lambda traits: traits.linear_in_value != "no")
-crossing = pytest.mark.parametrize("kind", [k for k in KINDS if MixerConfig.registry[k]().crosses])  # type: ignore
+crossing = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses)
 exact = claiming(lambda traits: traits.linear_in_value == "exact")
 
 
@@ -319,10 +343,9 @@ def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor
 @given(st.data())
 def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject) -> None:
     """Heads and streams are cut from the fused projection by the reference loop below and nowhere else."""
-    layer = data.draw(layers(kind, placed=st.just(NoPositions())))
+    # of matrices alone: no bias, norm, clip or smear
+    layer = data.draw(layers(kind, placed=st.just(NoPositions()), projected=st.just(Separate())))
     projection, dims, streams = layer.module.projection, layer.module.dims, layer.mixer.traits.streams
-    assume(projection.qkv.bias is None and projection.norms is None and projection.smear is None)
-    assume(projection.clip is None)
     x = stream(2, 3)
     values = layer.read(x, "query", "key", "value")
     for name, heads, width in (

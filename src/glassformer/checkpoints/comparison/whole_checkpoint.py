@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from glassformer.checkpoints.checkpoint import Checkpoint
-from glassformer.checkpoints.folder import folder_of, load, open_folder
-from glassformer.checkpoints.parity import (
+from glassformer.checkpoints.comparison.reference import (
     DIVERGES,
     Difference,
     compared_with,
@@ -30,6 +29,8 @@ from glassformer.checkpoints.parity import (
     relative,
     wide,
 )
+from glassformer.checkpoints.loading import load, open_folder
+from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import Decoder, Encoder, EncoderDecoder

@@ -28,9 +28,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from glassformer.attention import AttentionLayer
+from glassformer.checkpoints.comparison.reference import relative
 from glassformer.checkpoints.families.family import Table
-from glassformer.checkpoints.parity import relative
-from glassformer.checkpoints.shared_parts import SharedParts, derived_sites
+from glassformer.checkpoints.foreign_modules.parts import SharedParts, derived_sites
 from glassformer.data import Tokenizer
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
 from glassformer.models import ModelConfig

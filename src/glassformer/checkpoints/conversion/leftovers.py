@@ -16,14 +16,14 @@ from torch import Tensor
 
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.families import FAMILIES, Family
-from glassformer.checkpoints.tensors import Place
+from glassformer.checkpoints.tensors import StoredTensor
 from glassformer.errors import CheckpointError
 
 ORIGIN = "origin.safetensors"
 
 
 @dataclass(frozen=True)
-class Kept:
+class Leftovers:
     """What comes back with a model that goes back to where it came from.
 
     Args:
@@ -44,14 +44,14 @@ class Kept:
         return [ORIGIN]
 
 
-def kept(checkpoint: Checkpoint) -> Kept:
+def leftovers_of(checkpoint: Checkpoint) -> Leftovers:
     """Return what a checkpoint of a published layout holds beyond its weights, or what one of ours kept of that.
 
     Raises:
         CheckpointError: What was kept is damaged.
     """
     if checkpoint.origin is None:
-        return Kept()
+        return Leftovers()
     # only our own files have our names
     if checkpoint.stored.keys() == checkpoint.parts.keys():
         return _of_ours(checkpoint.folder / ORIGIN)
@@ -60,22 +60,22 @@ def kept(checkpoint: Checkpoint) -> Kept:
     names = {name: [stored, *copies.get(name, [])] for name, stored in checkpoint.stored.items()}
     used = {stored for several in names.values() for stored in several}
     unused = {name: _any(place, name) for name, place in checkpoint.files.items() if name not in used}
-    return Kept({name: several for name, several in names.items() if several != [name]}, unused)
+    return Leftovers({name: several for name, several in names.items() if several != [name]}, unused)
 
 
-def _any(place: Place, name: str) -> Tensor:
+def _any(place: StoredTensor, name: str) -> Tensor:
     """Return a tensor of any type: masks are no numbers that weights could be."""
     with safe_open(place.path, "pt") as file:
         return file.get_tensor(name)
 
 
-def _of_ours(path: Path) -> Kept:
+def _of_ours(path: Path) -> Leftovers:
     if not path.is_file():
-        return Kept()
+        return Leftovers()
     try:
         with safe_open(path, "pt") as file:
             names = json.loads((file.metadata() or {})["names"])
-            return Kept(names, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no mapping
+            return Leftovers(names, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no mapping
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(
             f'"{path}" is damaged ({error!r}); without it the model converts all the same.'

@@ -1,25 +1,37 @@
-"""Two sets of prompts that differ in content and not in shape, as experiments on their difference need them."""
+"""From pairs of prompts as a caller gives them to what two runs read, checked to align, and what is measured."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from glassformer.analysis.prepare import Inputs, encode, prepare
-from glassformer.data import Batch
-from glassformer.errors import ShapeMismatch, TextError
-from glassformer.labelled import Coordinate
+from glassformer.analysis.sweep._metrics import (
+    Metric,
+    MetricsLike,
+    logit,
+    logit_difference,
+    named_metrics,
+    require_numbers,
+)
+from glassformer.data import Batch, Contrast, Pair, Pairs
+from glassformer.data.pairs.contrast import SIDES
+from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
 from glassformer.models import EncoderDecoder
 from glassformer.models.generate import padded
 from glassformer.trace import Foreign
 
+# a tuple is (clean, corrupt), each as `run` takes it
+PromptPairs = Contrast | Pair | Sequence[Any]
+
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Prompts as the model reads them.
+    """Prompts of one run, as the model reads them.
 
     Args:
         inputs: What `run` and `sweep` take.
@@ -68,17 +80,39 @@ def prompts(model: Any, inputs: Any, target: Any, analysis: str) -> Prompts:
     return Prompts(inputs, target, prepare(model, inputs, target))
 
 
-def aligned(
-    model: Any, clean: Any, corrupt: Any, target: Any, corrupt_target: Any, analysis: str
-) -> tuple[Prompts, Prompts]:
+def contrast(model: Any, pairs: PromptPairs, analysis: str) -> Contrast:
+    """Return pairs of prompts, given in any way, as one value.
+
+    Raises:
+        DataError: They are no pairs; or `Pairs` do not fit the model, which is explained.
+    """
+    if isinstance(pairs, Contrast):
+        return pairs
+    if isinstance(pairs, Pair):
+        pairs = (pairs,)
+    several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    if several and len(pairs) and all(isinstance(pair, Pair) for pair in pairs):
+        known = pairs if isinstance(pairs, Pairs) else Pairs(tuple(pairs))
+        found = known.encode(model, pad="right")
+        # the tokens of a single pair, or the numbers of padded rows, say more
+        return found if len(found) > 1 and found.lengths is None else dataclasses.replace(found, labels=None)
+    if several and len(pairs) == 2:
+        return Contrast(pairs[0], pairs[1])
+    raise DataError(
+        f"{analysis} compares pairs of prompts, and was given {type(pairs).__name__}.\n"
+        "    Give (clean, corrupt), a Contrast(clean, corrupt, answer=…, wrong=…), or Pairs."
+    )
+
+
+def aligned(model: Any, asked: Contrast, analysis: str) -> tuple[Prompts, Prompts]:
     """Return two sets of prompts, checked to agree in number and, row by row, in length.
 
     Raises:
         ShapeMismatch: They do not; the message says where and how the texts were split.
         TextError: As in `prompts`.
     """
-    first = prompts(model, clean, target, analysis)
-    second = prompts(model, corrupt, target if corrupt_target is None else corrupt_target, analysis)
+    targets = asked.target, asked.target if asked.corrupt_target is None else asked.corrupt_target
+    first, second = (prompts(model, asked.side(side), target, analysis) for side, target in zip(SIDES, targets))
     for stack in first.lengths():
         ours, theirs = first.tokens(stack), second.tokens(stack)
         if len(ours) != len(theirs):
@@ -96,17 +130,27 @@ def aligned(
     return first, second
 
 
-def position_labels(first: Prompts, second: Prompts, stack: str, places: Sequence[Coordinate]) -> list[Coordinate]:
-    """Return `3:cat`, or `3:cat/dog` where two prompts differ; indices if there are several prompts."""
-    ours, theirs = first.tokens(stack), second.tokens(stack)
-    if len(ours) != 1:
-        return list(places)
-    pairs = [(i, ours[0][i], theirs[0][i]) for i in map(int, places)]
-    return [f"{i}:{a}" if a == b else f"{i}:{a}/{b}" for i, a, b in pairs]
+def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict[str, Metric]:
+    """Return metrics of one number per prompt, by name; by default what the answers are for.
 
+    That is the logit difference of answer and wrong answer, or the logit of the answer if there is no wrong one.
 
-def _ordered(value: Any, order: Int[Tensor, " batch"]) -> Any:
-    return value[order] if isinstance(value, Tensor) and value.ndim and len(value) == len(order) else value
+    Raises:
+        AnalysisUnavailable: There is neither a metric nor an answer.
+        ShapeMismatch: A metric keeps axes.
+    """
+    if metric is None:
+        if asked.answer is None:
+            raise AnalysisUnavailable(
+                f"{analysis}: nothing says what to measure. Give a metric, such as logit_difference(answer, wrong), "
+                "or answers: Contrast(clean, corrupt, answer=…, wrong=…)."
+            )
+        answer, wrong = asked.answer, asked.wrong
+        both = wrong is not None
+        metric = logit_difference(answer, wrong, pos=asked.pos) if both else logit(answer, pos=asked.pos)
+    metrics = named_metrics(metric)
+    require_numbers(metrics, analysis)
+    return metrics
 
 
 def _texts(model: Any, inputs: Any) -> Any:
@@ -135,17 +179,3 @@ def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]
         f"    clean   {shown[0]}\n    corrupt {shown[1]}\n"
         "    Values are copied position by position: choose words that are as many tokens."
     )
-
-
-def permuted(prompts: Prompts, order: Int[Tensor, " batch"]) -> tuple[Any, Any]:
-    """Return (inputs, target) with the prompts in another order."""
-    given, inputs = prompts.given, prompts.inputs
-    if isinstance(inputs, Batch):
-        return Batch(**{name: value[order] for name, value in inputs.tensors().items()}), None
-    # other modules: whatever they take that has a row per prompt
-    if isinstance(inputs, Mapping):
-        return {name: _ordered(value, order) for name, value in inputs.items()}, None
-    if isinstance(inputs, tuple):
-        return tuple(_ordered(value, order) for value in inputs), None
-    assert given.ids is not None, "models that take no ids are refused before"
-    return (given.ids[order], None) if given.source_ids is None else (given.source_ids[order], given.ids[order])

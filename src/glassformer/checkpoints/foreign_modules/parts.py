@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.attention import AttentionLayer
-from glassformer.checkpoints.families.family import Source, Table, assembled, sources
+from glassformer.checkpoints.families import Source, Table, assembled, sources
 from glassformer.errors import ConfigError, nearest
 from glassformer.models import Block, ModelConfig
 from glassformer.models.parts import Norm

@@ -22,18 +22,12 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
-from glassformer.checkpoints.expressed import LAYOUTS, expressed
+from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
+from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
 from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
-from glassformer.checkpoints.folder import (
-    FORMAT,
-    check_contents,
-    digest_of,
-    folder_of,
-    open_folder,
-    sha256_of,
-    tokenizer_of,
-)
-from glassformer.checkpoints.kept import Kept, kept
+from glassformer.checkpoints.loading import model_folder
+from glassformer.checkpoints.names import folder_of
+from glassformer.checkpoints.own import envelope, sha256_of
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
@@ -86,9 +80,10 @@ def convert(
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise SaveError(f'"{folder}" is there already, and nothing is overwritten. Choose another name.')
     origin = folder_of(source, revision)
+    found = model_folder(origin)
     # damage would come out with digests of its own
-    check_contents(origin)
-    checkpoint, tokenizer = open_folder(origin), tokenizer_of(origin)
+    found.check()
+    checkpoint, tokenizer = found.open(), found.tokenizer()
     family, config = (None, {}) if to == "glassformer" else expressed(checkpoint, to)
     made, temporary = [parent for parent in folder.absolute().parents if not parent.exists()], ""
     try:
@@ -100,9 +95,8 @@ def convert(
         names = _write(place, groups, len(checkpoint.parts), dtype, shard_size, report)
         _beside(origin, place, tokenizer, family is None)
         if family is None:
-            written = [*names, *kept(checkpoint).save(place)]
-            content = json.dumps(_envelope(place, written, checkpoint, tokenizer), indent=1)
-            files.write(place / CONFIG, content)
+            written = [*names, *leftovers_of(checkpoint).save(place)]
+            files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizer))
         else:
             files.write(place / family.config_name, json.dumps(_of_type(config, dtype), indent=2))
         if folder.exists():
@@ -136,13 +130,14 @@ def _theirs(checkpoint: Checkpoint, family: Family, config: Mapping[str, Any]) -
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     # the table asks for the order of rotary pairs, which is that of the tensors as they are
     parts = sources(shapes, family.table(fields, checkpoint.config))
-    read = _Reader(checkpoint, model)
+    read = _OurTensors(checkpoint, model)
     for name in checkpoint.parts:
         if name not in parts:
             read.left_out(name)
     stored = {piece.name for part in parts.values() for piece in part.pieces}
     copies = {of: [of, copy] for copy, of in family.copies.items() if family.writes_copies and copy not in stored}
-    back = kept(checkpoint) if checkpoint.origin is not None and checkpoint.origin.family == family.name else Kept()
+    came_from_it = checkpoint.origin is not None and checkpoint.origin.family == family.name
+    back = leftovers_of(checkpoint) if came_from_it else Leftovers()
     for names in _together(parts):
         found = taken_apart(parts, read, names)
         renamed = {name: back.names.get(name) or copies.get(name) or [name] for name in found}
@@ -162,7 +157,7 @@ def _together(parts: Mapping[str, Source]) -> list[list[str]]:
     return groups
 
 
-class _Reader:
+class _OurTensors:
     """Gives our tensors by name, also those that stand for nothing: zero biases, gains of one, a tied matrix."""
 
     def __init__(self, checkpoint: Checkpoint, wanted: Any) -> None:
@@ -268,16 +263,10 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names
 
 
-def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    config = checkpoint.config.to_dict()
+def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> str:
     written = [*weights, *(["tokenizer.json"] if tokenizer is not None else [])]
-    digests = {name: sha256_of(place / name) for name in written} | {"model": digest_of(config)}
-    envelope: dict[str, Any] = {"format": FORMAT, "model": config, "sha256": digests}
-    if checkpoint.origin is not None:
-        envelope["origin"] = checkpoint.origin._asdict()
-    if tokenizer is not None and tokenizer.published is not None:
-        envelope["tokenizer"] = tokenizer.published.to_dict()
-    return envelope
+    digests = {name: sha256_of(place / name) for name in written}
+    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizer)
 
 
 def _of_type(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
