@@ -43,7 +43,7 @@ def _of_head(metric: Metric, model: Any) -> Metric:
 
 
 def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:
-    """Return every edit by site and part, checked."""
+    """Return edits as pairs of a site and an edit there: globs expanded, heads and parts addressed."""
     found = [pair for edit in edits for pair in table.place(edit)]
     for site, edit in found:
         if not isinstance(edit, Take):
