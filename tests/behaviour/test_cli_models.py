@@ -67,6 +67,15 @@ def test_sites_lists_names_axes_and_lengths(capsys: pytest.CaptureFixture[str]) 
     assert rows["blocks.3.attn.pattern"]["lazy"]
 
 
+def test_sites_of_a_head_say_which_part_is_its_own_and_who_shares_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sites", "gpt-4l", "--glob", "L1H6.*", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["sites"]}
+    assert (rows["blocks.1.attn.z"]["of"], rows["blocks.1.attn.z"]["at"]) == ("L1H6", {"head": 6})
+    assert rows["blocks.1.attn.key"]["of"] == "L1H4, L1H5, L1H6, L1H7"
+    assert main(["sites", "gpt-4l", "--glob", "L1H6.key"]) == 0
+    assert "L1H4, L1H5" in capsys.readouterr().out
+
+
 def test_sites_walks_the_shapes_of_a_forward_pass(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sites", decoder, "--length", "9"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "blocks.1.attn.pattern" in line)
@@ -118,6 +127,7 @@ def test_generate_translates_with_an_encoder_decoder(
         (["params", "gpt2-smal"], 'no model "gpt2-smal". Nearest: "gpt2-small".'),
         (["sites", "gpt3-175b", "--length", "3000"], "max_len=2048"),
         (["sites", "gpt2-small", "--glob", "blocks.0.attn.patern"], 'Nearest: "blocks.0.attn.pattern"'),
+        (["sites", "gpt2-small", "--glob", "L12H3.z"], 'Nearest: "L11H3.z"'),
         (["params", "gpt2-small", "--length", "0"], "length must be at least 1, found 0"),
         (["generate", "x", "--model", "gpt2-small"], '"gpt2-small" is a preset: a shape without trained weights'),
         (["generate", "x", "--top-p", "2"], "top_p must be in (0, 1], found 2.0"),

@@ -42,20 +42,23 @@ def sites(
     config = config_of(model)
     require(length is None or length >= 1, f"sites: length must be at least 1, found {length}.")
     with torch.device("meta"):
-        table = config.build().sites(glob)
+        found = config.build().sites().locate(glob)
     walked = {} if length is None else shapes(config, length)
     rows = [
         {"name": s.name, "axes": s.axes, "shape": _shape(s, walked), "layer": s.layer, "lazy": s.lazy}
-        for s in table.values()
+        | ({"of": of, "at": at.where} if of else {})
+        for _, s, at, of in found
     ]
     if json:
         print(json_format.dumps({"model": model, "length": length, "sites": rows}, indent=1))
         return
     title = f"{model}: {len(rows)} sites" + ("" if length is None else f", {length} tokens")
-    shown = Table("name", "axes", "shape", "lazy", title=title)
+    by_head = any(of for *_, of in found)
+    shown = Table("name", "axes", "shape", "lazy", *(["of"] if by_head else []), title=title)
     for row in rows:
         shape = " ".join(str(size) for size in row["shape"]) or "one number"
-        shown.add_row(row["name"], " ".join(row["axes"]), shape, "lazy" if row["lazy"] else "")
+        of = [row["of"]] if by_head else []
+        shown.add_row(row["name"], " ".join(row["axes"]), shape, "lazy" if row["lazy"] else "", *of)
     Console().print(shown)
 
 
