@@ -13,6 +13,7 @@ from glassformer.attention import (
     Attention,
     Context,
     Mask,
+    Mixer,
     MixerConfig,
     NoPositions,
     Traits,
@@ -509,3 +510,20 @@ def test_dropping_a_mixer_config_default_changes_nothing(kind: str, data: st.Dat
     mixer = data.draw(mixers(kind))
     assert mixer.replace() == mixer
     assert MixerConfig.from_dict({"kind": kind}) == MixerConfig.registry[kind]()
+
+
+def test_a_mixer_that_writes_neither_pattern_nor_fast_is_refused() -> None:
+    with pytest.raises(TypeError, match="neither `pattern` nor `fast`"):
+        type("Nothing", (Mixer,), {})
+
+
+@every
+@given(st.data())
+def test_a_state_that_is_kept_can_be_cut_to_any_earlier_length(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    cut = data.draw(st.integers(0, n))
+    assume(layer.module.keeps(n))
+    x = stream(2, n + 1)
+    _, state = layer.module(x[:, :n], causal_context(x[:, :n]), state=layer.module.begin(2, x))
+    context = make_context(2, n + 1 - cut, x.device, is_causal=True, past=cut)
+    close(layer.module(x[:, cut:], context, state=layer.module.cut(state, cut))[0], layer(x)[:, cut:])

@@ -23,7 +23,8 @@ from glassformer.attention import (
     causal,
     per_query_head,
 )
-from glassformer.attention.mechanisms.softmax import KeyValue, masked_softmax
+from glassformer.attention.mixer import KeyValue
+from glassformer.attention.scores import masked_softmax
 from glassformer.models.stack import cross_context, make_context
 from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 

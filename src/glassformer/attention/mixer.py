@@ -4,20 +4,21 @@
     fast      the same z by whatever route is quickest
     scan      any number of new positions on top of a state; prefill and single steps alike
 
-Write `pattern` or `fast`; the other follows. Axes are counted from the right: `batch [stream] head pos d_head`.
+Write `pattern` or `fast`; the other follows. The state is the keys and values of earlier positions, unless a mechanism
+replaces `begin` and `scan`. Axes are counted from the right: `batch [stream] head pos d_head`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import append
 from glassformer.config import Config
 from glassformer.errors import NoPattern
 from glassformer.trace import Tape, full_names, site, wants
@@ -61,11 +62,22 @@ class MixerConfig(Config, family=True):
     """Hyper-parameters of a mechanism: what a paper would list in its table."""
 
     traits: ClassVar[Traits] = Traits()
+    # set by the mixer's class statement: `class SoftmaxMixer(Mixer, config=Softmax)`
+    mixer: ClassVar[type["Mixer"]]
+    # whether the state is the keys and values of earlier positions
+    stores_keys: ClassVar[bool] = True
+    # whether the state is kept in float32 at least, whatever the model's dtype
+    wide_state: ClassVar[bool] = False
+
+    @property
+    def reach(self) -> int | None:
+        """How many earlier positions a query sees at most; None for all. Keys beyond that leave the state."""
+        return None
 
     @property
     def crosses(self) -> bool:
         """Whether keys may come from another sequence, where distance means nothing."""
-        return True
+        return self.reach is None
 
     @property
     def described(self) -> str:
@@ -75,10 +87,7 @@ class MixerConfig(Config, family=True):
         return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
 
     def build(self, dims: Dims, path: str) -> "Mixer":
-        raise NotImplementedError(f"{type(self).__name__} does not say which mixer it builds")
-
-    # whether the state is kept in float32 at least, whatever the model's dtype
-    wide_state: ClassVar[bool] = False
+        return self.mixer(self, dims, path)
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Return the floating-point operations (2 per multiply-add) of the products that mix one sequence.
@@ -91,19 +100,36 @@ class MixerConfig(Config, family=True):
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         """Return how many numbers the state of one sequence holds after `length` positions."""
-        return length * dims.n_kv_heads * (self.traits.streams * dims.d_head + dims.d_value)
+        kept = length if self.reach is None else min(length, self.reach)
+        return kept * dims.n_kv_heads * (self.traits.streams * dims.d_head + dims.d_value)
 
     def keeps(self, length: int) -> bool:
         """Whether the state after `length` positions still holds what it was after fewer; see `Mixer.cut`."""
-        return False
+        return self.stores_keys and (self.reach is None or length <= self.reach)
 
 
-class Mixer(nn.Module, ABC):
-    """Turns queries, keys and values into mixed values. `forward` is final."""
+class KeyValue(NamedTuple):
+    """Keys (as they were written) and values of earlier positions."""
+
+    key: Float[Tensor, "batch *stream kv_head key d_head"]
+    value: Float[Tensor, "batch kv_head key d_value"]
+
+
+class Mixer(nn.Module):
+    """Turns queries, keys and values into mixed values. `forward` is final; `pattern` or `fast` has to be written."""
 
     # axes of the sites it has of its own, and which of them are lazy; some depend on the config
     SITES: Mapping[str, str] = MappingProxyType({})
     LAZY: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, *, config: type[MixerConfig] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.pattern is Mixer.pattern and cls.fast is Mixer.fast:
+            raise TypeError(
+                f"{cls.__name__} has neither `pattern` nor `fast`; write one, and the other follows from it."
+            )
+        if config is not None:
+            config.mixer = cls
 
     def __init__(self, config: MixerConfig, dims: Dims, path: str) -> None:
         super().__init__()
@@ -149,19 +175,27 @@ class Mixer(nn.Module, ABC):
         identity = torch.eye(n_keys, dtype=q.dtype, device=q.device).expand(k.shape[0], k.shape[-3], -1, -1)
         return self.fast(q, k, identity, x, context, None)
 
-    @abstractmethod
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z by the quickest route; keys and values come grouped. `dense` is a valid body."""
+        """Return z by the quickest route there is, that by way of the pattern; keys and values come grouped."""
+        return self.dense(q, k, v, x, context, tape)
 
-    @abstractmethod
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Tensor, Any]:
         """Return z of the new positions and the state after them."""
+        reach = self.config.reach
+        (k, keys), (v, values) = append(state.key, k, reach), append(state.value, v, reach)
+        # the pattern's rows are those of the new positions, over all keys that are still in the state
+        return self.parallel(q, k, v, x, context, tape), KeyValue(keys, values)
 
-    @abstractmethod
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return the empty state, a NamedTuple of tensors, on the device and in the dtype of `like`."""
+        dims, streams = self.dims, self.traits.streams
+        inner = (streams,) if streams > 1 else ()
+        return KeyValue(
+            like.new_zeros(batch, *inner, dims.n_kv_heads, 0, dims.d_head),
+            like.new_zeros(batch, dims.n_kv_heads, 0, dims.d_value),
+        )
 
     def cut(self, state: Any, length: int) -> Any:
         """Return the state as it was after its first `length` positions, if the config `keeps` that."""
