@@ -24,7 +24,7 @@ from glassformer.attention import (
     window,
 )
 from glassformer.errors import NoPattern
-from glassformer.models.stack import cross_context, make_context
+from glassformer.models.stack import make_context, with_source
 from glassformer.trace import Scale
 from strategies import D_MODEL, KINDS, Layer, causal_context, layers, mixers, seeds, stream
 from strategies import lengths as sizes
@@ -347,15 +347,15 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
 def test_cross_attention_sees_no_order_of_the_source(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind, placed=st.just(NoPositions()), cross=True))
     x, source, order = stream(2, 3), stream(2, 5, 7), torch.tensor([3, 1, 4, 0, 2])
-    context = cross_context(causal_context(x), 5, None)
+    context = with_source(causal_context(x), 5, None)
     plain = layer(x, context, source=source)
     close(layer(x, context, source=source[:, order]), plain)
     if "pattern" in layer.sites():
-        context = cross_context(causal_context(x), 5, None)
+        context = with_source(causal_context(x), 5, None)
         close(layer(x, context, source=source, tape=layer.tape("pattern")), plain)
     lengths = torch.tensor([2, 5])
-    hidden = layer(x, cross_context(causal_context(x), 5, lengths), source=source)
-    close(hidden[:1], layer(x[:1], cross_context(causal_context(x[:1]), 2, None), source=source[:1, :2]))
+    hidden = layer(x, with_source(causal_context(x), 5, lengths), source=source)
+    close(hidden[:1], layer(x[:1], with_source(causal_context(x[:1]), 2, None), source=source[:1, :2]))
 
 
 @crossing
@@ -363,12 +363,12 @@ def test_cross_attention_sees_no_order_of_the_source(kind: str, data: st.DataObj
 def test_cross_state_holds_the_source_and_gives_the_same_output(kind: str, data: st.DataObject) -> None:
     layer = data.draw(layers(kind, cross=True))
     x, source = stream(2, 3), stream(2, 5, 7)
-    context = cross_context(causal_context(x), 5, None)
+    context = with_source(causal_context(x), 5, None)
     whole = layer(x, context, source=source)
     state, pieces = layer.module.begin(2, x), []
     for t in range(3):
         step = make_context(2, 1, x.device, is_causal=True, past=t)
-        out, state = layer.module(x[:, t : t + 1], cross_context(step, 5, None), source=source, state=state)
+        out, state = layer.module(x[:, t : t + 1], with_source(step, 5, None), source=source, state=state)
         pieces.append(out)
     close(torch.cat(pieces, 1), whole)
 
@@ -517,7 +517,7 @@ def test_a_mixer_that_writes_neither_pattern_nor_fast_is_refused() -> None:
         type("Nothing", (Mixer,), {})
 
 
-@every
+@pytest.mark.parametrize("kind", [k for k in KINDS if MixerConfig.registry[k].stores_keys])  # type: ignore
 @given(st.data())
 def test_a_state_that_is_kept_can_be_cut_to_any_earlier_length(kind: str, data: st.DataObject) -> None:
     layer, n = data.draw(layers(kind)), data.draw(sizes)

@@ -25,7 +25,7 @@ from glassformer.attention import (
 )
 from glassformer.attention.mixer import KeyValue
 from glassformer.attention.scores import masked_softmax
-from glassformer.models.stack import cross_context, make_context
+from glassformer.models.stack import make_context, with_source
 from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
@@ -218,12 +218,12 @@ def test_a_rolling_state_keeps_what_the_window_can_see() -> None:
 def test_cross_attention_to_itself_is_bidirectional_self_attention() -> None:
     x = stream(2, 5)
     crossed, plain = layer(cross=True), layer()
-    close(crossed(x, cross_context(causal_context(x), 5, None), source=x), plain(x, bidirectional(x)))
+    close(crossed(x, with_source(causal_context(x), 5, None), source=x), plain(x, bidirectional(x)))
 
 
 def test_a_single_source_token_gives_every_query_the_same_output() -> None:
     x, attention = stream(2, 5), layer(cross=True)
-    out = attention(x, cross_context(causal_context(x), 1, None), source=stream(2, 1, 4))
+    out = attention(x, with_source(causal_context(x), 1, None), source=stream(2, 1, 4))
     close(out, out[:, :1].expand_as(out))
 
 

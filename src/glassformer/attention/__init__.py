@@ -1,7 +1,7 @@
 """From residual vectors to attention output: one layer, many mixers."""
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
-from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
+from glassformer.attention.layer import Attention, AttentionLayer, CrossState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
@@ -28,11 +28,13 @@ from glassformer.attention.rope_scaling import (
 )
 from glassformer.attention.rotary import Rope
 from glassformer.attention.smear import Smear, SmearedState
+from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 
 __all__ = [
     "Alibi",
     "Attention",
     "AttentionLayer",
+    "ByPosition",
     "Context",
     "CrossState",
     "Differential",
@@ -66,6 +68,7 @@ __all__ = [
     "SmearedState",
     "Softmax",
     "SubLayerConfig",
+    "SubLayerModule",
     "Traits",
     "YarnScaling",
     "alibi_slopes",

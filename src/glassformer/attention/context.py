@@ -217,6 +217,14 @@ class Context:
     def is_causal(self) -> bool:
         return self.mask.is_causal and not self.crossed
 
+    @property
+    def begins(self) -> Bool[Tensor, "b pos"] | None:
+        """Which of the new positions have nothing before them; None where that holds of the first of all at most.
+
+        So it is of the first position of a packed document, of padding on the left and of the first token behind it.
+        """
+        return None if self.first is not None else self.positions == 0
+
     def new_positions(self, keys: bool) -> Int[Tensor, "b pos"]:
         """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""
         return self.key_positions if keys else self.positions

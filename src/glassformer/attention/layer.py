@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.mechanisms.softmax import Softmax
@@ -13,14 +14,9 @@ from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, PositionsConfig
 from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
 from glassformer.attention.smear import SmearedState
-from glassformer.config import Config, require
+from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
+from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
-
-
-class SubLayerConfig(Config, family=True):
-    """What a block is made of: attention, cross-attention, MLP."""
-
-    role: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class CrossState(NamedTuple):
     value: Float[Tensor, "batch kv_head key d_value"] | None = None
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(SubLayerModule):
     """Project, position, mix, merge; `source` makes it cross-attention, `state` continues earlier positions."""
 
     SITES: ClassVar[dict[str, str]] = {
@@ -149,6 +145,11 @@ class AttentionLayer(nn.Module):
         state: Any = None,
         tape: Tape | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        if self.config.cross:
+            assert context.source is not None, "cross-attention needs another stack's output, and what is known of it"
+            context = context.source
+        else:
+            source = None
         at, smear, last = self.at, self.projection.smear, None
         if isinstance(state, CrossState) and state.key is not None:
             x_q, _ = self.positions.inputs(x, x, context)
@@ -205,6 +206,35 @@ class AttentionLayer(nn.Module):
     def cut(self, state: Any, length: int) -> Any:
         """Return the state as it was after its first `length` positions, if the layer `keeps` that."""
         return state if self.config.cross else self.mixer.cut(state, length)
+
+    def outgrows(self, before: int, after: int) -> bool:
+        # keys of another sequence are not turned by how far this one has grown
+        return not self.config.cross and self.positions.outgrows(before, after)
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        dims, (n, m) = self.dims, (length, source_length if self.config.cross else length)
+        d, streams = dims.d_model, self.mixer.traits.streams
+        merged = 2 * n * d * dims.n_heads * dims.d_value
+        return {
+            "query": 2 * n * d * dims.n_heads * streams * dims.d_head,
+            "key": 2 * m * d * dims.n_kv_heads * streams * dims.d_head,
+            "value": 2 * m * d * dims.n_kv_heads * dims.d_value,
+            "mixing": self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross),
+            "output": merged,
+            "output gate": merged if self.merge.gate is not None else 0,
+        }
+
+    def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
+        dims, mixer = self.dims, self.config.mixer
+        if self.config.cross:
+            held = source_length * dims.n_kv_heads * (mixer.traits.streams * dims.d_head + dims.d_value) * (length > 0)
+            return held * dtype.itemsize
+        kept = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
+        total = mixer.state_numbers(length, dims) * kept.itemsize
+        if self.projection.smear is not None:
+            # the last key before it was mixed
+            total += dims.n_kv_heads * mixer.traits.streams * dims.d_head * dtype.itemsize
+        return total
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""

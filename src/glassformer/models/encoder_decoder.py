@@ -1,7 +1,7 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context
 from glassformer.config import require
-from glassformer.models.block import BlockConfig
+from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.decoder import ModelConfig, check_unembed_scale
 from glassformer.models.parts import (
     Embedding,
@@ -21,7 +21,7 @@ from glassformer.models.parts import (
     Unembedding,
     initialise,
 )
-from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
+from glassformer.models.stack import Stack, State, make_context, site_table, with_source
 from glassformer.trace import SiteTable, Tape
 
 
@@ -84,6 +84,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
+        check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
@@ -217,7 +218,7 @@ class EncoderDecoder(nn.Module):
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
-        context = _with_source(context, encoded.shape[1], (source_lengths, source_start))
+        context = with_source(context, encoded.shape[1], source_lengths, source_start)
         layers = None if state is None else state.layers
         x, layers = self.decoder(
             resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
@@ -265,7 +266,7 @@ class EncoderDecoder(nn.Module):
         context = make_context(
             batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, start=start, form=form, seed=seed
         )
-        context = _with_source(context, encoded.shape[1], source_padding)
+        context = with_source(context, encoded.shape[1], *source_padding)
         x = self.decoder_embed(tokens, context.positions, tape)
         layers = None if state is None else state.layers
         return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
@@ -285,7 +286,3 @@ def _source_context(like: Tensor, lengths: Tensor | None, start: Tensor | None, 
         like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, start=start, form="parallel",
         seed=seed,
     )  # fmt: skip
-
-
-def _with_source(context: Context, source_length: int, padding: tuple[Tensor | None, Tensor | None]) -> Context:
-    return replace(context, source=cross_context(context, source_length, *padding))

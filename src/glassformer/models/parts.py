@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
+from glassformer.attention import ByPosition, LinearMap, LinearMaps, SubLayerConfig, linear, sinusoids
+from glassformer.attention.linear_map import parameters_of
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -208,7 +209,7 @@ class Mlp(SubLayerConfig, kind="mlp"):
         return MlpLayer(self, d_model, layer, path)
 
 
-class MlpLayer(nn.Module):
+class MlpLayer(ByPosition):
     SITES: ClassVar[dict[str, str]] = {
         "pre": "batch pos neuron",
         "linear": "batch pos neuron",
@@ -226,7 +227,7 @@ class MlpLayer(nn.Module):
         self.output = LinearMap(self.d_mlp, d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(
+    def write(
         self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         at = self.at
@@ -240,6 +241,15 @@ class MlpLayer(nn.Module):
     def sites(self) -> Iterator[Site]:
         axes = {name: words for name, words in self.SITES.items() if self.gate is not None or name != "linear"}
         yield from declare(self.path, axes, {"neuron": self.d_mlp, "d_model": self.d_model}, layer=self.layer)
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        product = 2 * length * self.d_model * self.d_mlp
+        return {"mlp in": product, "mlp gate": product * self.config.gated, "mlp out": product}
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        yield from parameters_of("mlp in", self.input)
+        yield from parameters_of("mlp gate", self.gate)
+        yield from parameters_of("mlp out", self.output)
 
 
 class PositionEmbedding(Config, family=True):

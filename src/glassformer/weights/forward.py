@@ -72,7 +72,7 @@ def _part(
             return _mlp(m, x)
     if not isinstance(block.part(part), AttentionLayer):
         # the module itself; the constant coordinate, if there is one, passes it by
-        out = block.part(part)(x[..., : block.d_model])
+        out, _ = block.part(part)(x[..., : block.d_model], context)
         return torch.cat((out, torch.zeros_like(x[..., block.d_model :])), -1)
     a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
     if a.module.config.cross:
