@@ -158,10 +158,15 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
 
 
 def require_patterns(model: Any, analysis: str, stack: str | None = None) -> None:
-    """Raise `NoPattern` unless every attention layer has a pattern that multiplies values."""
+    """Raise `NoPattern` unless all that mixes positions is attention with a pattern that multiplies values."""
     for block in _blocks(model, _own(model, stack)):
         for name in block.names:
             part = block.part(name)
+            if not isinstance(part, AttentionLayer) and not part.by_position:
+                raise NoPattern(
+                    f'{analysis}: layer {block.layer} has a sub-layer "{name}", which mixes positions without a '
+                    "pattern.\n    Gradients need none: analysis.input_gradients(model, text)."
+                )
             if isinstance(part, AttentionLayer) and part.traits.linear_in_value not in ("exact", "scaled"):
                 raise NoPattern(
                     f'{analysis}: layer {block.layer} uses "{part.config.mixer.kind}" '
