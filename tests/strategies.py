@@ -17,6 +17,8 @@ from glassformer.attention import (
     Attention,
     AttentionLayer,
     Context,
+    Convolved,
+    DualChunk,
     Lightning,
     Linear,
     Merge,
@@ -74,6 +76,8 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
     Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
+    Rope(at_read=True),
+    DualChunk(chunk=3, length=5),
     QueryKeyOnly(amplitude=2.0),
     RelativeBias(4, 6, bidirectional=True),
 ]
@@ -168,10 +172,11 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
-    assume(mixer.crosses or not cross)
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
+    assume(mixer.stores_keys or not getattr(place, "at_read", False))
+    assume((mixer.crosses and place.crosses) or not cross)
     # one in four: what it adds is the same for all mechanisms
-    kind_of = Smeared if not cross and draw(st.integers(0, 3)) == 3 else Separate
+    kind_of = draw(st.sampled_from([Smeared, Convolved])) if not cross and draw(st.integers(0, 3)) == 3 else Separate
     projection = kind_of(
         bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),

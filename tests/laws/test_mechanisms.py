@@ -23,8 +23,9 @@ from glassformer.attention import (
     per_query_head,
     window,
 )
+from glassformer.attention.projections import SeparateProjection
 from glassformer.errors import NoPattern
-from glassformer.models.stack import make_context, with_source
+from glassformer.models.stack import make_context, tensors, with_source
 from glassformer.trace import Scale
 from strategies import D_MODEL, KINDS, Layer, causal_context, layers, mixers, seeds, stream
 from strategies import lengths as sizes
@@ -57,11 +58,10 @@ def test_pattern_times_value_is_z(kind: str, data: st.DataObject) -> None:
 def test_a_written_pattern_is_what_the_probe_finds(kind: str, data: st.DataObject) -> None:
     layer, n = data.draw(layers(kind)), data.draw(sizes)
     x = stream(2, n)
+    assume(not layer.module.positions.has_scores)
     values = layer.read(x, "query", "key", "pattern")
-    context = causal_context(x)
-    if layer.module.positions.has_bias:
-        context = context.with_bias(layer.module.positions.bias(context))
-    probed = layer.mixer.probe(values["query"], per_query_head(values["key"], values["query"]), x, context)
+    q, k, context = seen(layer, values["query"], values["key"], x)
+    probed = layer.mixer.probe(q, per_query_head(k, q), x, context)
     close(values["pattern"], probed)
 
 
@@ -98,9 +98,9 @@ def test_one_state_can_be_continued_twice(kind: str, data: st.DataObject) -> Non
     context = make_context(2, 1, x.device, is_causal=True, past=cut)
     with torch.set_grad_enabled(data.draw(st.booleans())):
         _, state = layer.module(x[:, :cut], causal_context(x[:, :cut]), state=layer.module.begin(2, x))
-        before = [part.clone() for part in state if isinstance(part, Tensor)]
+        before = [part.clone() for part in tensors(state)]
         outs = [layer.module(u[:, cut : cut + 1], context, state=state)[0] for u in (x, other, x)]
-        after = [part for part in state if isinstance(part, Tensor)]
+        after = tensors(state)
     for out, whole in zip(outs, (x, other, x)):
         close(out, layer(whole[:, : cut + 1])[:, cut:])
     assert all(torch.equal(a, b) for a, b in zip(after, before))
@@ -311,11 +311,14 @@ def test_grouped_heads_equal_a_plain_loop_over_heads(kind: str, data: st.DataObj
 def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
     """Return the pattern of one head, by expanding to a layer in which all heads are that head."""
     heads = layer.module.dims.n_heads
-    many = [u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k)]
-    context = causal_context(x)
-    if layer.module.positions.has_bias:
-        context = context.with_bias(layer.module.positions.bias(context))
-    return layer.mixer.pattern(*many, x, context, None)[:, head]
+    q, k, context = seen(layer, *(u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k)), x)
+    return layer.mixer.pattern(q, k, x, context, None)[:, head]
+
+
+def seen(layer: Layer, q: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Context]:
+    """Return queries, keys and context as a mechanism's pattern gets them."""
+    context = layer.module.positions.within(causal_context(x), q.dtype)
+    return q, k if context.read is None else context.read(k), context
 
 
 @every
@@ -324,8 +327,8 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
     """Heads and streams are cut from the fused projection by the reference loop below and nowhere else."""
     layer = data.draw(layers(kind, placed=st.just(NoPositions())))
     projection, dims, streams = layer.module.projection, layer.module.dims, layer.mixer.traits.streams
-    assume(projection.qkv.bias is None and projection.norms is None and projection.smear is None)
-    assume(projection.clip is None)
+    assume(type(projection) is SeparateProjection and projection.clip is None)
+    assume(projection.qkv.bias is None and projection.norms is None)
     x = stream(2, 3)
     values = layer.read(x, "query", "key", "value")
     for name, heads, width in (
@@ -475,11 +478,9 @@ def test_state_has_the_size_that_the_config_states(kind: str, data: st.DataObjec
     layer, n = data.draw(layers(kind)), data.draw(sizes)
     x = stream(3, n)
     _, state = layer.module(x, causal_context(x), state=layer.module.begin(3, x))
-    # the key that smearing keeps is the layer's, not the mechanism's
-    state = state.mixer if layer.module.projection.smear is not None else state
-    # what is not a tensor is room to grow: memory, but not state
-    numbers = sum(part[0].numel() for part in state if isinstance(part, Tensor))
-    assert numbers == layer.config.mixer.state_numbers(n, layer.module.dims)
+    held = [sum(part[0].numel() for part in tensors(half)) for half in (state.projection, state.mixer)]
+    dims, projection = layer.module.dims, layer.module.projection
+    assert held == [projection.state_numbers(n, 0), layer.config.mixer.state_numbers(n, dims)]
 
 
 @every

@@ -14,6 +14,7 @@ from glassformer.attention import (
     Alibi,
     Attention,
     AttentionLayer,
+    AttentionState,
     Context,
     Mask,
     NoPositions,
@@ -178,12 +179,12 @@ def test_partial_softmax_results_merge_in_any_order(seed: int, cuts: set[int], r
 
 def prefilled(attention: Layer, x: Tensor) -> KeyValue:
     _, state = attention.module(x, causal_context(x), state=attention.module.begin(x.shape[0], x))
-    return state
+    return state.mixer
 
 
 def step(attention: Layer, x: Tensor, past: int, state: KeyValue) -> Tensor:
     context = make_context(x.shape[0], x.shape[1], x.device, is_causal=True, past=past)
-    return attention.module(x, context, state=state)[0]
+    return attention.module(x, context, state=AttentionState(None, state))[0]
 
 
 def test_the_order_of_a_state_does_not_matter_once_positions_are_inside_the_keys() -> None:

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
-from glassformer.attention import Attention, Lightning, Rope, Smeared, SubLayerConfig, SubLayerModule
+from glassformer.attention import (
+    Attention,
+    Convolved,
+    DualChunk,
+    Lightning,
+    Rope,
+    Smeared,
+    SubLayerConfig,
+    SubLayerModule,
+)
 from glassformer.errors import ConfigError
 from glassformer.models import (
     BlockConfig,
@@ -44,6 +53,8 @@ CONFIGS: dict[str, SubLayerConfig] = {
     **{kind: cast(Any, cls)(**REQUIRED.get(kind, {})) for kind, cls in SubLayerConfig.registry.items()},
     "attention rope": Attention(2, 1, positions=Rope(), projection=Smeared(bias=True)),
     "attention lightning": Attention(2, mixer=Lightning(chunk=2)),
+    "attention convolved": Attention(2, 1, positions=Rope(at_read=True), projection=Convolved(width=3, qk_norm=True)),
+    "attention chunks": Attention(2, positions=DualChunk(3, 5)),
     "mlp gated": Mlp(7, "silu", gated=True, bias=False),
     "gru narrow": Gru(5, bias=False),
     "convolution dilated": Convolution(2, dilation=3, d_hidden=5, activation="tanh"),

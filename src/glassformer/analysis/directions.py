@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
 from glassformer.analysis.run import Run
-from glassformer.attention.projections import MergeHeads
+from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block
 from glassformer.models.parts import Norm

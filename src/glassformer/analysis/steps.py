@@ -360,6 +360,12 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
 
 
 def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
+    if not part.projection.values_by_position:
+        raise AnalysisUnavailable(
+            f"{analysis}: layer {part.dims.layer} mixes values with those just before them "
+            f"({part.config.projection.kind}), so they are no maps of single positions.\n"
+            "    Direct logit attribution needs none: analysis.attribution(run)."
+        )
     if (clip := part.projection.clip) is not None:
         raise AnalysisUnavailable(
             f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "

@@ -1,4 +1,4 @@
-"""AttentionLayer: project, position, mix, merge. The only such class; mechanisms fill its slots."""
+"""AttentionLayer: project, mix, merge, and their sites. The only such class; mechanisms fill its slots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, PositionsConfig
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
-from glassformer.attention.smear import SmearedState
+from glassformer.attention.projections import ProjectionConfig, Separate
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -61,9 +61,14 @@ class Attention(SubLayerConfig, kind="attention"):
             "use one without a window or decay.",
         )
         require(
-            not (self.cross and isinstance(self.projection, Smeared)),
-            'attention: projection "smeared" mixes keys with those before them, which are another sequence\'s in '
-            'cross-attention; use "separate" there.',
+            self.projection.crosses or not self.cross,
+            f'attention: projection "{self.projection.kind}" mixes keys with those before them, which are another '
+            'sequence\'s in cross-attention; use "separate" there.',
+        )
+        require(
+            self.positions.crosses or not self.cross,
+            f'attention: positions "{self.positions.kind}" go by distance, which cross-attention does not have; use '
+            "others there.",
         )
 
     @property
@@ -89,15 +94,20 @@ class Attention(SubLayerConfig, kind="attention"):
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
 
 
-class CrossState(NamedTuple):
-    """Projected keys and values of the source; both None before the first step."""
+class AttentionState(NamedTuple):
+    """What a layer carries: its projection's part, and the mechanism's; None where there is nothing to carry."""
 
-    key: Float[Tensor, "batch kv_head key d_head"] | None = None
-    value: Float[Tensor, "batch kv_head key d_value"] | None = None
+    projection: Any
+    mixer: Any
 
 
 class AttentionLayer(SubLayerModule):
-    """Project, position, mix, merge; `source` makes it cross-attention, `state` continues earlier positions."""
+    """Project, mix, merge; keys and values may be of another stack's output, and a state continues earlier positions.
+
+    (q, k, v), kept = projection(x)        with positions, and what precedes them
+    z, memory       = mixer(q, k, v)
+    out             = merge(z, x)
+    """
 
     SITES: ClassVar[dict[str, str]] = {
         "query": "batch head pos d_head",
@@ -117,20 +127,25 @@ class AttentionLayer(SubLayerModule):
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
         self.positions = config.positions.build(dims)
-        self.projection = config.projection.build(dims, config.mixer.traits.streams)  # type: ignore[attr-defined]
+        self.projection = config.projection.build(dims, config.mixer.traits.streams, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
         require(
-            not self.positions.has_bias or config.mixer.traits.has_scores,
-            f'attention: positions "{config.positions.kind}" add to scores, but "{config.mixer.kind}" has none.',
+            not (self.positions.has_bias or self.positions.has_scores) or config.mixer.traits.has_scores,
+            f'attention: positions "{config.positions.kind}" act on scores, but "{config.mixer.kind}" has none.',
+        )
+
+        require(
+            config.mixer.stores_keys or not self.positions.at_read,
+            f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
+            "at_read=False.",
         )
 
     @property
     def traits(self) -> Traits:
-        """The mechanism's traits as seen from outside: what norms on z, smeared and clipped keys make of them."""
+        """The mechanism's traits as seen from outside: what norms on z make of them, and how scores are made."""
         traits = self.mixer.traits
-        if self.projection.smear is not None or self.projection.clip is not None:
-            # a score depends on two keys' inputs, or not linearly on any
+        if self.positions.has_scores or not self.projection.bilinear:
             traits = replace(traits, bilinear_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
@@ -145,38 +160,15 @@ class AttentionLayer(SubLayerModule):
         state: Any = None,
         tape: Tape | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        at, x_v = self.at, x
         if self.config.cross:
-            assert context.source is not None, "cross-attention needs another stack's output, and what is known of it"
-            context = context.source
-        else:
-            source = None
-        at, smear, last = self.at, self.projection.smear, None
-        if isinstance(state, CrossState) and state.key is not None:
-            x_q, _ = self.positions.inputs(x, x, context)
-            q, _ = self.positions.rotate(self.projection.queries(x_q), None, context)
-            k, v = state.key, state.value
-        else:
-            x_v = x if source is None else source
-            x_q, x_k = self.positions.inputs(x, x_v, context)
-            q, k, v = self.projection(x_q, x_k, x_v)
-            if smear is not None:
-                previous, state = state if isinstance(state, SmearedState) else (None, state)
-                k, last = smear(k, context.positions, previous)
-            q, k = self.positions.rotate(q, k, context)
-        if self.positions.has_bias:
-            context = context.with_bias(self.positions.bias(context).to(q.dtype))
-        if isinstance(state, CrossState):
-            # as they were before any edit: the next step visits the same keys again, and would edit them twice
-            state = CrossState(k, v)
-        assert k is not None and v is not None, "keys and values are set together"
-        q = site(tape, at.query, q)
-        k, v = site(tape, at.key, k), site(tape, at.value, v)
-        if isinstance(state, CrossState):
-            z, _ = self.mixer(q, k, v, x, context, None, tape)
-        else:
-            z, state = self.mixer(q, k, v, x, context, state, tape)
-        if last is not None and state is not None:
-            state = SmearedState(last, state)
+            assert context.source is not None and source is not None, "cross-attention reads another stack's output"
+            context, x_v = context.source, source
+        kept, memory = (None, None) if state is None else state
+        x_q, x_k = self.positions.inputs(x, x_v, context)
+        (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept)
+        q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
+        z, memory = self.mixer(q, k, v, x, self.positions.within(context, q.dtype), memory, tape)
         z = site(tape, at.z, z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
         if wants(tape, at.head_out):
@@ -184,28 +176,18 @@ class AttentionLayer(SubLayerModule):
             out = out if self.merge.output.bias is None else out + self.merge.output.bias
         else:
             out = self.merge(z, x, scale)
-        return site(tape, at.out, out), state
+        return site(tape, at.out, out), None if state is None else AttentionState(kept, memory)
 
-    def begin(self, batch: int, like: Tensor) -> Any:
-        """Return the empty state."""
-        if self.config.cross:
-            return CrossState()
-        state = self.mixer.begin(batch, like)
-        if self.projection.smear is None:
-            return state
-        dims, streams = self.dims, self.mixer.traits.streams
-        inner = (streams,) if streams > 1 else ()
-        return SmearedState(like.new_zeros(batch, *inner, dims.n_kv_heads, 1, dims.d_head), state)
+    def begin(self, batch: int, like: Tensor) -> AttentionState:
+        memory = None if self.config.cross else self.mixer.begin(batch, like)
+        return AttentionState(self.projection.begin(batch, like), memory)
 
     def keeps(self, length: int) -> bool:
-        """Whether the state after `length` positions still holds what it was after fewer; see `cut`."""
-        if self.config.cross:
-            return True
-        return self.projection.smear is None and self.config.mixer.keeps(length)
+        return self.projection.keeps(length) and (self.config.cross or self.config.mixer.keeps(length))
 
-    def cut(self, state: Any, length: int) -> Any:
-        """Return the state as it was after its first `length` positions, if the layer `keeps` that."""
-        return state if self.config.cross else self.mixer.cut(state, length)
+    def cut(self, state: AttentionState, length: int) -> AttentionState:
+        memory = state.mixer if self.config.cross else self.mixer.cut(state.mixer, length)
+        return AttentionState(self.projection.cut(state.projection, length), memory)
 
     def outgrows(self, before: int, after: int) -> bool:
         # keys of another sequence are not turned by how far this one has grown
@@ -225,16 +207,11 @@ class AttentionLayer(SubLayerModule):
         }
 
     def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
-        dims, mixer = self.dims, self.config.mixer
+        mixer, kept = self.config.mixer, self.projection.state_numbers(length, source_length) * dtype.itemsize
         if self.config.cross:
-            held = source_length * dims.n_kv_heads * (mixer.traits.streams * dims.d_head + dims.d_value) * (length > 0)
-            return held * dtype.itemsize
-        kept = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
-        total = mixer.state_numbers(length, dims) * kept.itemsize
-        if self.projection.smear is not None:
-            # the last key before it was mixed
-            total += dims.n_kv_heads * mixer.traits.streams * dims.d_head * dtype.itemsize
-        return total
+            return kept
+        wide = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
+        return kept + mixer.state_numbers(length, self.dims) * wide.itemsize
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""

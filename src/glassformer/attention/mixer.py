@@ -148,8 +148,10 @@ class Mixer(nn.Module):
         return self.parallel(q, k, v, x, context, tape), None
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z of a whole sequence: fused, unless a site is wanted that only the dense route passes."""
-        if not self.wants_dense(tape):
+        """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
+        if context.read is not None:
+            k = context.read(k)
+        if context.scores is None and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
 

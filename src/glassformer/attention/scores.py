@@ -15,7 +15,16 @@ def scaled_scores(
     window: int | None = None,
 ) -> Float[Tensor, "batch *stream head query key"]:
     """Return q . k * scale plus the position bias, -inf where mask and window do not allow attention."""
-    return placed((q * scale) @ k.mT, context, window)
+    return placed(products(q * scale, k, context), context, window)
+
+
+def products(
+    q: Float[Tensor, "batch *stream head query d_head"],
+    k: Float[Tensor, "batch *stream head key d_head"],
+    context: Context,
+) -> Float[Tensor, "batch *stream head query key"]:
+    """Return q . k, or what the layer's positions make of queries and keys instead."""
+    return q @ k.mT if context.scores is None else context.scores(q, k)
 
 
 def placed(

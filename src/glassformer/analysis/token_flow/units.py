@@ -167,6 +167,12 @@ def require_patterns(model: Any, analysis: str, stack: str | None = None) -> Non
                     f'{analysis}: layer {block.layer} has a sub-layer "{name}", which mixes positions without a '
                     "pattern.\n    Gradients need none: analysis.input_gradients(model, text)."
                 )
+            if isinstance(part, AttentionLayer) and not part.projection.values_by_position:
+                raise NoPattern(
+                    f"{analysis}: layer {block.layer} mixes values with those just before them "
+                    f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
+                    "    Gradients need none: analysis.input_gradients(model, text)."
+                )
             if isinstance(part, AttentionLayer) and part.traits.linear_in_value not in ("exact", "scaled"):
                 raise NoPattern(
                     f'{analysis}: layer {block.layer} uses "{part.config.mixer.kind}" '

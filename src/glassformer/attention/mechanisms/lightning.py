@@ -125,7 +125,7 @@ class LightningMixer(Mixer, config=Lightning):
         return decay.to(torch.promote_types(like.dtype, torch.float32))
 
     def _require_causal(self, context: Context) -> None:
-        if context.crossed or not any(isinstance(term, Causal) for term in context.mask.terms):
+        if not context.looks_back:
             raise AnalysisUnavailable(
                 f'layer {self.dims.layer}: "lightning" decays with distance into the past and is defined for causal '
                 'self-attention only; use "linear" or "softmax" here.'

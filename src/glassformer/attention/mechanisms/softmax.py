@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.fused import fused_softmax, fused_softmax_with_sinks
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
-from glassformer.attention.scores import masked_softmax, placed
+from glassformer.attention.scores import masked_softmax, placed, products
 from glassformer.config import require
 from glassformer.trace import Tape, changes, site
 
@@ -75,7 +75,7 @@ class SoftmaxMixer(Mixer, config=Softmax):
         self.sinks = nn.Parameter(torch.zeros(dims.n_heads)) if config.sinks else None
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        scores = (q * self.scale) @ k.mT
+        scores = products(q * self.scale, k, context)
         if self.config.cap is not None:
             scores = site(tape, self.at.scores_raw, scores)
             scores = self.config.cap * (scores / self.config.cap).tanh()
