@@ -27,12 +27,14 @@ class Attention(SubLayerConfig, kind="attention"):
         n_heads: Query heads.
         n_kv_heads: Key/value heads; `n_heads` by default. Fewer are shared by groups of query heads.
         d_head: Width of a query and key; `d_model / n_heads` by default.
-        d_value: Width of a value; `d_head` times the mechanism's streams by default.
+        d_value: Width of a value; by default such that a head's mixed values are as wide as its queries and keys
+            together, all streams counted.
         mixer: The mechanism.
         positions: How it learns about distance.
         projection: How queries, keys and values are made.
         merge: From mixed values to what is written.
         cross: Keys and values come from another stack's output.
+        grid: Rows and columns of an input with two dimensions, read row by row, for mechanisms that ask for them.
     """
 
     n_heads: int
@@ -44,6 +46,7 @@ class Attention(SubLayerConfig, kind="attention"):
     projection: ProjectionConfig = field(default_factory=Separate)
     merge: Merge = field(default_factory=Merge)
     cross: bool = False
+    grid: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
@@ -59,6 +62,9 @@ class Attention(SubLayerConfig, kind="attention"):
             self.mixer.crosses or not self.cross,
             f'attention: mixer "{self.mixer.kind}" as set here goes by distance, which cross-attention does not have; '
             "use one without a window or decay.",
+        )
+        require(
+            self.grid is None or min(self.grid) >= 1, f"attention: grid must have rows and columns, found {self.grid}."
         )
         require(
             self.projection.crosses or not self.cross,
@@ -87,8 +93,10 @@ class Attention(SubLayerConfig, kind="attention"):
                 + "; change one of them or give d_head.",
             )
             d_head = d_model // (self.n_heads * streams)
-        d_value = self.d_value or d_head * streams
-        return Dims(d_model, self.n_heads, self.n_kv_heads or self.n_heads, d_head, d_value, max_len, layer)
+        joined = self.mixer.traits.n_joined
+        d_value = self.d_value or max(d_head * streams // joined, 1)
+        kv_heads = self.n_kv_heads or self.n_heads
+        return Dims(d_model, self.n_heads, kv_heads, d_head, d_value, max_len, layer, self.grid, joined)
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
@@ -127,7 +135,7 @@ class AttentionLayer(SubLayerModule):
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
         self.positions = config.positions.build(dims)
-        self.projection = config.projection.build(dims, config.mixer.traits.streams, config.cross)
+        self.projection = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
         require(
@@ -195,13 +203,14 @@ class AttentionLayer(SubLayerModule):
 
     def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
         dims, (n, m) = self.dims, (length, source_length if self.config.cross else length)
-        d, streams = dims.d_model, self.mixer.traits.streams
-        merged = 2 * n * d * dims.n_heads * dims.d_value
+        d, traits = dims.d_model, self.mixer.traits
+        merged = 2 * n * d * dims.n_heads * dims.d_z
+        mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
         return {
-            "query": 2 * n * d * dims.n_heads * streams * dims.d_head,
-            "key": 2 * m * d * dims.n_kv_heads * streams * dims.d_head,
-            "value": 2 * m * d * dims.n_kv_heads * dims.d_value,
-            "mixing": self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross),
+            "query": 2 * n * d * dims.n_heads * traits.streams * dims.d_head,
+            "key": 2 * m * d * dims.n_kv_heads * traits.streams * dims.d_head,
+            "value": 2 * m * d * dims.n_kv_heads * traits.value_streams * dims.d_value,
+            "mixing": mixing + traits.streams * self.positions.extra_flops(n, m, dims),
             "output": merged,
             "output gate": merged if self.merge.gate is not None else 0,
         }
@@ -215,13 +224,19 @@ class AttentionLayer(SubLayerModule):
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""
-        dims, streams = self.dims, self.mixer.traits.streams
+        dims, traits = self.dims, self.mixer.traits
         sizes = {"head": dims.n_heads, "kv_head": dims.n_kv_heads, "d_head": dims.d_head, "d_value": dims.d_value}
-        sizes |= {"d_model": dims.d_model, "stream": streams}
+        sizes |= {"d_model": dims.d_model, "stream": traits.streams, "value_stream": traits.value_streams}
+        sizes["d_z"] = dims.d_z
         axes = dict(self.SITES)
-        if streams > 1:
+        if traits.streams > 1:
             for name in ("query", "key", "scores"):
                 axes[name] = axes[name].replace("batch", "batch stream")
+        if traits.value_streams > 1:
+            for name in ("value", "pattern"):
+                axes[name] = axes[name].replace("batch", "batch value_stream")
+        if dims.n_joined > 1:
+            axes["z"] = axes["z"].replace("d_value", "d_z")
         if not self.mixer.traits.has_scores:
             del axes["scores"]
         if self.mixer.traits.linear_in_value == "no":

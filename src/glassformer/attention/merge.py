@@ -44,8 +44,8 @@ class MergeHeads(nn.Module):
     def __init__(self, config: Merge, dims: Dims) -> None:
         super().__init__()
         self.config, self.dims = config, dims
-        width = dims.n_heads * dims.d_value
-        normed = {"head": dims.d_value, "all": width}.get(config.norm or "", 0)
+        width = dims.n_heads * dims.d_z
+        normed = {"head": dims.d_z, "all": width}.get(config.norm or "", 0)
         self.gain = nn.Parameter(torch.ones(normed)) if normed and config.gain else None
         self.gate = LinearMap(dims.d_model, width, bias=False) if config.gate else None
         self.output = LinearMap(width, dims.d_model, bias=config.bias)
@@ -55,18 +55,18 @@ class MergeHeads(nn.Module):
         """Whether what is written is linear in z with nothing frozen."""
         return self.config.norm is None
 
-    def scale(self, z: Float[Tensor, "batch head pos d_value"]) -> Float[Tensor, "batch head pos"]:
+    def scale(self, z: Float[Tensor, "batch head pos d_z"]) -> Float[Tensor, "batch head pos"]:
         """Return the root mean square that z is divided by, per head (equal for all heads if normed together)."""
         square = z.float().square() if z.dtype != torch.float64 else z.square()
         mean = square.mean(-1) if self.config.norm == "head" else square.mean((1, 3))[:, None].expand(z.shape[:3])
         return (mean + self.config.eps).sqrt().to(z.dtype)
 
-    def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
+    def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_flat"]:
         """Return normed, gated, concatenated heads: what the output matrix reads."""
         flat = self.normed(z, scale)
         return flat if self.gate is None else self.gated(flat, self.gate(x))
 
-    def normed(self, z: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
+    def normed(self, z: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_flat"]:
         """Return normed, concatenated heads."""
         if scale is not None:
             z = z / scale[..., None]
@@ -75,7 +75,7 @@ class MergeHeads(nn.Module):
             z = z * self.config.factor
         return z.transpose(1, 2).flatten(-2)
 
-    def gated(self, flat: Tensor, gate: Tensor) -> Float[Tensor, "batch pos d_z"]:
+    def gated(self, flat: Tensor, gate: Tensor) -> Float[Tensor, "batch pos d_flat"]:
         """Return concatenated heads times what x W_G opens."""
         return flat * (gate.sigmoid() if self.config.gate == "sigmoid" else F.silu(gate))
 
@@ -86,10 +86,10 @@ class MergeHeads(nn.Module):
         """Return what each head writes; their sum plus the output bias is what attention writes."""
         return self.split(self.prepare(z, x, scale))
 
-    def split(self, flat: Float[Tensor, "batch pos d_z"]) -> Float[Tensor, "batch head pos d_model"]:
+    def split(self, flat: Float[Tensor, "batch pos d_flat"]) -> Float[Tensor, "batch head pos d_model"]:
         """Return what each head writes, from concatenated heads."""
-        return flat.unflatten(-1, (self.dims.n_heads, self.dims.d_value)).transpose(1, 2) @ self.matrix()
+        return flat.unflatten(-1, (self.dims.n_heads, self.dims.d_z)).transpose(1, 2) @ self.matrix()
 
-    def matrix(self) -> Float[Tensor, "head d_value d_model"]:
+    def matrix(self) -> Float[Tensor, "head d_z d_model"]:
         """Return W_O per head as a view on the parameter."""
-        return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_value)).permute(1, 2, 0)
+        return self.output.weight.unflatten(1, (self.dims.n_heads, self.dims.d_z)).permute(1, 2, 0)

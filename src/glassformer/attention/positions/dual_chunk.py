@@ -91,6 +91,9 @@ class DualChunkPositions(Positions):
             chunks = chunks.unsqueeze(1)
         return torch.where(chunks <= 0, own, torch.where(chunks == 1, before, earlier))
 
+    def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
+        return 2 * 2 * dims.n_heads * n_queries * n_keys * dims.d_head
+
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> NoReturn:
         self._refuse(f"rotation by {offset} positions")
 

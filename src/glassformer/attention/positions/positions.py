@@ -95,6 +95,10 @@ class Positions(nn.Module):
         """Return what stands for q . k, of queries and keys as `rotate` leaves them."""
         raise AssertionError("has_scores says whether this is defined")
 
+    def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
+        """Return the operations of `scores` beyond those of one product per stream."""
+        return 0
+
     def bias(self, context: Context) -> Float[Tensor, "b head query key"]:
         """Return what is added to the scores."""
         raise AssertionError("has_bias says whether this is defined")

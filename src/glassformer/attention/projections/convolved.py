@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention.mixer import Dims
+from glassformer.attention.mixer import Dims, Traits, several
 from glassformer.attention.projections.projection import Projected
 from glassformer.attention.projections.separate import Separate, SeparateProjection
 from glassformer.config import require
@@ -40,8 +40,8 @@ class Convolved(Separate, kind="convolved"):
         super().__post_init__()
         require(self.width >= 1, f"convolved: width must be at least 1, found {self.width}.")
 
-    def build(self, dims: Dims, streams: int, cross: bool) -> "ConvolvedProjection":
-        return ConvolvedProjection(self, dims, streams)
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "ConvolvedProjection":
+        return ConvolvedProjection(self, dims, traits)
 
 
 class ConvolvedState(NamedTuple):
@@ -49,16 +49,18 @@ class ConvolvedState(NamedTuple):
 
     query: Float[Tensor, "batch *stream head earlier d_head"]
     key: Float[Tensor, "batch *stream kv_head earlier d_head"]
-    value: Float[Tensor, "batch kv_head earlier d_value"]
+    value: Float[Tensor, "batch *value_stream kv_head earlier d_value"]
 
 
 class ConvolvedProjection(SeparateProjection):
-    def __init__(self, config: Convolved, dims: Dims, streams: int) -> None:
-        super().__init__(config, dims, streams)
-        inner = (streams,) if streams > 1 else ()
+    def __init__(self, config: Convolved, dims: Dims, traits: Traits) -> None:
+        super().__init__(config, dims, traits)
+        streams, value_streams = several(traits.streams), several(traits.value_streams)
         self.shapes = (
-            (*inner, dims.n_heads, dims.d_head), (*inner, dims.n_kv_heads, dims.d_head), (dims.n_kv_heads, dims.d_value)
-        )  # fmt: skip
+            (*streams, dims.n_heads, dims.d_head),
+            (*streams, dims.n_kv_heads, dims.d_head),
+            (*value_streams, dims.n_kv_heads, dims.d_value),
+        )
         self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
         self.bilinear = self.values_by_position = False
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
-from glassformer.attention.mixer import Dims
+from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
 from glassformer.config import Config
 
@@ -29,8 +29,14 @@ class ProjectionConfig(Config, family=True):
     # whether keys and values may be made from another stack's output
     crosses: ClassVar[bool] = True
 
-    def build(self, dims: Dims, streams: int, cross: bool) -> "Projection":
-        """Return the module; `streams` maps per head for queries and keys, of another stack's output if `cross`."""
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "Projection":
+        """Return the module.
+
+        Args:
+            dims: Sizes.
+            traits: Of the mechanism: how many queries, keys and values it wants of each head.
+            cross: Keys and values are made from another stack's output.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
-from glassformer.attention.mixer import Dims
+from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
 from glassformer.attention.projections.projection import Projected, Projection, ProjectionConfig
 from glassformer.attention.projections.query_key_norm import QueryKeyNorm
@@ -39,24 +39,24 @@ class Separate(ProjectionConfig, kind="separate"):
             # one config for one projection, however it was asked for
             object.__setattr__(self, "qk_norm", QueryKeyNorm())
 
-    def build(self, dims: Dims, streams: int, cross: bool) -> "SeparateProjection":
-        return (SourceProjection if cross else SeparateProjection)(self, dims, streams)
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "SeparateProjection":
+        return (SourceProjection if cross else SeparateProjection)(self, dims, traits)
 
 
 class SeparateProjection(Projection):
-    def __init__(self, config: Separate, dims: Dims, streams: int) -> None:
+    def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
         super().__init__()
-        self.dims, self.streams = dims, streams
+        self.dims, self.streams, self.value_streams = dims, traits.streams, traits.value_streams
         self.widths = (
-            dims.n_heads * streams * dims.d_head,
-            dims.n_kv_heads * streams * dims.d_head,
-            dims.n_kv_heads * dims.d_value,
+            dims.n_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.value_streams * dims.d_value,
         )
         self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
         self.clip, norm = config.clip, config.qk_norm
         heads = (dims.n_heads, dims.n_kv_heads)
         self.norms = (
-            nn.ModuleList([norm.build(n, dims.d_head, streams) for n in heads])
+            nn.ModuleList([norm.build(n, dims.d_head, traits.streams) for n in heads])
             if isinstance(norm, QueryKeyNorm)
             else None
         )
@@ -82,8 +82,9 @@ class SeparateProjection(Projection):
             k, v = self._part(x_k, 1, 3).split(self.widths[1:], -1)
         else:
             q, k, v = (self._part(x, i, i + 1) for i, x in enumerate((x_q, x_k, x_v)))
-        q, k = self._heads(q, self.dims.n_heads), self._heads(k, self.dims.n_kv_heads)
-        return q, k, v.unflatten(-1, (self.dims.n_kv_heads, self.dims.d_value)).transpose(1, 2)
+        heads, kv_heads = self.dims.n_heads, self.dims.n_kv_heads
+        q, k = _heads(q, heads, self.streams), _heads(k, kv_heads, self.streams)
+        return q, k, _heads(v, kv_heads, self.value_streams)
 
     def before_rotation(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: Any = None
@@ -118,12 +119,6 @@ class SeparateProjection(Projection):
         rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
         return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
 
-    def _heads(self, x: Tensor, heads: int) -> Float[Tensor, "batch *stream head pos d_head"]:
-        if self.streams == 1:
-            return x.unflatten(-1, (heads, self.dims.d_head)).transpose(1, 2)
-        # the two streams of a head lie side by side, so a group of query heads shares both of its key streams
-        return x.unflatten(-1, (heads, self.streams, self.dims.d_head)).permute(0, 3, 2, 1, 4)
-
 
 class SourceState(NamedTuple):
     """Keys (as they were written) and values of another stack's output; both None before the first step."""
@@ -142,7 +137,7 @@ class SourceProjection(SeparateProjection):
             (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context)
             # as they are before any edit: the next step visits the same keys again, and would edit them twice
             return (q, k, v), None if kept is None else SourceState(k, v)
-        q = self._heads(self._part(x_q, 0, 1), self.dims.n_heads)
+        q = _heads(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
         q, _ = positions.rotate(q if self.norms is None else self.norms[0](q), None, context)
         return (q, kept.key, kept.value), kept
 
@@ -152,3 +147,10 @@ class SourceProjection(SeparateProjection):
     def state_numbers(self, length: int, source_length: int) -> int:
         _, key, value = self.widths
         return source_length * (key + value) if length else 0
+
+
+def _heads(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:
+    if streams == 1:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    # the streams of a head lie side by side, so a group of query heads shares all of its key streams
+    return x.unflatten(-1, (heads, streams, -1)).permute(0, 3, 2, 1, 4)

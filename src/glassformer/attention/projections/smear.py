@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention.mixer import Dims
+from glassformer.attention.mixer import Dims, Traits, several
 from glassformer.attention.projections.projection import Projected
 from glassformer.attention.projections.separate import Separate, SeparateProjection
 
@@ -29,8 +29,8 @@ class Smeared(Separate, kind="smeared"):
 
     crosses: ClassVar[bool] = False
 
-    def build(self, dims: Dims, streams: int, cross: bool) -> "SmearedProjection":
-        return SmearedProjection(self, dims, streams)
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "SmearedProjection":
+        return SmearedProjection(self, dims, traits)
 
 
 class SmearedState(NamedTuple):
@@ -40,8 +40,8 @@ class SmearedState(NamedTuple):
 
 
 class SmearedProjection(SeparateProjection):
-    def __init__(self, config: Smeared, dims: Dims, streams: int) -> None:
-        super().__init__(config, dims, streams)
+    def __init__(self, config: Smeared, dims: Dims, traits: Traits) -> None:
+        super().__init__(config, dims, traits)
         self.smear = Smear(dims.n_kv_heads)
         self.bilinear = False
 
@@ -53,8 +53,8 @@ class SmearedProjection(SeparateProjection):
         return (q, k, v), None if kept is None else SmearedState(last)
 
     def begin(self, batch: int, like: Tensor) -> SmearedState:
-        inner = (self.streams,) if self.streams > 1 else ()
-        return SmearedState(like.new_zeros(batch, *inner, self.dims.n_kv_heads, 1, self.dims.d_head))
+        heads = (*several(self.streams), self.dims.n_kv_heads)
+        return SmearedState(like.new_zeros(batch, *heads, 1, self.dims.d_head))
 
     def keeps(self, length: int) -> bool:
         return False
