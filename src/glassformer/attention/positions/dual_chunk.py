@@ -6,8 +6,8 @@
                                c - 1                       for keys of earlier chunks
     score                q turned by P_q . k turned by P_k
 
-so that no distance P_q - P_k reaches the trained length c, and distances up to c - s are what they are. Keys are
-written once, turned by their place in their chunk; queries meet them turned in three ways.
+so that no distance P_q - P_k reaches the trained length c, and distances up to c - s, or s if that is less, are what
+they are. Keys are written once, turned by their place in their chunk; queries meet them turned in three ways.
 
 Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", section 3.
 """
