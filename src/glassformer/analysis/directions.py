@@ -22,7 +22,7 @@ from glassformer.analysis.run import Run
 from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 
 Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None

@@ -16,7 +16,7 @@ from glassformer.analysis.components import decoder_side, sub_layers
 from glassformer.analysis.directions import Path, Places
 from glassformer.analysis.run import Run
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer
 from glassformer.models import Encoder, EncoderDecoder
 from glassformer.models.experts import ExpertsLayer
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 def needs(model: Any) -> list[str]:

@@ -18,7 +18,8 @@ from glassformer.analysis.run import Run
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import Block
-from glassformer.models.parts import Norm, Unembedding
+from glassformer.models.embedding import Unembedding
+from glassformer.models.norms import Norm
 from glassformer.weights import head_label
 
 Stream = Float[Tensor, "*n batch pos d_model"]

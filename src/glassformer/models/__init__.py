@@ -4,11 +4,13 @@ from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
+from glassformer.models.embedding import Learned, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
-from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
+from glassformer.models.mlp import Mlp
+from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru

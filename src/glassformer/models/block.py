@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context, SubLayerConfig, SubLayerModule
 from glassformer.config import Config, require
-from glassformer.models.parts import LayerNorm, Norm, NormConfig
+from glassformer.models.norms import LayerNorm, Norm, NormConfig
 from glassformer.trace import Site, Tape, declare, site
 
 

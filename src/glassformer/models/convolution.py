@@ -20,7 +20,7 @@ from torch import Tensor
 from glassformer.attention import Context, LinearMap, SubLayerConfig, SubLayerModule
 from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
-from glassformer.models.parts import ACTIVATIONS
+from glassformer.models.mlp import ACTIVATIONS
 from glassformer.trace import Site, Tape, declare, full_names, site
 
 

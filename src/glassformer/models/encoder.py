@@ -15,7 +15,9 @@ from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.decoder import ModelConfig
-from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
+from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
+from glassformer.models.initialise import initialise
+from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.models.readout import Readout
 from glassformer.models.stack import Stack, make_context, site_table
 from glassformer.trace import SiteTable, Tape
@@ -39,7 +41,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         tied: Use the embedding matrix as unembedding.
         unembed_bias: A bias per token on the logits.
         embed_scale: Multiply token vectors by sqrt(d_model).
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
     """
 
     vocab_size: int

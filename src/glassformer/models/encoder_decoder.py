@@ -12,15 +12,9 @@ from glassformer.attention import Context
 from glassformer.config import require
 from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.decoder import ModelConfig, check_unembed_scale
-from glassformer.models.parts import (
-    Embedding,
-    NoNorm,
-    NormConfig,
-    PositionEmbedding,
-    Sinusoidal,
-    Unembedding,
-    initialise,
-)
+from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal, Unembedding
+from glassformer.models.initialise import initialise
+from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.stack import Stack, State, make_context, site_table, with_source
 from glassformer.trace import SiteTable, Tape
 
@@ -40,7 +34,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         tied: Use the decoder's embedding matrix as unembedding.
         shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
         embed_scale: Multiply token vectors by sqrt(d_model).
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
         unembed_scale: Factor on the logits, before their bias.

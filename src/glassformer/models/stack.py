@@ -18,7 +18,7 @@ from glassformer.attention import (
     padding,
 )
 from glassformer.models.block import Block, BlockConfig, pick
-from glassformer.models.parts import NormConfig
+from glassformer.models.norms import NormConfig
 from glassformer.trace import Site, SiteTable, Tape
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from glassformer.models import Block, LayerNorm
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights, stack_of
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models.parts import MlpLayer, Norm
+from glassformer.models.mlp import MlpLayer
+from glassformer.models.norms import Norm
 from glassformer.weights.factored import Factored
 
 Offset = int | Iterable[int] | None

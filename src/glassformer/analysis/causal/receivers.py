@@ -13,7 +13,7 @@ from torch import Tensor
 from glassformer.analysis.causal.graph import SubLayer
 from glassformer.attention import AttentionLayer, Context, HeadNorm
 from glassformer.attention.projections import SmearedProjection
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 Slot = Literal["q", "k", "v", "gate", "in"]
 _WHICH: dict[str, Any] = {"q": "query", "k": "key", "v": "value"}

@@ -15,7 +15,7 @@ from glassformer.analysis.attribution import decoder_side
 from glassformer.analysis.run import Run
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
 from glassformer.models import Block, EncoderDecoder, Stack
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.weights import head_label
 
 # vectors held at once while a unit is split: about 64 MiB in float32

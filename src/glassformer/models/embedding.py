@@ -1,0 +1,262 @@
+"""Embeddings: from ids to the stream, with positions that are added to it; unembeddings: from the stream to logits."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from glassformer.attention import LinearMap, linear, sinusoids
+from glassformer.config import Config, require
+from glassformer.errors import AnalysisUnavailable, TextError
+from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.trace import Site, Tape, declare, site
+
+
+class PositionEmbedding(Config, family=True):
+    """Positions that are added to the residual stream, once, at the bottom."""
+
+    def build(self, d_model: int, max_len: int) -> "PositionTable":
+        return PositionTable(self, d_model, max_len)
+
+
+@dataclass(frozen=True)
+class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
+    """Fixed sines and cosines.
+
+    Args:
+        layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+
+    layout: Literal["interleaved", "halves"] = "interleaved"
+
+
+@dataclass(frozen=True)
+class Learned(PositionEmbedding, kind="learned"):
+    """A learned vector for each position up to max_len.
+
+    Args:
+        offset: Rows of the table before that of the first position; the table has `offset + max_len` rows.
+    """
+
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
+
+
+class PositionTable(nn.Module):
+    def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
+        super().__init__()
+        self.config, self.d_model, self.max_len = config, d_model, max_len
+        self.offset = config.offset if isinstance(config, Learned) else 0
+        rows = self.offset + max_len
+        self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
+
+    def forward(self, positions: Int[Tensor, "b pos"], like: Tensor) -> Float[Tensor, "b pos d_model"]:
+        if isinstance(self.config, Sinusoidal):
+            return sinusoids(positions, self.d_model, self.config.layout).to(like.dtype)
+        assert self.weight is not None, "learned positions have a table"
+        return F.embedding(positions + self.offset if self.offset else positions, self.weight)
+
+    def check(self, length: int) -> None:
+        """Raise `TextError` if a learned table has no row for the last position."""
+        if self.weight is not None and length > self.max_len:
+            raise TextError(
+                f"{length} tokens, but the model has learned positions for max_len={self.max_len} only; "
+                f"shorten the text to {self.max_len} tokens."
+            )
+
+
+class VocabularyMatrix(nn.Module):
+    """A `vocab d_model` matrix: one's own parameter, or (tied) that of another module, stored once.
+
+    Token vectors narrower than the stream are stored as such, `vocab d_embed`, with a map between the two widths.
+    """
+
+    def __init__(
+        self, vocab_size: int, d_model: int, tied: "VocabularyMatrix | None", d_embed: int | None, path: str
+    ) -> None:
+        super().__init__()
+        # a plain attribute: registering the other module here would store its matrix twice
+        self.__dict__["tied"] = tied
+        width = d_embed or d_model
+        self.matrix = None if tied is not None else nn.Parameter(torch.empty(vocab_size, width))
+        self.vocab_size, self.d_model, self.path = vocab_size, d_model, path
+
+    @property
+    def stored(self) -> Float[Tensor, "vocab d_embed"]:
+        """The matrix as it is stored, one's own or the tied one."""
+        return self.matrix if self.matrix is not None else self.__dict__["tied"].stored
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab d_model"]:
+        """The matrix as the stream meets it: a product where widths differ, then built anew at every access."""
+        return self.stored
+
+
+class Embedding(VocabularyMatrix):
+    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
+
+    x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
+
+    With token types (which of two texts a token belongs to), the token's vector is that of the token and its type.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        max_len: int,
+        positions: PositionEmbedding | None,
+        scaled: bool,
+        path: str,
+        tied: VocabularyMatrix | None = None,
+        norm: NormConfig | None = None,
+        d_embed: int | None = None,
+        n_types: int = 0,
+    ) -> None:
+        super().__init__(vocab_size, d_model, tied, d_embed, path)
+        self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
+        self.map = None if d_embed is None else LinearMap(d_embed, d_model, bias=False)
+        self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
+        self.positions = None if positions is None else positions.build(d_model, max_len)
+        self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
+        self.factor = math.sqrt(d_model) if scaled else 1.0
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab d_model"]:
+        return self.stored if self.map is None else self.map(self.stored)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        positions: Int[Tensor, "b pos"],
+        tape: Tape | None,
+        types: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        x = F.embedding(tokens, self.stored)
+        x = x if self.map is None else self.map(x)
+        x = x if self.factor == 1.0 else x * self.factor
+        if self.types is not None:
+            own = self.types[:1] if types is None else F.embedding(types, self.types)
+            x = x + site(tape, self.at_type, own.expand_as(x))
+        x = site(tape, self.at_token, x)
+        if self.positions is not None:
+            placed = self.positions(positions, x).expand_as(x)
+            x = x + site(tape, self.at_position, placed)
+        return x if self.norm is None else self.norm(x, tape)
+
+    def sites(self) -> Iterator[Site]:
+        names = ["token"] if self.positions is None else ["token", "position"]
+        names = names if self.types is None else ["type", *names]
+        yield from declare(self.path, dict.fromkeys(names, "batch pos d_model"), {"d_model": self.d_model})
+        if self.norm is not None:
+            yield from self.norm.sites()
+
+
+class Unembedding(VocabularyMatrix):
+    """From the stream to logits, with a soft cap on them if asked.
+
+    logits = cap * tanh(raw / cap),  raw = x W_U * scale + b_U
+
+    The cap is monotone, so it changes probabilities and no rank. Only the raw logits are linear in the stream, and with
+    a readout (`models.readout`), behind which x then stands, not even those. `weight` includes the scale.
+    Source: Gemma Team 2024, "Gemma 2", section 2 (logit soft-capping).
+    """
+
+    at_raw = "logits_raw"
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        tied: VocabularyMatrix | None,
+        bias: bool,
+        cap: float | None = None,
+        scale: float = 1.0,
+        d_embed: int | None = None,
+        readout: nn.Module | None = None,
+    ) -> None:
+        super().__init__(vocab_size, d_model, tied, d_embed, "unembed")
+        self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.cap, self.scale, self.readout = cap, scale, readout
+
+    @property
+    def weight(self) -> Float[Tensor, "vocab d_model"]:
+        return self._met(self.stored)
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None) -> Float[Tensor, "batch pos vocab"]:
+        logits = self.raw(x, tape)
+        if self.cap is not None:
+            logits = self.capped(site(tape, self.at_raw, logits))
+        return site(tape, "logits", logits)
+
+    def logits(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... vocab"]:
+        """Return the logits as the model uses them: capped if it caps them."""
+        return self.capped(self.raw(x))
+
+    def raw(self, x: Float[Tensor, "... d_model"], tape: Tape | None = None) -> Float[Tensor, "... vocab"]:
+        """Return the logits before the cap."""
+        x = x if self.readout is None else self.readout(x, tape)
+        x = x if self.scale == 1.0 else x * self.scale
+        return linear(x if self.map is None else self.map(x), self.stored, self.bias)
+
+    def capped(self, raw: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
+        """Return what the cap leaves of raw logits; the same if there is none."""
+        return raw if self.cap is None else self.cap * (raw / self.cap).tanh()
+
+    def log_prob(self, x: Float[Tensor, "... d_model"], ids: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the log-probability of each id, in nats."""
+        return self.logits(x).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+
+    def direction(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
+        """Return the direction of the stream whose dot product is the token's logit, bias and cap aside.
+
+        With a readout it is a direction of what the readout gives.
+        """
+        return self._met(self.stored[ids])
+
+    def require_linear(self, analysis: str) -> None:
+        """Raise `AnalysisUnavailable` if a readout stands between the stream and the matrix."""
+        if self.readout is not None:
+            raise AnalysisUnavailable(
+                f"{analysis}: this model has a layer with a non-linearity between the stream and the unembedding "
+                "(readout), so no matrix leads from one to the other.\n"
+                "    Frozen at one text it does: analysis.direct_effects(run), analysis.attribution(run)."
+            )
+
+    def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:
+        """Return rows of the stored matrix as the stream meets them."""
+        rows = rows if self.map is None else rows @ self.map.weight
+        return rows if self.scale == 1.0 else rows * self.scale
+
+    def sites(self) -> Iterator[Site]:
+        if self.readout is not None:
+            yield from self.readout.sites()  # type: ignore[operator]
+        names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
+        yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.vocab_size})
+
+    def loss(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        ids: Int[Tensor, "batch pos"],
+        weight: Bool[Tensor, "batch pos"] | None = None,
+        smoothing: float = 0.0,
+    ) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy over the positions that count, in nats (with label smoothing if asked)."""
+        logits = self.logits(x)
+        # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        losses = F.cross_entropy(wide.flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing)
+        if weight is None:
+            return losses.mean()
+        counted = weight.flatten().to(losses.dtype)
+        return (losses * counted).sum() / counted.sum().clamp_min(1.0)
