@@ -46,6 +46,7 @@ docs: $(DEV)
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/make_catalogue.py
 
 families: $(DEV)
 	$(BIN)/python docs/make_families.py

@@ -10,7 +10,8 @@ import torch
 from explanations import TEXT, gpt, translator
 from glassformer import analysis
 from glassformer.analysis.behaviour import ShortCircuit
-from glassformer.analysis.reports._explain import needs
+from glassformer.analysis.question import card_of
+from glassformer.analysis.reports import explain
 from glassformer.analysis.sweep import logit
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled, Result
@@ -76,7 +77,11 @@ def _sample(name: str) -> Sequence[Result]:
 
 
 def _read(model: Any, text: str, target: str | None = None) -> analysis.Run:
-    read = [*analysis.frozen.flow_sites(model), *needs(model), *analysis.lens.lens_sites(model)]
+    read = [
+        *card_of(analysis.token_flow.rollout).reads(model),
+        *card_of(explain).reads(model),
+        *card_of(analysis.lens.lens_grid).reads(model),
+    ]
     return analysis.run(model, text, target, read=list(dict.fromkeys(read)))
 
 

@@ -32,11 +32,13 @@ class Labelled:
         values: The numbers.
         axes: One name per dimension.
         coords: Labels along an axis (token strings, `L3H5`, …); axes without labels count from 0.
+        of: The head the values are of, where they are of one; of a shared key head, all heads that read it.
     """
 
     values: Tensor
     axes: tuple[str, ...]
     coords: Mapping[str, Sequence[Coordinate]] = dataclasses.field(default_factory=dict)
+    of: str = ""
 
     def __post_init__(self) -> None:
         if len(self.axes) != self.values.ndim:
@@ -69,7 +71,7 @@ class Labelled:
             index[d] = self._position(axis, where) if isinstance(where, str) else where
         kept = {a: i for a, i in zip(self.axes, index) if isinstance(i, slice)}
         coords = {a: list(c)[kept[a]] for a, c in self.coords.items() if a in kept}
-        return Labelled(self.values[tuple(index)], tuple(kept), coords)
+        return Labelled(self.values[tuple(index)], tuple(kept), coords, self.of)
 
     def top(
         self, k: int = 10, *, largest: bool = True, by_size: bool = False
@@ -122,17 +124,19 @@ class Labelled:
         if packed:
             return _packed(self.values, list(self.axes), coords)
         found = {"axes": list(self.axes), "coords": coords, "values": _numbers(self.values)}
+        found |= {"of": self.of} if self.of else {}
         return found | {"complex": True} if self.values.is_complex() else found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Labelled":
         values = torch.tensor(_with_nan(data["values"]))
         values = torch.view_as_complex(values) if data.get("complex") else values
-        return cls(values, tuple(data["axes"]), data["coords"])
+        return cls(values, tuple(data["axes"]), data["coords"], data.get("of", ""))
 
     def __repr__(self) -> str:
         sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape))
-        return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')})"
+        of = f", of {self.of}" if self.of else ""
+        return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')}{of})"
 
     def _position(self, axis: str, label: str) -> int:
         labels = self.labels(axis)

@@ -8,7 +8,6 @@ from circuit_pairs import Compared, novelty, pair, repetition
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.analysis.attribution._direct_logit_attribution import needs
 from glassformer.analysis.circuits import edge_effects, path_patching, sender_effects
 from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable
@@ -36,10 +35,10 @@ def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attri
     found = pair(name)
     senders = [s.label for s in found.wires().graph.senders if s.kind in ("head", "mlp")]
     effect = path_patching(*found.args, senders=senders, norm="frozen").effect
-    both = [run(found.model, *prompt, read=needs(found.model)) for prompt in (found.clean, found.corrupt)]
+    both = [run(found.model, *prompt, read=[direct_logit_attribution]) for prompt in (found.clean, found.corrupt)]
     final = found.wires().stack.final
     for row in range(2):
-        clean, corrupt = (direct_logit_attribution(each, 1, 2, row=row) for each in both)
+        clean, corrupt = (direct_logit_attribution(each, answer=1, against=2, row=row) for each in both)
         # attribution divides by the scale of its own run
         scales = [1.0, 1.0] if final.identity else [float(each[final.at_scale].values[row, -1]) for each in both]
         expected = [corrupt[label] * scales[1] / scales[0] - clean[label] for label in senders]

@@ -59,7 +59,7 @@ def decoder_side(model: Any) -> tuple[Stack, Embedding]:
         )
     raise AnalysisUnavailable(
         "this analysis needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-        f"{type(model).__name__} is none of them.\n"
+        f"{type(model).__name__} is none of them.\n    Of a run, give the model that ran: run.model.\n"
         "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what it\n"
         "    is made of: gf.foreign(module, gf.Spec(…, config=…, weights=…))."
     )

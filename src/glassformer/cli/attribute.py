@@ -74,9 +74,9 @@ def attribute(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
-        run, encoded = clean_run(loaded, pairs, fitting, analysis.attribution.direct_sites(loaded))
+        run, encoded = clean_run(loaded, pairs, fitting, [analysis.attribution.direct_effects])
         split = analysis.attribution.direct_effects(
-            run, encoded.answer, encoded.wrong, positions=encoded.last[:, None], norm=norm
+            run, answer=encoded.answer, against=encoded.wrong, positions=encoded.last[:, None], norm=norm
         )
         read = tokens_of(run)
         Console().print(read.shown(), largest(split, top))
@@ -88,7 +88,7 @@ def attribute(
     given_target = None if target is None else prompt_of(loaded, target)
     ids = [None if token is None else token_of(loaded, token) for token in (answer, against)]
     methods = tuple(dict.fromkeys(method or ("direct", "integrated")))
-    run = analysis.run(loaded, given, given_target, read=_sites(loaded, methods, norm))
+    run = analysis.run(loaded, given, given_target, read=_questions(methods, norm))
     place = position_in(run, position)
     chosen = int(run.predictions()[0, place].argmax()) if ids[0] is None else ids[0]
     ids[0] = chosen
@@ -116,29 +116,27 @@ def attribute(
     deliver("attribute", loaded, asked | {"against": ids[1]}, found, output, read)
 
 
-def _sites(model: Any, methods: tuple[str, ...], norm: str) -> list[str]:
+def _questions(methods: tuple[str, ...], norm: str) -> list[Any]:
+    """Return the analyses of one pass that are asked for."""
     from glassformer import analysis
-    from glassformer.analysis.attribution._direct_logit_attribution import needs
 
-    asked = {
-        "direct": lambda: needs(model) if norm == "frozen" else analysis.attribution.direct_sites(model),
-        "sources": lambda: analysis.attribution.direct_source_sites(model),
-        "neurons": lambda: analysis.attribution.neuron_sites(model),
-    }  # fmt: skip
-    asked |= dict.fromkeys(FLOWS, lambda: analysis.frozen.flow_sites(model))
-    names = [asked[name]() for name in methods if name not in GRADIENTS]
-    return list(dict.fromkeys(site for sites in names for site in sites))
+    room = analysis.attribution
+    direct = room.direct_logit_attribution if norm == "frozen" else room.direct_effects
+    asked = {"direct": direct, "sources": room.source_effects, "neurons": room.neuron_effects}
+    flow = analysis.token_flow
+    asked |= {"rollout": flow.rollout, "alti": flow.alti, "norms": flow.value_norms}
+    return [asked[name] for name in methods if name not in GRADIENTS]
 
 
 def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) -> Any:
     from glassformer import analysis
 
     if name == "direct" and norm == "frozen":
-        return analysis.attribution.direct_logit_attribution(run, *ids, position=place)
+        return analysis.attribution.direct_logit_attribution(run, answer=ids[0], against=ids[1], position=place)
     if name == "direct":
-        return analysis.attribution.direct_effects(run, *ids, positions=place, norm="live")
+        return analysis.attribution.direct_effects(run, answer=ids[0], against=ids[1], positions=place, norm="live")
     split = analysis.attribution.source_effects if name == "sources" else analysis.attribution.neuron_effects
-    return split(run, *ids, positions=place)
+    return split(run, answer=ids[0], against=ids[1], positions=place)
 
 
 def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool) -> Any:

@@ -87,16 +87,16 @@ def lens(
         console.print(tables(measured))
         found.append(measured)
     if run is not None and place is not None:
-        shown = analysis.lens.lens_grid(run, followed, k=max(top, 5), translators=translators)
+        shown = analysis.lens.lens_grid(run, answer=followed, k=max(top, 5), translators=translators)
         read = tokens_of(run)
         console.print(read.shown(), tables(shown))
         console.print()
         console.print(depth(shown, place, top, answer))
         found.append(shown)
     if pairs is not None:
-        batch, encoded = clean_run(loaded, pairs, fitting, analysis.lens.lens_sites(loaded))
+        batch, encoded = clean_run(loaded, pairs, fitting, [analysis.lens.lens_grid])
         shown = analysis.lens.lens_grid(
-            batch, encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
+            batch, answer=encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
         )
         read = tokens_of(batch)
         console.print(read.shown(), answers_by_depth(shown))
@@ -110,7 +110,7 @@ def _run(model: Any, text: str, target: str | None) -> Any:
     from glassformer import analysis
 
     given_target = None if target is None else prompt_of(model, target)
-    return analysis.run(model, prompt_of(model, text), given_target, read=analysis.lens.lens_sites(model))
+    return analysis.run(model, prompt_of(model, text), given_target, read=[analysis.lens.lens_grid])
 
 
 def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:

@@ -136,8 +136,8 @@ def _pairs(model: Any, options: PromptOptions) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[str]) -> tuple[Any, Any]:
-    """Run a model on the clean prompts of a file of pairs; return the run and the encoded pairs."""
+def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
+    """Run a model on the clean prompts of a file of pairs, reading for some analyses; return run and encoded pairs."""
     from glassformer import analysis, data
 
     found = usable(model, data.read_pairs(path), fitting)

@@ -59,7 +59,7 @@ def route(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
-        batch, encoded = clean_run(loaded, pairs, fitting, analysis.frozen.flow_sites(loaded))
+        batch, encoded = clean_run(loaded, pairs, fitting, [analysis.token_flow.average_routes])
         with progress("tracing") as report:
             averaged = analysis.token_flow.average_routes(batch, threshold=threshold, report=report)
         read = tokens_of(batch)
@@ -72,10 +72,10 @@ def route(
     given_target = None if target is None else prompt_of(loaded, target)
     # of an encoder-decoder, whole routes lead through both stacks: that is what naming none means
     side = "encoder" if stack == "encoder" else None
-    run = analysis.run(loaded, given, given_target, read=analysis.frozen.flow_sites(loaded, side))
+    run = analysis.run(loaded, given, given_target, read=[analysis.token_flow.information_flow_routes])
     if positions == (-1,) and run.ids is not None:
         positions = (asked_position(loaded, run.ids[0]),)
-    found = analysis.token_flow.information_flow_routes(run, positions, threshold=threshold, stack=side)
+    found = analysis.token_flow.information_flow_routes(run, positions=positions, threshold=threshold, stack=side)
     read = tokens_of(run)
     Console().print(read.shown(), largest(found, top))
     asked = {"text": text, "target": target, "positions": list(positions), "threshold": threshold}

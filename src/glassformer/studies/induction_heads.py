@@ -26,7 +26,7 @@ from glassformer.analysis._run import run
 from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.from_weights._composition import composition
 from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads
-from glassformer.analysis.heads._roles import head_roles, head_scores, heads, needs, repeated_tokens
+from glassformer.analysis.heads._roles import head_roles, head_scores, heads, pattern_sites, repeated_tokens
 from glassformer.analysis.learning._in_context import icl_or_nan
 from glassformer.analysis.learning._phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.learning._run_folder import History, read_history
@@ -328,5 +328,5 @@ def _prefix_without(model: Any, source: str, head: str) -> float:
     """Return a head's prefix matching on repeated random tokens while another head writes nothing."""
     gone = next(h for h in heads(model) if h.label == source)
     silent = Scale(f"{gone.path}.head_out", 0.0, at=At(head=gone.head))
-    done = run(model, repeated_tokens(model), read=needs(model), edit=[silent])
+    done = run(model, repeated_tokens(model), read=pattern_sites(model), edit=[silent])
     return float(head_roles(done).scores.select(head=head, role="induction").values)

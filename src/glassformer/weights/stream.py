@@ -411,7 +411,7 @@ def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
     if not isinstance(model, Decoder | Encoder | EncoderDecoder):
         raise AnalysisUnavailable(
             "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them.\n"
+            f"{type(model).__name__} is none of them.\n    Of a run, give the model that ran: run.model.\n"
             "    Of any other module a spec says what it is made of: foreign(module, Spec(…, config=…, weights=…))."
         )
     n = max(len(stack.blocks) for stack in model.stacks.values())

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._live_norm import FinalNorm
 from glassformer.analysis.components import (
     Component,
@@ -30,6 +30,7 @@ from glassformer.analysis.components import (
 )
 from glassformer.analysis.frozen._pull_back import Directions, Path, Write, products, pull_back, scale_sites
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -80,11 +81,14 @@ def direct_sites(model: Any) -> list[str]:
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
+@question("What adds to each logit of a batch?", reads=direct_sites)
 def direct_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     norm: NormMode = "frozen",
@@ -92,8 +96,10 @@ def direct_effects(
     """Split logits at every row and position into the contributions of everything that wrote to the stream.
 
     Args:
-        run: A forward pass that read `direct_sites(model)`; one whose heads' writes were edited also has to read
+        run: A forward pass that read `[direct_effects]`, or a model. If heads' writes were edited it also has to read
             `*.head_out`, which is preferred to `*.z` if it is there.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token whose logit is split: one, one per row, or ids `batch pos`, one per row and position. The
             likeliest next token of each position by default.
         against: Tokens whose logits are subtracted, likewise.
@@ -113,6 +119,7 @@ def direct_effects(
             are asked for where the stream passes more norms than the final one.
         ShapeMismatch: Answers or directions fit neither the batch nor the positions.
     """
+    run = run_for(direct_effects, run, text, target)
     at = places(run, positions)
     return effects_at(run, answer, against, direction=direction, at=at, norm=norm, analysis="direct_effects")
 
@@ -172,6 +179,12 @@ class Target:
     against: Int[Tensor, "row place"] | None = None
     bias: Float[Tensor, "row place"] | None = None
     readout_bias: Float[Tensor, "row place"] | None = None
+
+
+def aim_sites(model: Any, directed: bool = False) -> list[str]:
+    """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
+    cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
+    return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
 
 
 def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:

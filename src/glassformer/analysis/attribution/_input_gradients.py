@@ -26,6 +26,7 @@ from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, prepare, token_id
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import EncoderDecoder
@@ -66,6 +67,7 @@ class InputGradients(Result):
     steps: int
 
 
+@question("Which input vectors is this prediction sensitive to?", of="texts")
 def input_gradients(
     model: Any,
     text: Any,

@@ -25,6 +25,7 @@ from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.lens._grid import lens_sites
 from glassformer.analysis.places import Places
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch, TextError, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import At, Read
@@ -86,6 +87,7 @@ class MeaningShift(Result):
         return super().plot(*(fields or ("relative", "along", "first_tokens", "second_tokens")))
 
 
+@question("What moves a word's meaning between two contexts?", of="texts")
 def meaning_shift(
     model: Any,
     first: Any,

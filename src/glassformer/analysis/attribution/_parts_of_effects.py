@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.attribution._direct_effects import aim
+from glassformer.analysis._run import Run, run_for
+from glassformer.analysis.attribution._direct_effects import aim, aim_sites
 from glassformer.analysis.components import attention_of, decoder_side, read_through, sub_layers
-from glassformer.analysis.frozen._pull_back import Path, Write, pull_back, scale_sites
+from glassformer.analysis.frozen._pull_back import Path, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -54,21 +55,26 @@ class NeuronEffects(Result):
     bias: Labelled
 
 
-def direct_source_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+def direct_source_sites(model: Any, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
-    return scale_sites(model) + [site for block, name in _attentions(model, layers) for site in _sites(block, name)]
+    return aim_sites(model, directed) + [
+        site for block, name in _attentions(model, layers) for site in _sites(block, name)
+    ]
 
 
-def neuron_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+def neuron_sites(model: Any, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `neuron_effects` reads."""
-    return scale_sites(model) + [f"{block.path}.{name}.hidden" for block, name in _mlps(model, layers)]
+    return aim_sites(model, directed) + [f"{block.path}.{name}.hidden" for block, name in _mlps(model, layers)]
 
 
+@question("Which tokens do heads' shares of logits come from?", reads=direct_source_sites, traits=("linear_in_value",))
 def source_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     layers: Sequence[int] | None = None,
@@ -76,7 +82,9 @@ def source_effects(
     """Split what heads add to logits by the token whose value they moved, norms frozen.
 
     Args:
-        run: A forward pass that read `direct_source_sites(model, layers)`; with a direction, `final.norm` too.
+        run: A forward pass that read `[source_effects]`, and with a direction `final.norm`; or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_effects`.
         against: As in `direct_effects`.
         direction: As in `direct_effects`.
@@ -88,18 +96,23 @@ def source_effects(
         NoPattern: A mechanism has no pattern that multiplies values; `direct_effects` has its heads as wholes.
         AnalysisUnavailable: There is no attention in these layers.
     """
+    directed = direction is not None
+    run = run_for(source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed))
     chosen = _attentions(run.model, layers)
-    run.require(direct_source_sites(run.model, layers), "source_effects")
+    run.require(direct_source_sites(run.model, layers, directed), "source_effects")
     at = places(run, positions)
     path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
     return by_key(run, path, at, chosen)
 
 
+@question("Which neurons add to each logit?", reads=neuron_sites)
 def neuron_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     layers: Sequence[int] | None = None,
@@ -107,7 +120,9 @@ def neuron_effects(
     """Split what MLPs add to logits by neuron, norms frozen.
 
     Args:
-        run: A forward pass that read `neuron_sites(model, layers)`; with a direction, `final.norm` too.
+        run: A forward pass that read `[neuron_effects]`, and with a direction `final.norm`; or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_effects`.
         against: As in `direct_effects`.
         direction: As in `direct_effects`.
@@ -118,8 +133,10 @@ def neuron_effects(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no MLP in these layers.
     """
+    directed = direction is not None
+    run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed))
     _mlps(run.model, layers)
-    run.require(neuron_sites(run.model, layers), "neuron_effects")
+    run.require(neuron_sites(run.model, layers, directed), "neuron_effects")
     at = places(run, positions)
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []

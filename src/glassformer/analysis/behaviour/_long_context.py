@@ -31,6 +31,7 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -95,6 +96,7 @@ class EffectiveMemory(Result):
     measures: Labelled
 
 
+@question("Where do heads look in a long text?", of="texts")
 @torch.no_grad()
 def long_context(
     model: Any,
@@ -160,6 +162,7 @@ def long_context(
     return _result(known, meters, left_out, (sink, recent, sink_above), (start, length - 1), length)
 
 
+@question("How fast do linear-attention heads forget?", of="weights")
 def effective_memory(model: Any) -> EffectiveMemory:
     """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.losses import joined, losses_of
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
@@ -69,6 +70,7 @@ class ShortCircuit(Result):
     novel_tokens: int
 
 
+@question("Which layers does recited text need, and which new text?", of="texts")
 def short_circuit(
     model: Any,
     planted: PlantedRows,

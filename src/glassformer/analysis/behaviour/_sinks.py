@@ -27,6 +27,7 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.heads._roles import Head, drawable, heads
 from glassformer.analysis.prepare import token_id, token_ids
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -68,6 +69,7 @@ class AttentionSinks(Result):
     left_out: Mapping[str, str]
 
 
+@question("Do heads rest on the first token, and what is it worth?", of="texts")
 @torch.no_grad()
 def attention_sinks(
     model: Any,

@@ -22,6 +22,7 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import decoder_side
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
@@ -55,6 +56,7 @@ class StreamRank(Result):
     left_out: dict[str, str]
 
 
+@question("Does the stream collapse with depth?", of="texts")
 @torch.no_grad()
 def rank_of_stream(
     model: Any,

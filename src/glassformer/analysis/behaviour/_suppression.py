@@ -29,6 +29,7 @@ from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_er
 from glassformer.analysis.components import decoder_side
 from glassformer.analysis.losses import joined
 from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
@@ -89,6 +90,7 @@ class Suppression(Result):
         return [label for _, label in sorted(parts)]
 
 
+@question("What do the last layers do to the right answer?", of="texts")
 @torch.no_grad()
 def suppression(
     model: Any,

@@ -27,6 +27,7 @@ from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.contrasts import Prompts, prompts
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import MetricsLike, named_metrics, require_numbers
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
@@ -105,6 +106,7 @@ class AblationTable(Result):
         return tables[0].join(tables[1]).reset_index()
 
 
+@question("What is lost when each part is ablated?", of="texts")
 def ablation_table(
     model: Any,
     inputs: Any,
@@ -148,8 +150,6 @@ def ablation_table(
     Raises:
         AnalysisUnavailable: There is no such part or kind, or a mean over all positions of a pattern is asked for.
         ShapeMismatch: Resampling takes more prompts, or prompts of one length; references differ in length.
-
-    Source: see above.
     """
     metrics = named_metrics(metric)
     require_numbers(metrics, "ablation_table")

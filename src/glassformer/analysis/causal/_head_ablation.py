@@ -29,6 +29,7 @@ from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.learning._in_context import icl_or_nan
 from glassformer.analysis.losses import joined, token_losses
 from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import token_loss
 from glassformer.analysis.sweep._plan import Donor, Plan
@@ -82,6 +83,7 @@ class Ablation(Result):
         return dataclasses.replace(self.icl_change, values=-self.icl_change.values / self.icl)
 
 
+@question("What does a set of heads do for the loss?", of="texts")
 def ablate(
     model: Any,
     chosen: str | Iterable[str],
@@ -110,6 +112,7 @@ def ablate(
     return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, kind, value, norms)
 
 
+@question("What does each head by itself do for the loss?", of="texts")
 def ablate_each(
     model: Any,
     *inputs: Any,
@@ -150,6 +153,7 @@ class BeforeAfter(Result):
     tokens: int
 
 
+@question("Do these heads explain what changed between two checkpoints?", of="texts")
 def before_after(
     before: Any,
     after: Any,

@@ -23,6 +23,7 @@ from torch import Tensor
 from glassformer import figures
 from glassformer.analysis.causal._site_grid import Cells, Grid, grids
 from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import MetricsLike
 from glassformer.analysis.sweep._plan import Donor, Plan
@@ -165,6 +166,7 @@ class Patching(Result, Mapping[str, Patched]):
         return pd.concat(frames, ignore_index=True)
 
 
+@question("Where does a value from another run change the answer?", of="pairs of prompts")
 def patch(
     model: Any,
     pairs: PromptPairs,

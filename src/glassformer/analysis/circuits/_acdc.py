@@ -28,6 +28,7 @@ from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs, contrast
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -111,6 +112,7 @@ class AcdcCurve(Result):
     circuits: tuple[Acdc, ...]
 
 
+@question("Which edges can go without changing the answer?", of="pairs of prompts")
 def acdc(
     model: Any,
     pairs: PromptPairs,
@@ -146,6 +148,7 @@ def acdc(
     return _prune(wires, metric is None, threshold, absolute, candidates, report)
 
 
+@question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
 def acdc_curve(
     model: Any,
     pairs: PromptPairs,

@@ -34,6 +34,7 @@ from glassformer.analysis.circuits._path_patching import ends, patch_edges
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
 
 
@@ -155,6 +156,7 @@ class EdgeAttribution(Result):
         return _without_wires(self, packed)
 
 
+@question("What would patching each sender do, by one gradient?", of="pairs of prompts")
 def attribute_nodes(
     model: Any,
     pairs: PromptPairs,
@@ -204,6 +206,7 @@ def attribute_nodes(
     )  # fmt: skip
 
 
+@question("What would patching each edge do, by one gradient?", of="pairs of prompts")
 def attribute_edges(
     model: Any,
     pairs: PromptPairs,

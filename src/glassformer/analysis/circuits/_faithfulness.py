@@ -23,6 +23,7 @@ from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import MetricLike
 from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 
@@ -86,6 +87,7 @@ class Faithfulness(Result):
         return Labelled(lost, ("member",), dict(self.without.coords))
 
 
+@question("Is a circuit faithful, complete and minimal?", of="pairs of prompts")
 def faithfulness(
     model: Any,
     pairs: PromptPairs,

@@ -17,6 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from glassformer.analysis.components import blocks_of, decoder_side
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
@@ -167,6 +168,7 @@ def sub_layers(model: Any) -> list[SubLayer]:
     return found
 
 
+@question("Which parts write, which read, and what lies between?", of="weights")
 def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
     """Lay out a model as a graph of senders and receivers.
 

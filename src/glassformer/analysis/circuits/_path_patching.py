@@ -25,6 +25,7 @@ from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
 
@@ -120,6 +121,7 @@ class EdgeEffects(_Effects):
     metric: str
 
 
+@question("Which paths from senders to receivers carry the answer?", of="pairs of prompts")
 def path_patching(
     model: Any,
     pairs: PromptPairs,
@@ -174,6 +176,7 @@ def path_patching(
     return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, wires.metric.name)
 
 
+@question("How much of a sender's effect is direct?", of="pairs of prompts")
 def sender_effects(
     model: Any,
     pairs: PromptPairs,
@@ -219,6 +222,7 @@ def sender_effects(
     )  # fmt: skip
 
 
+@question("What does each edge do by itself?", of="pairs of prompts")
 def edge_effects(
     model: Any,
     pairs: PromptPairs,

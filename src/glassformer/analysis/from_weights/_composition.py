@@ -35,6 +35,7 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     norms_passed,
     sides,
 )
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights
@@ -116,6 +117,7 @@ class Composition(Result):
         return sorted(found, key=lambda edge: -edge.score)
 
 
+@question("Which heads read what earlier heads write?", of="weights")
 def composition(
     model: Any,
     *,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
+from glassformer.analysis.question import question
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -87,6 +88,7 @@ class CopyingRates(Result):
     left_out: LeftOut
 
 
+@question("Which heads copy tokens, by the eigenvalues of their circuits?", of="weights")
 def copying(
     model: Any,
     heads: Sequence[str] | None = None,
@@ -138,6 +140,7 @@ def copying(
     )
 
 
+@question("Which heads raise the token they look at above others?", of="weights")
 def copying_rates(
     model: Any,
     heads: Sequence[str] | None = None,

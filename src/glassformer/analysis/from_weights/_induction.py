@@ -36,6 +36,7 @@ from glassformer.analysis.from_weights._reads_and_writes import Place
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, HeadWeights
@@ -159,6 +160,7 @@ class MatchingTrace(Result):
     left_out: LeftOut
 
 
+@question("Which pairs of heads could do induction?", of="weights")
 def induction_circuits(
     model: Any,
     *,
@@ -224,6 +226,7 @@ def induction_circuits(
     )  # fmt: skip
 
 
+@question("Which heads match prefixes, foretold from weights?", of="weights")
 def matching_trace(
     model: Any,
     *,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import wide
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block
@@ -70,6 +71,7 @@ class VirtualWeights(Result):
         return sorted(found, key=lambda edge: -edge[2])
 
 
+@question("How strongly does each component read each earlier one?", of="weights")
 def virtual_weights(
     model: Any, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
 ) -> VirtualWeights:
@@ -95,6 +97,7 @@ def virtual_weights(
     return VirtualWeights(Labelled(strength, ("writer", "reader"), coords), 1 / math.sqrt(len(w.U)), w.folded)
 
 
+@question("What is the matrix from one component to a later one?", of="weights")
 def virtual(model: Any, writer: str, reader: str) -> Factored:
     """Return the virtual weight between two components, factored; rows as the writer's, columns as the reader's.
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run
+from glassformer.analysis._run import run, run_for
 from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -62,7 +63,17 @@ def frozen_sites(model: Any) -> list[str]:
     return found
 
 
-def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -> list[Set]:
+@question(
+    "Which edits hold patterns and norm scales at what they were?", reads=frozen_sites, traits=("linear_in_value",)
+)
+def frozen_edits(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    patterns: bool = True,
+    scales: bool = True,
+) -> list[Set]:
     """Return edits that hold a model's patterns, norm scales, or both at what they were in a run.
 
     With both, the run's own text gives the same logits again, and all but MLPs, clipped values, gates on mixed values
@@ -70,7 +81,9 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
     later heads made of it, and leaves every pattern as it was (a pattern-preserving ablation).
 
     Args:
-        recorded: A run that read `frozen_sites(model)`; with one row it serves runs of any number of rows.
+        run: A forward pass that read `[frozen_edits]`, or a model; with one row it serves runs of any number of rows.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         patterns: Freeze patterns.
         scales: Freeze what norms divide by, those on mixed values included.
 
@@ -82,11 +95,13 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
         >>> clean = gf.run(model, text, read=frozen_sites(model))
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
-    names = [name for name in frozen_sites(recorded.model) if (patterns if name.endswith(".pattern") else scales)]
-    recorded.require(names, "frozen_edits")
-    return [Set(name, recorded[name].values) for name in names]
+    run = run_for(frozen_edits, run, text, target)
+    names = [name for name in frozen_sites(run.model) if (patterns if name.endswith(".pattern") else scales)]
+    run.require(names, "frozen_edits")
+    return [Set(name, run[name].values) for name in names]
 
 
+@question("How linear is the model with patterns and scales frozen?", of="texts")
 def linearity(model: Any, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import (
     Component,
     Kind,
@@ -26,9 +26,11 @@ from glassformer.analysis.components import (
     blocks_of,
     decoder_side,
     read_through,
+    sub_layers,
     vector_sites,
     written_before,
 )
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -107,11 +109,43 @@ def residual_sites(model: Any, stack: str | None = None) -> list[str]:
     return found
 
 
-def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 0) -> Writes:
+def source_sites(model: Any) -> list[str]:
+    """Return the sites that tell apart the tokens heads write on behalf of, as far as mechanisms have patterns."""
+    names: list[str] = []
+    for block, name in sub_layers(decoder_side(model)[0]):
+        part = attention_of(block, name)
+        if part is not None and part.traits.linear_in_value != "no":
+            names += [part.at.pattern, part.at.value]
+            names += [] if part.merge.linear else [part.at.z_scale]
+            names += [] if part.merge.gate is None else [read_through(block, name)]
+    return names
+
+
+def _stack_sites(model: Any, site: str | None) -> list[str]:
+    """Return what `writes` reads to take apart the stack that a place lies in."""
+    return residual_sites(model, "encoder" if site is not None and site.startswith("encoder.") else None)
+
+
+def _write_source_sites(model: Any) -> list[str]:
+    return residual_sites(model) + source_sites(model)
+
+
+@question("What is the stream at one place made of?", reads=residual_sites)
+def writes(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    site: str | None = None,
+    position: int = -1,
+    row: int = 0,
+) -> Writes:
     """Split the stream at one place and position into everything that wrote to it.
 
     Args:
-        run: A forward pass that read `residual_sites(model)`.
+        run: A forward pass that read `[writes]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         site: A place in a residual stream, `blocks.2.resid_pre`; by default what the final norm reads.
         position: Which; negative ones count from the end of the row.
         row: Row of the batch.
@@ -123,6 +157,7 @@ def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 
         SiteNotRead: The run lacks a site.
         UnknownSite: No such place in a residual stream.
     """
+    run = run_for(writes, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     at = _index(run, stack, position, row)
     pairs = list(each_write(run, site, row=row))
@@ -141,14 +176,25 @@ def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 
     )  # fmt: skip
 
 
-def write_shares(run: Run, site: str | None = None, *, row: int = 0) -> WriteShares:
+@question("How much of the stream is each component?", reads=residual_sites)
+def write_shares(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    site: str | None = None,
+    row: int = 0,
+) -> WriteShares:
     """Return how much of the stream each component is at every position; the components are not kept.
 
     Args:
         run: As for `writes`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         site: As for `writes`.
         row: Row of the batch.
     """
+    run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     stream = run[site].values[row].detach()
     square = stream.square().sum(-1)
@@ -162,11 +208,14 @@ def write_shares(run: Run, site: str | None = None, *, row: int = 0) -> WriteSha
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
 
+@question("Which components write along a direction?", reads=residual_sites)
 def write_projections(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     directions: Float[Tensor, "*direction d_model"],
     site: str | None = None,
-    *,
     row: int = 0,
     labels: Sequence[str] = (),
 ) -> WriteProjections:
@@ -174,11 +223,14 @@ def write_projections(
 
     Args:
         run: As for `writes`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         directions: One direction, or one per row; they are taken as they are, not normalised.
         site: As for `writes`.
         row: Row of the batch.
         labels: Names of the directions.
     """
+    run = run_for(write_projections, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     directions = torch.atleast_2d(directions)
     if directions.ndim != 2 or directions.shape[-1] != run[site].size("d_model"):
@@ -195,14 +247,25 @@ def write_projections(
     return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
 
 
-def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> Labelled:
+@question("What does a head write on behalf of each token?", reads=_write_source_sites, traits=("linear_in_value",))
+def write_sources(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    label: str,
+    position: int = -1,
+    row: int = 0,
+) -> Labelled:
     """Split what a head wrote at one position by the key whose value it moved; `key d_model`.
 
     The keys sum to the head's write, behind the norm of a sandwich block with its scale frozen. In a post-norm block
     the stream's norm is left out, as it comes after the write has been added.
 
     Args:
-        run: A forward pass that read `residual_sites(model)` and `source_needs(model)` of direct logit attribution.
+        run: A forward pass that read `[write_sources]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         label: A head of the stack that ends in the logits, `L1H3`.
         position: Which.
         row: Row of the batch.
@@ -211,6 +274,7 @@ def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> 
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
+    run = run_for(write_sources, run, text, target)
     blocks, _, stack = _parts(run.model, None)
     at = _index(run, stack, position, row)
     heads = {

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.losses import Place, icl_places, icl_score, token_losses
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -47,6 +48,7 @@ class InContextLearning(Result):
     rows: int
 
 
+@question("How much does a model gain from its context?", of="texts")
 def in_context_learning(
     model: Any,
     *batches: Batch,

@@ -21,6 +21,7 @@ from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, read_history
 from glassformer.analysis.losses import token_losses
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -100,6 +101,7 @@ class LossTrajectories(Result):
     sample: int
 
 
+@question("What did a run learn, checkpoint by checkpoint?", of="training runs")
 def trajectory(
     folder: str | Path | History, *batches: Batch, n_batches: int = 16, steps: Sequence[int] | None = None
 ) -> Trajectory:
@@ -139,6 +141,7 @@ def trajectory(
     )  # fmt: skip
 
 
+@question("When did induction form, and what changed with it?", of="training runs")
 def phase_change(found: Trajectory) -> PhaseChange:
     """Locate the phase change of a run, and say what changes together with it.
 
@@ -179,6 +182,7 @@ def phase_change(found: Trajectory) -> PhaseChange:
     )  # fmt: skip
 
 
+@question("Which ways do runs take through the space of losses?", of="training runs")
 def loss_trajectories(
     folders: Iterable[str | Path | History],
     *batches: Batch,

@@ -24,6 +24,7 @@ from glassformer.analysis.components import decoder_side
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import Tape
@@ -48,6 +49,7 @@ class LensDivergence(Result):
     positions: int
 
 
+@question("Which maps make early layers readable?", of="texts")
 def fit_tuned_lens(
     model: Any,
     batches: Sequence[Any],
@@ -123,6 +125,7 @@ def fit_tuned_lens(
     return dataclasses.replace(lens, weight=lens.weight.detach(), bias=lens.bias.detach(), facts=facts)
 
 
+@question("How far is each lens from what the model says?", of="texts")
 def lens_divergence(
     model: Any, lens: TunedLens, batches: Sequence[Any], *, report: Progress | None = None
 ) -> LensDivergence:

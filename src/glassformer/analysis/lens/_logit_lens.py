@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import decoder_side, entry_sites
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
 
 
@@ -43,18 +44,29 @@ class Lens(Result):
     position: int
 
 
-def needs(model: Any) -> list[str]:
-    """Return the sites that `lens` reads, to be passed as `read=`."""
+def block_sites(model: Any) -> list[str]:
+    """Return the sites that `logit_lens` reads, to be passed as `read=`."""
     stack, embed = decoder_side(model)
     names = entry_sites(embed)
     return names + [block.at_resid[-1] for block in stack.blocks]  # type: ignore[index, misc]
 
 
-def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: int = 0) -> Lens:
+@question("What would the model say if it stopped after each layer?", reads=block_sites)
+def logit_lens(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    answer: str | int | None = None,
+    position: int = -1,
+    row: int = 0,
+) -> Lens:
     """Read the stream after every layer through the final norm and the unembedding.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `[logit_lens]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token (text or id) to follow; the likeliest next token by default.
         position: Position whose next token is in question.
         row: Row of the batch.
@@ -65,8 +77,9 @@ def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1,
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
+    run = run_for(logit_lens, run, text, target)
     stack, _ = decoder_side(run.model)
-    run.require(needs(run.model), "lens")
+    run.require(block_sites(run.model), "logit_lens")
     at = run.place(position, row)
     with torch.no_grad():
         logits = read_logits(run.model, _streams(run, row, at)).detach()

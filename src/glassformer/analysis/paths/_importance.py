@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.frozen._stack import Steps, require_attention_only, require_steps, step_sites, steps_of
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
@@ -78,6 +79,7 @@ class World:
     heads: frozenset[str] | None = None
 
 
+@question("What are chains of each length worth?", of="texts")
 @torch.no_grad()
 def importance(
     model: Any,

@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import Component, decoder_side
 from glassformer.analysis.frozen._writes import each_write, residual_sites
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
@@ -70,12 +71,24 @@ def score_sites(model: Any) -> list[str]:
     return found
 
 
+@question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",))
 @torch.no_grad()
-def score_paths(run: Run, head: str, *, query: int | None = None, key: int | None = None, row: int = 0) -> ScorePaths:
+def score_paths(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    head: str,
+    query: int | None = None,
+    key: int | None = None,
+    row: int = 0,
+) -> ScorePaths:
     """Split the scores of one self-attention head by what wrote the query and what wrote the key.
 
     Args:
-        run: A forward pass over whole documents (not packed) that read `score_sites(model)`.
+        run: A forward pass over whole documents (not packed) that read `[score_paths]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         head: Label of a head in the stack that ends in the logits.
         query: One position only; negative ones count from the end.
         key: One position only.
@@ -85,6 +98,7 @@ def score_paths(run: Run, head: str, *, query: int | None = None, key: int | Non
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
+    run = run_for(score_paths, run, text, target)
     block, name, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
     components, q, k, context = _projected(run, block, name, part, row)

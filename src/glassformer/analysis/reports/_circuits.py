@@ -26,6 +26,7 @@ from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads,
 from glassformer.analysis.heads._roles import heads as heads_of
 from glassformer.analysis.learning._in_context import in_context_learning
 from glassformer.analysis.paths._importance import Importance, importance
+from glassformer.analysis.question import question
 from glassformer.analysis.reports._circuits_document import (
     Circuits,
     EdgeFacts,
@@ -60,6 +61,7 @@ ANALYSES = 11  # that are asked, one after the other
 WIRED = 0.5
 
 
+@question("Which circuits is the model made of?", of="weights")
 def circuits(
     model: Any,
     *rows: Batch,

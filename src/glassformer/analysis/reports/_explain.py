@@ -14,15 +14,14 @@ from glassformer.analysis._run import Run, TextOrIds
 from glassformer.analysis.attribution._direct_logit_attribution import (
     Attribution,
     direct_logit_attribution,
-    needs as attribution_needs,
-    source_needs,
     sources,
 )
 from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
-from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, needs as lens_needs, rank
+from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.prepare import asked_position, decoded, token_id
+from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explain_inputs import input_attribution, run_for_gradients, without_graph
 from glassformer.analysis.reports._explanation import (
@@ -59,14 +58,15 @@ N_MAP = 3
 MAP_WORK = 10_000_000_000
 
 
-def needs(model: Any) -> list[str]:
+def explained_sites(model: Any) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
-    questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
-    sites = [*patterns, *[site for question in questions for site in question(model)], *_map_sites(model)]
+    asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
+    sites = [*patterns, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
+@question("Why this next token?", of="texts", reads=explained_sites)
 def explain(
     model: Any,
     text: TextOrIds,
@@ -101,7 +101,7 @@ def explain(
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    graph = run_for_gradients(model, text, target, needs(model), specials)
+    graph = run_for_gradients(model, text, target, explained_sites(model), specials)
     passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
@@ -112,7 +112,7 @@ def explain(
     inputs = input_attribution(graph, chosen, other, at)
     del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
-    split = direct_logit_attribution(passed, chosen, other, position=at)
+    split = direct_logit_attribution(passed, answer=chosen, against=other, position=at)
     facts, notes = _heads(passed, split)
     notes = [passed.added, *notes] if passed.added else notes
     if split.cap is not None:
@@ -225,7 +225,7 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
 
 
 def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:
-    found = logit_lens(run, answer, position=at)
+    found = logit_lens(run, answer=answer, position=at)
     rows = []
     for i, label in enumerate(found.logits.labels("row")):
         logits = found.logits.values[i]
@@ -353,7 +353,7 @@ def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> To
         row = row.abs() * value.double().norm(dim=-1)
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
-    taken = sources(run, split, head.label).contributions.values.tolist()
+    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
     crossed = head.part.startswith("cross")
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
     return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)

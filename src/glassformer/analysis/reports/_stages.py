@@ -15,7 +15,7 @@ from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
-def needs(model: Any) -> list[str]:
+def stage_sites(model: Any) -> list[str]:
     """Return the sites that `stages` reads: embeddings, what every sub-layer adds, the stream after every block."""
     names = []
     for stack, embed in _sides(model):
@@ -30,7 +30,7 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     """Return the stages of a run of one row, from text to probabilities.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `stage_sites(model)`.
         position: Index of the explained position.
         log_probs: Of the next token at that position.
     """

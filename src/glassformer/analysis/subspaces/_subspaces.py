@@ -23,10 +23,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import decoder_side
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
+from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import stream_rows
 from glassformer.attention import AttentionLayer, linear
 from glassformer.errors import AnalysisUnavailable
@@ -135,6 +136,7 @@ class JointPca(Result):
     participation_ratio: float
 
 
+@question("How many directions does each component read and write?", of="weights")
 def bandwidth(model: Any) -> Bandwidth:
     """Count the directions each component reads or writes.
 
@@ -153,6 +155,7 @@ def bandwidth(model: Any) -> Bandwidth:
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
 
+@question("Which components read and write the same subspaces?", of="weights")
 def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
     """Compare the subspaces that components read and write.
 
@@ -188,6 +191,7 @@ def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
+@question("Which components could take things out of the stream?", of="weights")
 def erasers(model: Any, *, k: int = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
@@ -215,7 +219,7 @@ def erasers(model: Any, *, k: int = 10) -> Erasers:
     )  # fmt: skip
 
 
-def erasure_needs(model: Any) -> list[str]:
+def erasure_sites(model: Any) -> list[str]:
     """Return the sites that `erasure` reads: what each component reads and writes."""
     found: list[str] = []
     for block, name, part in _parts(model):
@@ -223,19 +227,27 @@ def erasure_needs(model: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def erasure(run: Run) -> Erasure:
+@question("Which components take out of the stream what they read?", reads=erasure_sites)
+def erasure(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+) -> Erasure:
     """Say who takes out of the stream what it reads, at the same position, on what was run.
 
     Norms: the stream is compared as read through the norm (its scale does not matter to a cosine), the writes as they
     are added but for the norm behind a sub-layer of a sandwich block.
 
     Args:
-        run: A forward pass that read `erasure_needs(model)`.
+        run: A forward pass that read `[erasure]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         SiteNotRead: The run lacks a site.
     """
-    run.require(erasure_needs(run.model), "erasure")
+    run = run_for(erasure, run, text, target)
+    run.require(erasure_sites(run.model), "erasure")
     w = weights.of(run.model)
     labels: list[str] = []
     cosines: list[Tensor] = []
@@ -266,18 +278,32 @@ def erasure(run: Run) -> Erasure:
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)
 
 
-def stream_dimensions(run: Run) -> StreamDimensions:
+def _of_width(model: Any) -> list[str]:
+    """Return the sites of vectors of the stream: the stream itself, and what is written to it."""
+    shapes = ("batch", "pos", "d_model"), ("batch", "head", "pos", "d_model")
+    return [name for name, site in model.sites().items() if site.axes in shapes]
+
+
+@question("How many directions do activations use?", reads=_of_width)
+def stream_dimensions(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+) -> StreamDimensions:
     """Count the directions that activations use, at every site of width d_model that a run read.
 
     The first position is left out: what gathers there would drown the rest. Read `blocks.*.resid_pre` for the stream,
     `blocks.*.attn.head_out` and `blocks.*.mlp.out` for what components write; each head is counted by itself.
 
     Args:
-        run: A forward pass over many tokens.
+        run: A forward pass over many tokens, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         AnalysisUnavailable: Nothing of width d_model was read.
     """
+    run = run_for(stream_dimensions, run, text, target)
     labels: list[str] = []
     found: list[Tensor] = []
     n = 0
@@ -302,6 +328,7 @@ def stream_dimensions(run: Run) -> StreamDimensions:
     return StreamDimensions(Labelled(torch.stack(found), ("site",), {"site": labels}), n)
 
 
+@question("Which directions do embedding and unembedding share?", of="weights")
 def joint_pca(model: Any) -> JointPca:
     """Find the directions that embedding and unembedding share, and those that one of them keeps to itself.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
 from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._plan import EditLike, Plan
@@ -38,6 +39,7 @@ from glassformer.models import Decoder, Encoder, EncoderDecoder
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 
+@question("What does each of many interventions do to a metric?", of="texts")
 def sweep(
     model: Any,
     base: Any,

@@ -1,6 +1,5 @@
 """One whole forward pass per row: slow, obvious, and what `sweep` is judged by."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +68,7 @@ class Loop:
 
     def base(self) -> Float[Tensor, "metric batch *axes"]:
         """Return the metrics without any row's edits."""
-        return self._measured([dataclasses.replace(edit, site=site.name) for site, edit in self.common])
+        return self._measured([edit for _, edit in self.common])
 
     def row(self, row: int) -> Float[Tensor, "metric batch *axes"]:
         """Return the metrics of one row."""
@@ -81,7 +80,6 @@ class Loop:
         for site, edit in (*self.common, *self.rows[row]):
             if until is not None and self.order[site.name] > self.order[until.name]:
                 continue
-            edit = dataclasses.replace(edit, site=site.name)
             if isinstance(edit, Take):
                 if edit.row in above and site == until:
                     raise circle(site)

@@ -12,7 +12,7 @@ from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metri
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Decoder, Encoder, EncoderDecoder
-from glassformer.trace import Apply, Edit, Site, SiteTable, Take, Tape
+from glassformer.trace import Edit, Site, SiteTable, Take, Tape
 
 
 def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tuple[Plan, dict[str, Metric]]:
@@ -28,17 +28,12 @@ def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tup
 
 
 def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:
-    found: list[tuple[Site, Edit]] = []
-    for edit in map(_as_edit, edits):
-        for name in table.match(edit.site):
-            if not isinstance(edit, Take):
-                edit.check(table[name])
-            found.append((table[name], edit))
+    """Return edits as pairs of a site and an edit there: globs expanded, heads and parts addressed."""
+    found = [pair for edit in edits for pair in table.place(edit)]
+    for site, edit in found:
+        if not isinstance(edit, Take):
+            edit.check(site)
     return found
-
-
-def _as_edit(edit: EditLike) -> Edit:
-    return edit if isinstance(edit, Edit) else Apply(str(edit[0]), edit[1])
 
 
 def lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import token_choice
+from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import names_of
 from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
@@ -59,6 +60,7 @@ class Bigrams(Result):
         return [(self.names[i], p) for i, p in zip(ids, found)]
 
 
+@question("Which bigrams does the direct path hold?", of="weights")
 def bigrams(
     model: Any,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,

@@ -28,6 +28,7 @@ from glassformer import weights
 from glassformer.analysis._run import run
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for, token_choice, wide
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import (
     Offset,
     full_circuit,
@@ -131,6 +132,7 @@ class CrossedCost(Result):
     positions: int
 
 
+@question("Which skip-trigrams does each head hold?", of="weights")
 def skip_trigrams(
     model: Any,
     heads: Sequence[str] | None = None,
@@ -187,6 +189,7 @@ def skip_trigrams(
     )  # fmt: skip
 
 
+@question("Which skip-trigrams does a head hold that no text asks for?", of="weights")
 def crossed_trigrams(
     model: Any,
     documents: Sequence[Sequence[int]],
@@ -249,6 +252,7 @@ def crossed_trigrams(
     )  # fmt: skip
 
 
+@question("What do wrong skip-trigrams cost?", of="texts")
 def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 

@@ -26,6 +26,7 @@ from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, token_names
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, Factored, HeadWeights
@@ -105,6 +106,7 @@ class TokenCircuits(Result):
     left_out: LeftOut
 
 
+@question("Which token pairs does each head join most strongly?", of="weights")
 def token_pairs(
     model: Any,
     circuit: Circuit = "OV",
@@ -158,6 +160,7 @@ def token_pairs(
     )  # fmt: skip
 
 
+@question("What does each head make of one token?", of="weights")
 def token_circuits(
     model: Any,
     token: str | int,
