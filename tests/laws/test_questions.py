@@ -35,6 +35,7 @@ PARTS = {
     "average_traces", "calibration_error", "frequent_tokens", "grid", "one_by_one", "position_bias", "position_scores",
     "read_history", "regenerate", "residual_ratio", "rotate", "rotation", "short_circuit_edits", "subject_deviation",
     "answer_rank", "kl_divergence", "log_probability", "logit", "logit_difference", "next_token_loss", "probability",
+    "token_loss",
 }  # fmt: skip
 # what an analysis of one pass cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {
