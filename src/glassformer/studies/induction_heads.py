@@ -27,10 +27,9 @@ from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_
 from glassformer.analysis.from_weights._composition import composition
 from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads
 from glassformer.analysis.heads._roles import head_roles, head_scores, heads, pattern_sites, repeated_tokens
-from glassformer.analysis.learning._in_context import icl_or_nan
 from glassformer.analysis.learning._phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.learning._run_folder import History, read_history
-from glassformer.analysis.losses import loss_by_position
+from glassformer.analysis.losses import icl_or_nan, loss_by_position
 from glassformer.attention.projections import SmearedProjection
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable

@@ -78,7 +78,7 @@ def sweep(
             returns other axes than it says.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
-    plan, metrics = asked(plan, metric)
+    plan, metrics = asked(plan, metric, model)
     if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,

@@ -35,7 +35,7 @@ def one_by_one(
     report: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
-    plan, metrics = asked(plan, metric)
+    plan, metrics = asked(plan, metric, model)
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)
     found: list[Tensor] = []
     for row in range(len(plan.rows)):
