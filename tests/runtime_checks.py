@@ -7,10 +7,12 @@ when its function is first called, and a call costs what beartype costs.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
+import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -21,9 +23,10 @@ from typing import Any, Self, get_args
 
 from beartype import BeartypeConf, beartype
 from beartype.door import die_if_unbearable
-from jaxtyping import AbstractArray, TypeCheckError
-from jaxtyping._storage import pop_shape_memo, push_shape_memo, shape_str
+from jaxtyping import AbstractArray, TypeCheckError, jaxtyped, print_bindings
 
+# the sizes that axes have are known inside
+_SIZES = jaxtyped("context")
 _BEARTYPE = BeartypeConf(violation_type=TypeCheckError)
 # bytecode with checks lies beside the plain one, under a name that changes with this file
 _TAG = f".checked-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]}.pyc"
@@ -108,30 +111,27 @@ def _scoped(function: FunctionType, checked: Callable[..., Any]) -> Callable[...
 
     @functools.wraps(function)
     def scoped(*args: Any, **kwargs: Any) -> Any:
-        sizes = push_shape_memo({})
-        try:
-            return checked(*args, **kwargs)
-        except TypeCheckError as error:
-            error.add_note(shape_str(sizes))
-            raise
-        finally:
-            pop_shape_memo()
+        with _SIZES:
+            try:
+                return checked(*args, **kwargs)
+            except TypeCheckError as error:
+                if not hasattr(error, "__notes__"):
+                    with contextlib.redirect_stdout(io.StringIO()) as sizes:
+                        print_bindings()
+                    error.add_note(sizes.getvalue())
+                raise
 
     return scoped
 
 
-class _Marking(ast.NodeTransformer):
-    """Writes `@check` below a function's other decorators and above a class's: its dataclass is made before."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.decorator_list.append(_check_at(node))
-        self.generic_visit(node)
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        node.decorator_list.insert(0, _check_at(node))
-        self.generic_visit(node)
-        return node
+def _mark(tree: ast.Module) -> ast.Module:
+    """Write `@check` below a function's other decorators, and above a class's: its dataclass is made before."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list.append(_check_at(node))
+        elif isinstance(node, ast.ClassDef):
+            node.decorator_list.insert(0, _check_at(node))
+    return tree
 
 
 def _check_at(node: ast.stmt) -> ast.expr:
@@ -143,8 +143,7 @@ def _check_at(node: ast.stmt) -> ast.expr:
 
 class _Loader(SourceFileLoader):
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
-        tree = ast.fix_missing_locations(_Marking().visit(ast.parse(data)))
-        return compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
+        return compile(_mark(ast.parse(data)), path, "exec", dont_inherit=True, optimize=_optimize)
 
     def get_data(self, path: str) -> bytes:
         return super().get_data(_beside(path))
