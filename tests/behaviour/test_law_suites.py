@@ -85,9 +85,9 @@ def pytest_collection():
     for i in range({n}):
         dataclass(frozen=True)(type(f"Dummy{{i}}", (Softmax,), {{"__module__": __name__}}, kind=f"dummy_{{i:02}}"))
 """
-# the default run may cost a quarter more of what it cost when this was written, and forty mechanisms are to fit in there:
-# 2 s each, in units of what `unit_of_work` takes on the same machine
-BUDGET = 40.0
+# what one mechanism may cost: 2 s where a unit of work takes 0.0185 s. The default run cost some 48,000 units
+# when the budget was made; it came down to 0.55 of that, and forty times 110 units leave it below 0.8
+BUDGET = 110
 
 
 def unit_of_work() -> float:
@@ -107,12 +107,12 @@ def test_forty_more_mechanisms_leave_the_default_run_affordable(tmp_path: Path) 
     (tmp_path / "dummies.py").write_text(DUMMIES.format(n=40), encoding="utf-8")
     default = ["-p", "dummies", "-m", "not full and not gpu and not network", "tests"]
     costs, tests = [], []
-    # what is asked of one of them, wherever in the tests, beside what it costs to ask nothing
-    for chosen in ("nothing", "dummy_07"):
+    # wherever they occur in the tests; what it costs to begin drops out
+    for chosen in ("dummy_00", "dummy_00 or dummy_01 or dummy_02 or dummy_03"):
         before = spent_on_children()
         done = laws_of(tmp_path, *default, "-k", chosen, where=ROOT)
         costs.append(spent_on_children() - before)
-        tests.append(int((re.search(r"(\d+) passed", done.stdout) or "00")[1]))
-        assert "failed" not in done.stdout, done.stdout[-3000:]
-    assert tests[0] == 0 and tests[1] > 30
-    assert costs[1] - costs[0] <= BUDGET * unit_of_work()
+        assert done.returncode == 0, done.stdout[-3000:]
+        tests.append(int(re.findall(r"(\d+) passed", done.stdout)[0]))
+    assert tests[1] == 4 * tests[0] and tests[0] > 30
+    assert (costs[1] - costs[0]) / 3 <= BUDGET * unit_of_work()
