@@ -94,7 +94,8 @@ def test_gradients_weights_and_score_paths_are_those_of_rotation_at_write() -> N
     close(weights.logits(weights.of(read), ids), written(ids))
     close(weights.of(read)["L1H0"].qk(2).dense(), weights.of(written)["L1H0"].qk(2).dense())
     runs = [gf.run(m, ids, read="*") for m in (read, written)]
-    close(*(analysis.score_paths(run, "L1H1").terms.values for run in runs))
+    one, other = (analysis.score_paths(run, "L1H1").terms.values for run in runs)
+    close(one, other)
     texts = [[3, 1, 4], [2]]
     assert generate(read, texts, GREEDY, max_new_tokens=5) == generate(written, texts, GREEDY, max_new_tokens=5)
 

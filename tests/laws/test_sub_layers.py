@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
+from glassformer.analysis.causal import logit_difference, one_by_one, sweep
 from glassformer.attention import (
     Attention,
     Convolved,
@@ -314,6 +315,17 @@ def test_logits_asked_for_at_some_positions_are_those_of_all(name: str, wiring: 
     whole = model.resume(0, resid)
     close(model.resume(0, resid, at=at), whole.gather(1, at[..., None].expand(-1, -1, 11)))
     assert model(ids).shape == (2, 6, 11)
+
+
+@every
+@pytest.mark.parametrize("memory", [None, 1])
+def test_sweeps_that_go_on_from_carried_states_equal_whole_passes(name: str, memory: int | None) -> None:
+    model, ids = hybrid(name), tokens(2, 7)
+    role = CONFIGS[name].role
+    plan = [[Scale(f"blocks.{layer}.{role}.out", 0.5, at=At(pos=pos))] for layer in (0, 2) for pos in (0, 3, 6)]
+    plan += [[Add("blocks.1.attn.z", 1.0, at=At(pos=4))]]
+    found = sweep(model, ids, plan, logit_difference(1, 2), memory=memory)
+    close(found.values.values, one_by_one(model, ids, plan, logit_difference(1, 2)).values.values)
 
 
 @every

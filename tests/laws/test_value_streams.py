@@ -4,7 +4,7 @@ The mechanism of these tests looks with softmax for what is like the query and f
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -68,7 +68,8 @@ every = pytest.mark.parametrize("mixer", [LikeAndUnlike(), LikeAndUnlikeSummed()
 
 
 def built(mixer: MixerConfig, seed: int = 0, **kwargs) -> Layer:
-    config = Attention(4, 2, 3, 5, mixer=mixer, **({"positions": Rope(fraction=0.7)} | kwargs))
+    fields: dict[str, Any] = {"positions": Rope(fraction=0.7)} | kwargs
+    config = Attention(4, 2, 3, 5, mixer=mixer, **fields)
     return Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), seed))
 
 

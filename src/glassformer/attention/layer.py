@@ -135,7 +135,8 @@ class AttentionLayer(SubLayerModule):
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
         self.positions = config.positions.build(dims)
-        self.projection = config.projection.build(dims, config.mixer.traits, config.cross)
+        # what a kind holds besides the contract is for those who ask which kind it is
+        self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
         require(

@@ -332,7 +332,8 @@ def test_grouped_heads_equal_a_plain_loop_over_heads(kind: str, data: st.DataObj
 def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
     """Return the pattern of one head, by expanding to a layer in which all heads are that head."""
     heads = layer.module.dims.n_heads
-    q, k, context = seen(layer, *(u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k)), x)
+    q, k = (u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k))
+    q, k, context = seen(layer, q, k, x)
     return layer.mixer.pattern(q, k, x, context, None)[:, head]
 
 
@@ -348,7 +349,8 @@ def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject)
     """Heads and streams are cut from the fused projection by the reference loop below and nowhere else."""
     # of matrices alone: no bias, norm, clip or smear
     layer = data.draw(layers(kind, placed=st.just(NoPositions()), projected=st.just(Separate())))
-    projection, dims, streams = layer.module.projection, layer.module.dims, layer.mixer.traits.streams
+    projection: Any = layer.module.projection
+    dims, streams = layer.module.dims, layer.mixer.traits.streams
     x = stream(2, 3)
     values = layer.read(x, "query", "key", "value")
     for name, heads, width in (

@@ -61,6 +61,7 @@ class ConvolvedProjection(SeparateProjection):
             (*streams, dims.n_kv_heads, dims.d_head),
             (*value_streams, dims.n_kv_heads, dims.d_value),
         )
+        self.earlier = config.width - 1
         self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
         self.bilinear = self.values_by_position = False
 
@@ -73,14 +74,13 @@ class ConvolvedProjection(SeparateProjection):
         return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
 
     def begin(self, batch: int, like: Tensor) -> ConvolvedState:
-        earlier = self.convolutions[0].width - 1
-        return ConvolvedState(*(like.new_zeros(batch, *shape[:-1], earlier, shape[-1]) for shape in self.shapes))
+        return ConvolvedState(*(like.new_zeros(batch, *shape[:-1], self.earlier, shape[-1]) for shape in self.shapes))
 
     def keeps(self, length: int) -> bool:
-        return self.convolutions[0].width == 1
+        return self.earlier == 0
 
     def state_numbers(self, length: int, source_length: int) -> int:
-        return (self.convolutions[0].width - 1) * sum(self.widths)
+        return self.earlier * sum(self.widths)
 
 
 class ShortConvolution(nn.Module):
