@@ -7,7 +7,7 @@ from typing import Any, Literal
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
-from glassformer.models.parts import Embedding
+from glassformer.models.embedding import Embedding
 from glassformer.trace import Foreign
 
 Kind = Literal[

@@ -9,7 +9,6 @@ from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, write
-from glassformer.labelled import Result
 
 
 def check(output: OutputOptions, **others: Path | None) -> None:
@@ -37,7 +36,7 @@ def deliver(
     command: str,
     model: Any,
     given: Mapping[str, Any],
-    results: Sequence[Result],
+    results: Sequence[Any],
     output: OutputOptions,
     read: TokensRead | None = None,
 ) -> None:

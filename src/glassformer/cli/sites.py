@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.arguments import config_of
+from glassformer.cli.configs import config_of
 from glassformer.config import require
 
 

@@ -1,7 +1,7 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -10,18 +10,12 @@ from torch import Tensor, nn
 
 from glassformer.attention import Context
 from glassformer.config import require
-from glassformer.models.block import BlockConfig
+from glassformer.models.block import BlockConfig, check_reads_both_ways
 from glassformer.models.decoder import ModelConfig, check_unembed_scale
-from glassformer.models.parts import (
-    Embedding,
-    NoNorm,
-    NormConfig,
-    PositionEmbedding,
-    Sinusoidal,
-    Unembedding,
-    initialise,
-)
-from glassformer.models.stack import Stack, State, cross_context, make_context, site_table
+from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal, Unembedding
+from glassformer.models.initialise import initialise
+from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.stack import Stack, State, make_context, site_table, with_source
 from glassformer.trace import SiteTable, Tape
 
 
@@ -40,7 +34,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         tied: Use the decoder's embedding matrix as unembedding.
         shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
         embed_scale: Multiply token vectors by sqrt(d_model).
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
         unembed_scale: Factor on the logits, before their bias.
@@ -84,6 +78,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             )
         crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
         require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
+        check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
@@ -217,7 +212,7 @@ class EncoderDecoder(nn.Module):
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
-        context = _with_source(context, encoded.shape[1], (source_lengths, source_start))
+        context = with_source(context, encoded.shape[1], source_lengths, source_start)
         layers = None if state is None else state.layers
         x, layers = self.decoder(
             resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
@@ -265,7 +260,7 @@ class EncoderDecoder(nn.Module):
         context = make_context(
             batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, start=start, form=form, seed=seed
         )
-        context = _with_source(context, encoded.shape[1], source_padding)
+        context = with_source(context, encoded.shape[1], *source_padding)
         x = self.decoder_embed(tokens, context.positions, tape)
         layers = None if state is None else state.layers
         return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
@@ -285,7 +280,3 @@ def _source_context(like: Tensor, lengths: Tensor | None, start: Tensor | None, 
         like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, start=start, form="parallel",
         seed=seed,
     )  # fmt: skip
-
-
-def _with_source(context: Context, source_length: int, padding: tuple[Tensor | None, Tensor | None]) -> Context:
-    return replace(context, source=cross_context(context, source_length, *padding))

@@ -30,7 +30,7 @@ from glassformer.analysis.heads._roles import head_roles, head_scores, heads, pa
 from glassformer.analysis.learning._phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.learning._run_folder import History, read_history
 from glassformer.analysis.losses import icl_or_nan, loss_by_position
-from glassformer.attention import AttentionLayer
+from glassformer.attention.projections import SmearedProjection
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
@@ -245,7 +245,7 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
         "copying": copying,
     }  # fmt: skip
     if not earlier:
-        smeared = any(isinstance(m, AttentionLayer) and m.projection.smear is not None for m in model.modules())
+        smeared = any(isinstance(m, SmearedProjection) for m in model.modules())
         shown = "its keys are smeared" if smeared else "no earlier head could have told it"
         return Argument(
             "mechanism", "weak", "mechanistic",

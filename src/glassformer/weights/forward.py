@@ -72,7 +72,7 @@ def _part(
             return _mlp(m, x)
     if not isinstance(block.part(part), AttentionLayer):
         # the module itself; the constant coordinate, if there is one, passes it by
-        out = block.part(part)(x[..., : block.d_model])
+        out, _ = block.part(part)(x[..., : block.d_model], context)
         return torch.cat((out, torch.zeros_like(x[..., block.d_model :])), -1)
     a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
     if a.module.config.cross:
@@ -91,17 +91,10 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) ->
             rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
-    norms, clipped = module.projection.norms, module.projection.clipped
-    q, k, v = clipped(q), clipped(k), clipped(v)
-    if norms is not None:
-        q, k = norms[0](q), norms[1](k)
-    if module.projection.smear is not None:
-        k = module.projection.smear(k, context.positions)[0]
-    q, k = module.positions.rotate(q, k, context)
-    assert k is not None, "keys were given"
-    if module.positions.has_bias:
-        context = context.with_bias(module.positions.bias(context).to(q.dtype))
-    z, _ = module.mixer(q, k, v, x, context, None, None)
+    clipped = module.projection.clipped
+    (q, k, v), _ = module.projection.before_rotation(clipped(q), clipped(k), clipped(v), context.positions)
+    q, k = module.positions.written(q, k, context)
+    z, _ = module.mixer(q, k, v, x, module.positions.within(context, q.dtype), None, None)
     if a.gain is not None:
         z = z / module.merge.scale(z)[..., None] * a.gain[:, None]
     if a.gate is not None:

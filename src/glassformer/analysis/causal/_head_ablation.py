@@ -38,7 +38,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import At, Edit, Read, Set
 
 Kind = Literal["full", "pattern_preserving"]

@@ -84,7 +84,7 @@ class TokenReads:
                     continue
                 if layer is None:
                     # the hidden layer is wider than the stream, and rows may be a whole vocabulary
-                    parts = [block.part(name)(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
+                    parts = [block.part(name).write(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
                     written = torch.cat(parts)
                 else:
                     if first is None or self.through == "stream" or not w.folded:

@@ -22,7 +22,7 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
 from glassformer.models import Block, EncoderDecoder, Stack
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.weights import head_label
 
 # vectors held at once while a unit is split: about 64 MiB in float32
@@ -158,10 +158,21 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
 
 
 def require_patterns(model: Any, analysis: str, stack: str | None = None) -> None:
-    """Raise `NoPattern` unless every attention layer has a pattern that multiplies values."""
+    """Raise `NoPattern` unless all that mixes positions is attention with a pattern that multiplies values."""
     for block in _blocks(model, _own(model, stack)):
         for name in block.names:
             part = block.part(name)
+            if not isinstance(part, AttentionLayer) and not part.by_position:
+                raise NoPattern(
+                    f'{analysis}: layer {block.layer} has a sub-layer "{name}", which mixes positions without a '
+                    "pattern.\n    Gradients need none: analysis.input_gradients(model, text)."
+                )
+            if isinstance(part, AttentionLayer) and not part.projection.values_by_position:
+                raise NoPattern(
+                    f"{analysis}: layer {block.layer} mixes values with those just before them "
+                    f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
+                    "    Gradients need none: analysis.input_gradients(model, text)."
+                )
             if isinstance(part, AttentionLayer) and part.traits.linear_in_value not in ("exact", "scaled"):
                 raise NoPattern(
                     f'{analysis}: layer {block.layer} uses "{part.config.mixer.kind}" '

@@ -19,10 +19,10 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
 from glassformer.analysis.places import Places
-from glassformer.attention.projections import MergeHeads
+from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 
 

@@ -18,7 +18,8 @@ from glassformer.analysis.components import decoder_side, vector_sites
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import Block
-from glassformer.models.parts import Norm, Unembedding
+from glassformer.models.embedding import Unembedding
+from glassformer.models.norms import Norm
 from glassformer.weights import head_label
 
 Stream = Float[Tensor, "*n batch pos d_model"]
@@ -360,6 +361,12 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
 
 
 def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
+    if not part.projection.values_by_position:
+        raise AnalysisUnavailable(
+            f"{analysis}: layer {part.dims.layer} mixes values with those just before them "
+            f"({part.config.projection.kind}), so they are no maps of single positions.\n"
+            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+        )
     if (clip := part.projection.clip) is not None:
         raise AnalysisUnavailable(
             f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "

@@ -35,7 +35,8 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Block, EncoderDecoder
-from glassformer.models.parts import Embedding, Norm
+from glassformer.models.embedding import Embedding
+from glassformer.models.norms import Norm
 from glassformer.weights import head_label
 
 

@@ -23,7 +23,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.weights import AttentionWeights
 
 # numbers held at once: first heads are taken in pieces that stay below it

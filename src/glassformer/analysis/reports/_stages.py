@@ -12,7 +12,7 @@ from glassformer.analysis.reports._explanation import Stage
 from glassformer.attention import AttentionLayer
 from glassformer.models import Encoder, EncoderDecoder
 from glassformer.models.experts import ExpertsLayer
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 def stage_sites(model: Any) -> list[str]:

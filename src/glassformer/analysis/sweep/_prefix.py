@@ -160,7 +160,7 @@ class Prefix:
             return self._states[position]
         parts = [[block.part(name) for name in block.names] for block in blocks_of(self.stacks[-1][1])]
         layers = tuple(
-            tuple(part.cut(s, position) if isinstance(part, AttentionLayer) else None for part, s in zip(own, state))
+            tuple(part.cut(held, position) for part, held in zip(own, state))
             for own, state in zip(parts, self._full.layers)
         )
         return State(position, layers)
@@ -191,8 +191,7 @@ class Prefix:
 
     @cached_property
     def _keeps_all(self) -> bool:
-        parts = [part for part in self._attention if part.path.startswith(self._last_prefix)]
-        return all(part.keeps(self._length) for part in parts)
+        return all(part.keeps(self._length) for part in self.stacks[-1][1].parts())
 
     def _told(self, site: Site) -> bool:
         """Whether a site looks the same to a pass that begins later, but for the positions it lacks."""

@@ -18,7 +18,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.families import Source, Table, assembled, sources
 from glassformer.errors import ConfigError, nearest
 from glassformer.models import Block, ModelConfig
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import Site
 from glassformer.trace.foreign import Derived
 
