@@ -1,24 +1,22 @@
 """The laws of analyses of one pass."""
 
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_sites
 from glassformer.analysis.heads import head_roles
-from glassformer.analysis.heads._roles import needs as head_sites
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.lens._logit_lens import needs as lens_sites
+from glassformer.analysis.question import card_of
 from glassformer.testing import AnalysisLaws
 
 
 class TestLogitLens(AnalysisLaws):
     analysis = logit_lens
-    reads = lens_sites
+    reads = card_of(logit_lens).reads
 
 
 class TestAttribution(AnalysisLaws):
     analysis = direct_logit_attribution
-    reads = attribution_sites
+    reads = card_of(direct_logit_attribution).reads
 
 
 class TestHeadRoles(AnalysisLaws):
     analysis = head_roles
-    reads = head_sites
+    reads = card_of(head_roles).reads

@@ -180,8 +180,8 @@ def test_weights_give_the_same_logits_and_refuse_single_products() -> None:
 def test_what_takes_a_value_for_a_map_of_its_position_says_that_it_is_none() -> None:
     model = decoder("convolved")
     run = gf.run(model, torch.tensor([[1, 2, 3, 1, 2]]), read="*")
-    for question in (lambda: analysis.rollout(run), lambda: analysis.circuit_graph(model)):
+    for question in (lambda: analysis.token_flow.rollout(run), lambda: analysis.circuits.circuit_graph(model)):
         with pytest.raises((NoPattern, AnalysisUnavailable), match="just before them"):
             question()
     with pytest.raises(AnalysisUnavailable, match="no product of one query and one key"):
-        analysis.score_paths(run, "L0H0")
+        analysis.paths.score_paths(run, head="L0H0")

@@ -94,7 +94,7 @@ def test_gradients_weights_and_score_paths_are_those_of_rotation_at_write() -> N
     close(weights.logits(weights.of(read), ids), written(ids))
     close(weights.of(read)["L1H0"].qk(2).dense(), weights.of(written)["L1H0"].qk(2).dense())
     runs = [gf.run(m, ids, read="*") for m in (read, written)]
-    one, other = (analysis.score_paths(run, "L1H1").terms.values for run in runs)
+    one, other = (analysis.paths.score_paths(run, head="L1H1").terms.values for run in runs)
     close(one, other)
     texts = [[3, 1, 4], [2]]
     assert generate(read, texts, GREEDY, max_new_tokens=5) == generate(written, texts, GREEDY, max_new_tokens=5)
@@ -183,7 +183,7 @@ def test_what_an_offset_does_not_determine_is_refused() -> None:
     with pytest.raises(AnalysisUnavailable, match="an offset alone does not say how"):
         weights.of(model)["L0H0"].qk(2)
     with pytest.raises(AnalysisUnavailable, match="no product of one query and one key"):
-        analysis.score_paths(gf.run(model, torch.tensor([[1, 2, 3]]), read="*"), "L0H0")
+        analysis.paths.score_paths(gf.run(model, torch.tensor([[1, 2, 3]]), read="*"), head="L0H0")
     assert not model.stack.blocks[0].attn.traits.bilinear_scores  # type: ignore[union-attr]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
-from glassformer.analysis.causal import logit_difference, one_by_one, sweep
+from glassformer.analysis.sweep import logit_difference, one_by_one, sweep
 from glassformer.attention import (
     Attention,
     Convolved,

@@ -181,9 +181,9 @@ def test_analyses_that_need_one_pattern_per_head_refuse() -> None:
     model = randomise(DecoderConfig(11, 16, (layer,), max_len=8).build().double().eval())
     run = gf.run(model, torch.tensor([[1, 2, 3]]), read="*")
     with pytest.raises(NoPattern, match="no pattern that multiplies values"):
-        analysis.rollout(run, signed="absolute")
+        analysis.token_flow.rollout(run, signed="absolute")
     with pytest.raises(AnalysisUnavailable, match="mixes several values in each head"):
-        analysis.circuit_graph(model)
+        analysis.circuits.circuit_graph(model)
 
 
 def test_the_grid_of_an_input_reaches_the_mechanism() -> None:

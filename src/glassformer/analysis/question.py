@@ -91,6 +91,8 @@ class Card:
 class OfOnePass(Protocol[P, R_co]):
     """How an analysis of one pass is called: with a run, or with a model and what it is to read."""
 
+    __name__: str
+
     @overload
     def __call__(self, run: "Run", /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
