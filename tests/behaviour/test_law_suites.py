@@ -100,8 +100,8 @@ def pytest_runtest_protocol(item):
 def pytest_unconfigure():
     print(f"spent: {spent}")
 """
-# what one mechanism may cost: 2 s where a unit of work takes 0.0185 s. The default run cost some 42,000 units before it was
-# made affordable and half of that afterwards: forty times 110 units leave it below 0.8
+# what one mechanism may cost: 2 s where a unit of work takes 0.0185 s. The default run cost some 42,000 units before it
+# was made affordable, and half of that afterwards: forty times 110 units leave it below 0.8
 BUDGET = 110
 
 
