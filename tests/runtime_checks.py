@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, Self, get_args
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any, Self, get_args, get_type_hints
 
 import torch
 from beartype import BeartypeConf, beartype
@@ -124,6 +124,8 @@ def _fingerprint(value: Any) -> Any:
 
 def _look(function: FunctionType, hints: dict[str, Any], args: Any, kwargs: Any, *result: Any) -> None:
     signature = inspect.signature(function)
+    # names in quotes inside a hint are of the function's module
+    hints = get_type_hints(SimpleNamespace(__annotations__=hints), function.__globals__, include_extras=True)
     with _SIZES:
         try:
             for name, value in signature.bind(*args, **kwargs).arguments.items():

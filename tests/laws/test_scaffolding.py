@@ -54,6 +54,24 @@ def test_an_axis_has_one_size_in_all_arguments_and_the_result(nested: bool) -> N
     assert "row=2" in "".join(error.value.__notes__)
 
 
+class Later:
+    pass
+
+
+def of_later(x: Float[Tensor, " row"], others: list["Later"]) -> None:
+    """The name stands in quotes inside the hint."""
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_name_in_quotes_inside_a_hint_is_looked_up_where_the_function_stands(nested: bool) -> None:
+    def inside(x: Float[Tensor, " row"], others: list["Later"]) -> None: ...
+
+    checked = check(inside if nested else of_later)
+    checked(torch.zeros(2), [Later()])
+    with pytest.raises(TypeCheckError):
+        checked(torch.zeros(2), [3])
+
+
 @dataclass(frozen=True)
 class Empty(Config):
     pass
