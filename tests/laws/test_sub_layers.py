@@ -32,6 +32,7 @@ from glassformer.models import (
     Decoder,
     DecoderConfig,
     EncoderConfig,
+    EncoderDecoderConfig,
     Gru,
     LayerNorm,
     Mlp,
@@ -326,6 +327,19 @@ def test_sweeps_that_go_on_from_carried_states_equal_whole_passes(name: str, mem
     plan += [[Add("blocks.1.attn.z", 1.0, at=At(pos=4))]]
     found = sweep(model, ids, plan, logit_difference(1, 2), memory=memory)
     close(found.values.values, one_by_one(model, ids, plan, logit_difference(1, 2)).values.values)
+
+
+@every
+@given(seeds, st.integers(1, 5))
+def test_a_decoder_with_cross_attention_continues_where_it_was_cut(name: str, seed: int, cut: int) -> None:
+    layers = (BlockConfig((CONFIGS[name], Attention(2, cross=True), Mlp(8))),) * 2
+    config = EncoderDecoderConfig(11, 16, (block(n_heads=2),), layers, max_len=24)
+    model = randomise(config.build().double().eval(), seed, std=0.2)
+    source, ids = tokens(2, 5, seed + 1), tokens(2, 6, seed)
+    lengths = torch.tensor([3, 5])
+    first, state = model(None, ids[:, :cut], state=model.begin(source, lengths))
+    second, _ = model(None, ids[:, cut:], state=state)
+    close(torch.cat((first, second), 1), model(source, ids, source_lengths=lengths))
 
 
 @every

@@ -143,7 +143,6 @@ class AttentionLayer(SubLayerModule):
             not (self.positions.has_bias or self.positions.has_scores) or config.mixer.traits.has_scores,
             f'attention: positions "{config.positions.kind}" act on scores, but "{config.mixer.kind}" has none.',
         )
-
         require(
             config.mixer.stores_keys or not self.positions.at_read,
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '

@@ -93,7 +93,7 @@ class MixerConfig(Config, family=True):
     # settings worth testing beside the default, as fields; the law suite draws from all of them
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()
     # set by the mixer's class statement: `class SoftmaxMixer(Mixer, config=Softmax)`
-    mixer: ClassVar[type["Mixer"]]
+    mixer: ClassVar[type["Mixer"] | None] = None
     # whether the state is the keys and values of earlier positions
     stores_keys: ClassVar[bool] = True
     # whether the state is kept in float32 at least, whatever the model's dtype
@@ -117,6 +117,11 @@ class MixerConfig(Config, family=True):
         return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
 
     def build(self, dims: Dims, path: str) -> "Mixer":
+        if self.mixer is None:
+            name = type(self).__name__
+            raise NotImplementedError(
+                f"{name} has no mixer; say whose it is in its class: class …(Mixer, config={name})."
+            )
         return self.mixer(self, dims, path)
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
