@@ -150,6 +150,7 @@ def test_pairs_of_several_lengths_are_grouped_or_padded_never_mixed() -> None:
     for group in pairs.groups(model, by_role=True):
         encoded = group.encode(model)
         assert all(len(set(where)) == 1 for where in encoded.roles.values())
+        assert encoded.labels is not None
         assert {"first", "second", "again"} == {label.split(":")[-1] for label in encoded.labels} & set(encoded.roles)
     padded = pairs.encode(model, pad="right")
     assert padded.padding == "right" and padded.lengths is not None

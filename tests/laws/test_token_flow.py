@@ -168,7 +168,7 @@ def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
     mixer.traits = dataclasses.replace(mixer.traits, linear_in_value="no")
     assert not any(site.startswith("blocks.1.attn.pattern") for site in card_of(rollout).reads(model))
     for analysis in (alti, rollout, value_norms, information_flow_routes):
-        name = analysis.__name__
+        name = card_of(analysis).name
         with pytest.raises(NoPattern, match=rf'{name}: layer 1 uses "softmax" \(linear_in_value="no"\).*\n.*gradients'):
             analysis(done)
 

@@ -11,7 +11,7 @@ Rows are divided by their own scale wherever a norm stands before a layer.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -84,7 +84,8 @@ class TokenReads:
                     continue
                 if layer is None:
                     # the hidden layer is wider than the stream, and rows may be a whole vocabulary
-                    parts = [block.part(name).write(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
+                    mlp: Any = block.part(name)
+                    parts = [mlp.write(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
                     written = torch.cat(parts)
                 else:
                     if first is None or self.through == "stream" or not w.folded:
