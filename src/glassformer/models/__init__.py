@@ -2,22 +2,24 @@
 
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
-from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
+from glassformer.models.decoder import Decoder, DecoderConfig
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
+from glassformer.models.model import Model, ModelConfig, ModelLike, SitedModel, require_model, require_sites
 from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat
 from glassformer.models.stack import Stack, State
+from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "Encoder",
     "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned",
-    "MixtureOfExperts", "Mlp", "ModelConfig", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "Sinusoidal",
-    "Stack", "Stage", "State", "Step", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat",
-    "sampling_steps", "stream",
+    "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "Sinusoidal", "SitedModel",
+    "Stack", "Stage", "State", "Step", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "preset",
+    "repeat", "require_model", "require_sites", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

@@ -17,10 +17,11 @@ from torch import nn
 from glassformer.attention import Attention, HeadNorm, LinearMaps, Mixer, RelativeBiasPositions, Smear, Smeared
 from glassformer.attention.projections import MergeHeads, SeparateProjection
 from glassformer.models.block import BlockConfig
-from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.decoder import DecoderConfig
 from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.experts import ExpertsLayer, MixtureOfExperts
+from glassformer.models.model import ModelConfig
 from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
 from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape
