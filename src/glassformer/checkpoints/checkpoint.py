@@ -22,7 +22,7 @@ from torch import Tensor
 from glassformer.checkpoints.families import Family, Fields, Piece, Source, assembled, recognise, sources, stored_names
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
-from glassformer.models import Model, ModelConfig
+from glassformer.models import ModelConfig
 
 CONFIG = "config.json"
 

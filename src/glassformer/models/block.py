@@ -53,6 +53,11 @@ class BlockConfig(Config):
         )
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
+    @property
+    def described(self) -> str:
+        """How sub-layers, norms and the stream are connected, in words for people."""
+        return f"{self.wiring} norm"
+
     def names(self) -> list[str]:
         """Return one name per part: its role, numbered from the second of its kind."""
         roles = [part.role for part in self.parts]

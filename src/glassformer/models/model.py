@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from glassformer.config import Config, require
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.parts import Embedding, Unembedding
 from glassformer.models.stack import Stack, site_table
@@ -104,15 +104,25 @@ class Model(nn.Module):
         return not self.predicts_next or (stack is not None and stack == self.source)
 
     def stack_name(self, stack: str | None) -> str:
-        """Return the name of the stack that is meant: none said means the one that ends in the logits.
+        """Return the name of the stack that is meant: the one that ends in the logits if none is said, or no other is.
 
-        A model with one stack has no other, whatever is asked for.
+        Raises:
+            AnalysisUnavailable: There are two, and neither has this name.
         """
-        return stack if stack in self.stacks else self.output
+        if stack is None or len(self.stacks) == 1:
+            return self.output
+        if stack not in self.stacks:
+            known = " and ".join(f'"{name}"' for name in self.stacks)
+            raise AnalysisUnavailable(f'no stack "{stack}".{nearest(stack, self.stacks)} This model has {known}.')
+        return stack
 
     def sub_layers(self, stack: str | None = None) -> tuple[SubLayer, ...]:
         """Return the sub-layers of a stack in order; of the stack that ends in the logits by default."""
         return self.stacks[self.output if stack is None else stack].sub_layers()
+
+    def sub_layer(self, path: str) -> SubLayer:
+        """Return the sub-layer that a path is of, `decoder.blocks.3.attn`."""
+        return next(layer for name in self.stacks for layer in self.sub_layers(name) if layer.path == path)
 
     def sites(self, glob: str = "*") -> SiteTable:
         """Return the static site table, or the part of it that a glob covers."""

@@ -9,8 +9,8 @@ from functools import partial
 from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models.decoder import DecoderConfig
-from glassformer.models.model import ModelConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.model import ModelConfig
 from glassformer.models.parts import LayerNorm, Learned, Mlp, RmsNorm
 from glassformer.models.schedules import block, repeat
 

@@ -73,13 +73,23 @@ class SubLayer:
 
     @property
     def role(self) -> str:
-        """What it does in the block, whichever of its kind it is: `attn`, `cross`, `mlp`, ….."""
+        """What it does in the block, whichever of its kind it is: `attn`, `cross`, `mlp`, …."""
         return self.block.config.parts[self.place].role
+
+    @property
+    def block_label(self) -> str:
+        """How its block is called in results: `L3`, `enc L3`."""
+        return f"{'enc ' if self.stack == 'encoder' else ''}L{self.layer}"
 
     @property
     def label(self) -> str:
         """How it is called in results: `L3 mlp`, `enc L3 mlp`."""
-        return f"{'enc ' if self.stack == 'encoder' else ''}L{self.layer} {self.name}"
+        return f"{self.block_label} {self.name}"
+
+    @property
+    def ordinal(self) -> int:
+        """How many of its role stand before it in the block."""
+        return [part.role for part in self.block.config.parts[: self.place]].count(self.role)
 
     @property
     def attention(self) -> AttentionLayer | None:
@@ -105,6 +115,10 @@ class SubLayer:
     def stream_norm(self) -> Norm | None:
         """The norm that the whole stream passes behind it, and so does everything written earlier."""
         return self.after if self.after_on == "stream" else None
+
+    def reads(self, earlier: "SubLayer") -> bool:
+        """Whether what another sub-layer writes is on the stream that this one reads."""
+        return earlier.stack == self.stack and earlier.index < self.entry
 
     @property
     def norms(self) -> list[Norm]:

@@ -7,24 +7,17 @@ norms contributes its bias. `direct_effects` does the same for whole batches.
 """
 
 import dataclasses
-from typing import Any
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.attribution._direct_effects import aim, effects_at
 from glassformer.analysis.attribution._parts_of_effects import by_key
-from glassformer.analysis.components import (
-    Component,
-    attention_of,
-    decoder_side,
-    read_through,
-    sub_layers,
-    vector_sites,
-)
+from glassformer.analysis.components import Component, head_labels, vector_sites
 from glassformer.analysis.frozen._pull_back import pull_back, scale_sites
 from glassformer.analysis.frozen._writes import require_sources
 from glassformer.analysis.places import places
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +63,11 @@ class Sources(Result):
     label: str
 
 
-def needs(model: Any) -> list[str]:
+def needs(model: ModelLike) -> list[str]:
     """Return the sites that `attribution` reads, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    names = vector_sites(embed)
-    for block, name in sub_layers(stack):
-        names.append(f"{block.path}.{name}.{'head_out' if attention_of(block, name) else 'out'}")
+    names = vector_sites(require_model(model).output_embed)
+    for layer in model.sub_layers():
+        names.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
     names += scale_sites(model)
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
@@ -123,15 +115,15 @@ def direct_logit_attribution(
     )
 
 
-def source_needs(model: Any) -> list[str]:
+def source_needs(model: ModelLike) -> list[str]:
     """Return the sites that `sources` reads, as far as the model's mechanisms have patterns."""
     names: list[str] = []
-    for block, name in sub_layers(decoder_side(model)[0]):
-        part = attention_of(block, name)
+    for layer in require_model(model).sub_layers():
+        part = layer.attention
         if part is not None and part.traits.linear_in_value != "no":
             names += [part.at.pattern, part.at.value]
             names += [] if part.merge.linear else [part.at.z_scale]
-            names += [] if part.merge.gate is None else [read_through(block, name)]
+            names += [] if part.merge.gate is None else [layer.at_read]
     return names
 
 
@@ -148,15 +140,13 @@ def sources(run: Run, split: Attribution, label: str, *, row: int = 0) -> Source
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
-    heads = {c.label: c for c in split.components if c.head is not None}
+    heads = [c.label for c in split.components if c.head is not None]
     if label not in heads:
         raise AnalysisUnavailable(f'sources: "{label}" is no head of this attribution. Heads: {", ".join(heads)}.')
-    head, at = heads[label], places(run, split.position, row)
-    block, name = next(
-        (b, n) for b, n in sub_layers(decoder_side(run.model)[0]) if (b.layer, n) == (head.layer, head.part)
-    )
-    require_sources(run, block, name)
+    at = places(run, split.position, row)
+    layer = next(one for one in require_model(run.model).sub_layers() if label in head_labels(one))
+    require_sources(run, layer)
     path = pull_back(run, aim(run, split.answer, split.against, None, at, "sources").directions, at)
-    found = by_key(run, path, at, [(block, name)])
+    found = by_key(run, path, at, [layer])
     every = found.contributions if found.cross is None else found.cross
     return Sources(every.select(batch=0, pos=0, head=label), label)

@@ -23,12 +23,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, prepare, token_id
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import EncoderDecoder
+from glassformer.models import require_model
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
@@ -111,7 +110,7 @@ def input_gradients(
     Example:
         >>> input_gradients(model, "the keys to the cabinet", " are", " is").values.top(3)
     """
-    decoder_side(model)
+    require_model(model, "input_gradients")
     given = prepare(model, text, target)
     question = _ask(model, given, answer, against, positions, metric, list(edit))
     with evaluating(model):
@@ -197,17 +196,17 @@ def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
 
 def _cuts(model: Any, layers: bool) -> list[list[str]]:
     """Return sites that everything behind depends on, and on nothing else: at the bottom, or at each layer."""
-    stack, embed = decoder_side(model)
     if not layers:
-        return [([model.encoder_embed.at_token] if isinstance(model, EncoderDecoder) else []) + [embed.at_token]]
-    if not len(stack.blocks):
+        return [[embed.at_token for embed in model.embeddings.values()]]
+    blocks = model.output_stack.blocks
+    if not len(blocks):
         raise AnalysisUnavailable("input_gradients: the model has no layers; layers=False attributes to its tokens.")
-    encoded = [model.encoder.final.at_out] if isinstance(model, EncoderDecoder) else []
-    return [[*encoded, block.at_resid[0]] for block in stack.blocks]  # type: ignore[union-attr, misc]
+    encoded = [] if model.source is None else [model.stacks[model.source].final.at_out]
+    return [[*encoded, block.at_resid[0]] for block in blocks]  # type: ignore[union-attr, misc]
 
 
 def _baseline(model: Any, baseline: Any) -> tuple[Tensor, str]:
-    _, embed = decoder_side(model)
+    embed = model.output_embed
     with torch.no_grad():
         if isinstance(baseline, Tensor):
             if baseline.shape != embed.weight.shape[1:]:

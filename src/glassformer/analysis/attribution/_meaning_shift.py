@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run
 from glassformer.analysis.attribution._parts_of_effects import by_key, direct_source_sites
-from glassformer.analysis.components import Component, attention_of
+from glassformer.analysis.components import Component
 from glassformer.analysis.frozen._pull_back import Directions, pull_back, scale_sites
 from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.lens._grid import lens_sites
@@ -228,8 +228,7 @@ def _tokens(done: Run, site: str, unit: Tensor) -> tuple[Labelled, Labelled | No
     # the run keeps the word's position alone, as if the text were one token long
     at = Places(zero[0], zero, whole=True)
     path = pull_back(done, Directions.of(unit.to(done[site].values), at), at, site)
-    heads = [(w.block, w.name) for w in path.writes if attention_of(w.block, w.name) is not None]
-    found = by_key(done, path, at, heads)
+    found = by_key(done, path, at, [write.layer for write in path.writes])
     return _named(found.contributions, done.token_rows), _named(found.cross, done.source_rows)
 
 

@@ -177,7 +177,7 @@ def _check(w: HeadWeights, analysis: str) -> Any:
     def check(layer: AttentionWeights) -> None:
         w.require_logits(layer, analysis)
         layer.require_ov(analysis)
-        if layer.part.startswith("cross"):
+        if layer.crosses:
             raise AnalysisUnavailable(
                 f"{analysis}: {layer.labels[0]} moves the encoder's output, which no token's vector stands for.\n"
                 "    The copying score of analysis.heads.head_scores goes by what heads do."

@@ -32,7 +32,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._composition import Composition, composition
 from glassformer.analysis.from_weights._copying import rounding
-from glassformer.analysis.from_weights._reads_and_writes import Place
+from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
@@ -278,9 +278,9 @@ def _layers(w: HeadWeights) -> tuple[list[AttentionWeights], LeftOut]:
         w.require_logits(layer, "induction circuits")
         layer.require_ov("induction circuits")
         layer.require_bilinear("induction circuits")
-        if layer.part.startswith("cross") or layer.Q.ndim > 3:
+        if layer.crosses or layer.Q.ndim > 3:
             kind = layer.module.mixer.config.kind
-            what = "reads another stack" if layer.part.startswith("cross") else f'("{kind}") has two maps per head'
+            what = "reads another stack" if layer.crosses else f'("{kind}") has two maps per head'
             raise AnalysisUnavailable(
                 f"induction circuits: {layer.labels[0]} {what}; one QK circuit within a stack is needed.\n"
                 "    Composition is defined for it: analysis.from_weights.composition(model)."
@@ -305,7 +305,7 @@ def _pairs(
         # tokens come to the query directly and to the key through the earlier head; a pointer the other way round
         direct, composed = (key, query) if pointer else (query, key)
         for i, earlier in enumerate(layers[:j]):
-            if not Place.of(w.model, earlier).before(Place.of(w.model, later), "K"):
+            if not comes_before(w.sub_layers[earlier.path], w.sub_layers[later.path], "K"):
                 continue
             ov = earlier.ov()
             passed = torch.einsum("ivd,jde->ijve", ov.right, composed)

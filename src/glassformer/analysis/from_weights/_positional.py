@@ -247,7 +247,7 @@ def kinds_of(w: HeadWeights, layer: AttentionWeights) -> list[str]:
 
 def _require_positions(w: HeadWeights, layer: AttentionWeights) -> None:
     layer.require_bilinear("positional heads")
-    if layer.part.startswith("cross"):
+    if layer.crosses:
         raise AnalysisUnavailable(
             f"positional heads: keys of cross-attention layer {layer.layer} are positions of another text.\n"
             "    Read patterns instead: gf.run(…, read=['decoder.blocks.*.cross.pattern'])."

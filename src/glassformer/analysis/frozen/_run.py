@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._stack import require_pattern
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Set
-from glassformer.weights.stream import embedding_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,21 +42,23 @@ def frozen_sites(model: Any) -> list[str]:
     Raises:
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    decoder_side(model)
-    found: list[str] = []
-    for side, stack in model.stacks.items():
-        entry = embedding_of(model, side).norm
-        found += [] if entry is None else [entry.at_scale]
-        for block in stack.blocks:
-            for name in block.names:
-                before = None if block.wiring == "post" else block.norm(name)
-                found += [n.at_scale for n in (before, block.norm_after(name)) if n is not None and not n.identity]
-                part = block.part(name)
-                if isinstance(part, AttentionLayer):
-                    require_pattern(part, "a frozen run")
-                    found += [part.at.pattern] + ([] if part.merge.linear else [part.at.z_scale])
-        found += [stack.final.at_scale] if not stack.final.identity else []
-    return found
+    scales, patterns = _frozen_sites(model)
+    return [*scales, *patterns]
+
+
+def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
+    """Return the sites of norm scales, and of patterns."""
+    scales, patterns = list[str](), list[str]()
+    for side, stack in require_model(model, "a frozen run").stacks.items():
+        norms = [model.embeddings[side].norm, stack.final]
+        for layer in stack.sub_layers():
+            norms += layer.norms
+            if (part := layer.attention) is not None:
+                require_pattern(part, "a frozen run")
+                patterns.append(part.at.pattern)
+                scales += [] if part.merge.linear else [part.at.z_scale]
+        scales += [norm.at_scale for norm in norms if norm is not None and not norm.identity]
+    return scales, patterns
 
 
 def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -> list[Set]:
@@ -82,7 +81,8 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
         >>> clean = gf.run(model, text, read=frozen_sites(model))
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
-    names = [name for name in frozen_sites(recorded.model) if (patterns if name.endswith(".pattern") else scales)]
+    of_norms, of_heads = _frozen_sites(recorded.model)
+    names = [*(of_norms if scales else ()), *(of_heads if patterns else ())]
     recorded.require(names, "frozen_edits")
     return [Set(name, recorded[name].values) for name in names]
 

@@ -37,7 +37,7 @@ from glassformer.analysis.heads._roles import (
 )
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder
+from glassformer.models import Decoder
 from glassformer.models.parts import Norm
 from glassformer.trace import Read
 
@@ -207,8 +207,7 @@ class _Meter:
     def __init__(self, model: Decoder, ids: Tensor) -> None:
         self.model, self.ids = model, ids
         self.masks = role_masks(ids)
-        blocks: list[Block] = list(model.stack.blocks)  # type: ignore[arg-type]
-        self.blocks = {f"{block.path}.{name}": (block, name) for block in blocks for name in block.names}
+        self.layers = {layer.path: layer for layer in model.sub_layers()}
         self.pattern: Tensor = ids
         self.masses: dict[str, Float[Tensor, "role batch head query"]] = {}
         self.copied: dict[str, Float[Tensor, "batch head query"]] = {}
@@ -255,10 +254,9 @@ class _Meter:
     def _later(self, path: str) -> list[Norm]:
         """Return the norms a write passes on its way to the logits, last one first."""
         norms = [self.model.stack.final]
-        for place, (block, name) in reversed(self.blocks.items()):
-            after = block.norm_after(name)
-            if after is not None and (block.wiring == "post" or place == path):
-                norms.append(after)
+        for place, layer in reversed(self.layers.items()):
+            if layer.stream_norm is not None or (layer.after is not None and place == path):
+                norms.append(layer.after)
             if place == path:
                 return norms
         raise AssertionError("every path is a sub-layer's")

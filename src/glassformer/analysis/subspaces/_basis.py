@@ -20,6 +20,7 @@ from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
 
@@ -167,9 +168,14 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
     x = run[site].values
     keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     keep[:, 0] = x.shape[1] == 1
-    if run.lengths is not None and not site.startswith("encoder"):
+    if run.lengths is not None and not of_source(site):
         keep &= torch.arange(x.shape[1], device=x.device) < run.lengths[:, None].to(x.device)
     return x[keep].double()
+
+
+def of_source(site: str) -> bool:
+    """Whether a site is of the encoder's text, whose rows are padded by themselves; the model may not be at hand."""
+    return Site.named(site, (), {}).stack == "encoder"
 
 
 def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:
@@ -181,8 +187,4 @@ def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:
 
 def _centres(w: HeadWeights) -> bool:
     norms = [stack.final for stack in w.model.stacks.values()]
-    for stack in w.model.stacks.values():
-        for block in stack.blocks:
-            norms += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
-            norms += [after for part in block.names if (after := block.norm_after(part)) is not None]
-    return any(norm.centred for norm in norms)
+    return any(norm.centred for norm in norms + [norm for one in w.sub_layers.values() for norm in one.norms])

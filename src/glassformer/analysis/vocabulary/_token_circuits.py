@@ -229,7 +229,7 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
         layer.require_ov("full OV circuits")
     else:
         layer.require_bilinear("full QK circuits")
-    if layer.part.startswith("cross"):
+    if layer.crosses:
         raise AnalysisUnavailable(
             f"full {circuit} circuits: keys and values of cross-attention layer {layer.layer} read the encoder's "
             "output, which no token's vector stands for.\n"
