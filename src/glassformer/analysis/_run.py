@@ -20,7 +20,7 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Model
 from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
 from glassformer.weights import head_label
 
@@ -210,8 +210,8 @@ def run(
         given = prepare(model, inputs, target, specials)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
-    ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
-    silent = isinstance(model, Encoder) and not model.config.predicts
+    ours = isinstance(model, Model)
+    silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
     return Run(
@@ -248,12 +248,11 @@ def _with_coordinates(value: Labelled, site: Site | None, read: Read | None, giv
     for axis in value.axes:
         labels: list[Coordinate] = []
         if axis in ("pos", "query", "key"):
-            rows = given.source_rows if _reads_source(site.name, axis) else given.token_rows
+            rows = given.source_rows if site.reads_source(axis) else given.token_rows
             if len(rows) == 1:
                 labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
         elif axis == "head" and site.layer is not None:
-            *path, part, _ = site.name.split(".")
-            labels = [head_label(path[0], part, site.layer, h) for h in range(site.sizes["head"])]
+            labels = [head_label(site.stack, site.part, site.layer, h) for h in range(site.sizes["head"])]
         where = read.at.where.get(axis) if read is not None else None
         if where is not None and labels:
             labels = labels[where] if isinstance(where, slice) else [labels[int(i)] for i in where]  # type: ignore[union-attr]
@@ -261,8 +260,3 @@ def _with_coordinates(value: Labelled, site: Site | None, read: Read | None, giv
         if labels and len(labels) == value.size(axis):
             coords[axis] = labels
     return Labelled(value.values, value.axes, coords)
-
-
-def _reads_source(name: str, axis: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "encoder" or (axis == "key" and any(part.startswith("cross") for part in parts))

@@ -22,7 +22,6 @@ from glassformer.checkpoints import hub
 from glassformer.checkpoints.checkpoint import (
     CONFIG,
     Checkpoint,
-    Model,
     Origin,
     config_file,
     open_own,
@@ -34,13 +33,13 @@ from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, WEIGHTS, is_pickle, way_from_pickle
 from glassformer.data import Roles, Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError, UnknownModel, nearest
-from glassformer.models import ModelConfig
+from glassformer.models import Model, ModelConfig, ModelLike, require_model
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
 
 
-def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+def save(model: ModelLike, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
     Args:
@@ -51,7 +50,7 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
     Raises:
         SaveError: The folder cannot be written to; a model that was there before is still whole.
     """
-    folder = Path(folder)
+    folder, model = Path(folder), require_model(model, "save")
     tensors = {
         name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
     }

@@ -3,7 +3,19 @@
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign, is_named, parts_of
 from glassformer.trace.places import Place
-from glassformer.trace.tape import Read, Site, SiteTable, Tape, changes, declare, full_names, site, wants
+from glassformer.trace.tape import (
+    Read,
+    Site,
+    SiteTable,
+    Tape,
+    changes,
+    declare,
+    full_names,
+    role_of,
+    site,
+    stack_of,
+    wants,
+)
 
 __all__ = [
     "Add",
@@ -25,6 +37,8 @@ __all__ = [
     "full_names",
     "is_named",
     "parts_of",
+    "role_of",
     "site",
+    "stack_of",
     "wants",
 ]

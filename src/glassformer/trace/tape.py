@@ -12,7 +12,7 @@ sees.
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,9 +63,13 @@ class Site:
         # before the blocks, or before the last word, stands the stack; behind the block's number the sub-layer
         stack = path[:inside] if inside is not None else path[:-1]
         part = path[inside + 2 :] if inside is not None else path[-1:]
-        crosses = inside is not None and part[:1] != [] and part[0].partition("_")[0] == "cross"
-        found = {"stack": ".".join(stack), "part": ".".join(part), "quantity": quantity, "crosses": crosses}
-        return cls(name, axes, sizes, layer, **found, **more)
+        found = cls(name, axes, sizes, layer, stack=".".join(stack), part=".".join(part), quantity=quantity, **more)
+        return replace(found, crosses=found.role == "cross")
+
+    @property
+    def role(self) -> str:
+        """What its part does, whichever of its kind it is: `attn` for `attn_1`."""
+        return role_of(self.part)
 
     def reads_source(self, axis: str) -> bool:
         """Whether a position axis counts tokens of the encoder, in a model that has one."""
@@ -74,6 +78,16 @@ class Site:
     def shape(self) -> str:
         """Return the shape as text: fixed lengths as numbers, the others by axis name."""
         return " ".join(f"{axis}={self.sizes[axis]}" if axis in self.sizes else axis for axis in self.axes)
+
+
+def role_of(part: str) -> str:
+    """Return what a part of a block does, by its name: the role it was named after, numbered from the second on."""
+    return part.partition("_")[0]
+
+
+def stack_of(name: str) -> str:
+    """Return the stack that a site lies in, by its name, where no table of sites is at hand."""
+    return Site.named(name, (), {}).stack
 
 
 class SiteTable(dict[str, Site]):

@@ -48,7 +48,12 @@ class Measured:
 
 
 def measured(
-    model: ModelLike, blocks: list[Block], last: int, batch: Batch, frequency: Float[Tensor, " vocab"], only_correct: bool
+    model: ModelLike,
+    blocks: list[Block],
+    last: int,
+    batch: Batch,
+    frequency: Float[Tensor, " vocab"],
+    only_correct: bool,
 ) -> Measured:
     """Run a batch once and measure its answers by depth, by part of the last layers, and along both routes."""
     final, examined = model.output_stack.final, [s for s in model.sub_layers() if s.block in blocks[-last:]]

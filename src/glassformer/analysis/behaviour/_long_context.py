@@ -226,7 +226,7 @@ class _Meter:
 
 def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
     """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
-    own = [h for h in heads(model) if h.stack != "encoder" and not h.part.startswith("cross")]
+    own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
     known, left_out = list[Head](), dict[str, str]()
     for head in own:
         traits = _layer(model, head).mixer.traits

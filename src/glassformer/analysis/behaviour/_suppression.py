@@ -26,7 +26,6 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.behaviour._answers import Measured, averaged, forward, measured, rests
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.losses import joined
 from glassformer.analysis.prepare import token_ids
 from glassformer.attention import AttentionLayer
@@ -34,7 +33,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder
+from glassformer.models import Block, Decoder, require_model
 from glassformer.trace import At, Edit, Set, Tape
 
 Value = Literal["zero", "mean"]
@@ -115,8 +114,7 @@ def suppression(
         AnalysisUnavailable: The model is not one of ours, an encoder-decoder is given something else than batches, or
             no token counts.
     """
-    stack, _ = decoder_side(model)
-    blocks = [block for block in stack.blocks if isinstance(block, Block)]
+    blocks = list(require_model(model, "suppression").output_stack.blocks)
     if not inputs:
         raise ShapeMismatch("suppression: give at least one text or batch.")
     if not 1 <= last <= len(blocks):

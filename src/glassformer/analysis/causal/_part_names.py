@@ -82,10 +82,9 @@ def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: M
 
 def _stacks(model: Any, site: Site) -> dict[str, str]:
     """Return whose positions the position axes of a site count."""
-    words, known = site.name.split("."), list(getattr(model, "stacks", {"": None}))
-    own = words[0] if words[0] in known else known[-1]
-    crossed = any(word.startswith("cross") for word in words)
-    return {axis: "encoder" if axis == "key" and crossed else own for axis in site.axes if axis in POSITIONS}
+    known = list(getattr(model, "stacks", {"": None}))
+    own = site.stack if site.stack in known else known[-1]
+    return {axis: "encoder" if axis == "key" and site.crosses else own for axis in site.axes if axis in POSITIONS}
 
 
 def _label(grid: Grid, index: Sequence[int]) -> str:

@@ -109,7 +109,7 @@ class Unit:
         yield from (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
 
 
-def flow_sites(model: Any, stack: str | None = None) -> list[str]:
+def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     """Return the sites that the analyses of token flow read, to be passed as `read=`.
 
     Args:

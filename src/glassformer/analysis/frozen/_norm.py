@@ -1,7 +1,7 @@
 """A norm whose scale is held at what it was in a run: the only way a vector or a direction passes a norm.
 
-    vector      x -> (x - mean) * gain / scale          an addend of the stream, in front of the norm to behind it
-    direction   u -> (u * gain / scale) - mean          its transpose: from behind the norm to in front of it
+vector      x -> (x - mean) * gain / scale          an addend of the stream, in front of the norm to behind it
+direction   u -> (u * gain / scale) - mean          its transpose: from behind the norm to in front of it
 """
 
 import dataclasses

@@ -161,9 +161,7 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
     return Path(writes[::-1], before(norm, u), final, final_bias, entry_bias)
 
 
-def carried_down(
-    layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]
-) -> Iterator[tuple[SubLayer, U, U]]:
+def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]) -> Iterator[tuple[SubLayer, U, U]]:
     """Carry a direction of the stream down past some sub-layers.
 
     Args:

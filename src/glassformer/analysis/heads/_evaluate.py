@@ -181,7 +181,7 @@ def find_pattern(
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head has one.
     """
-    known = [h for h in heads(run.model) if h.reading is not None and h.part.startswith("attn")]
+    known = [h for h in heads(run.model) if h.reading is not None and not h.crosses]
     if not known:
         raise no_patterns("detect", "no attention with a pattern")
     paths = dict.fromkeys(h.path for h in known)

@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
@@ -175,7 +174,7 @@ class _Statistics:
         self.square, self.product = (wide.new_zeros(n, d_model, d_model) for _ in range(2))
 
     def add(self, model: Any, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]) -> None:
-        final = decoder_side(model)[0].final
+        final = model.output_stack.final
         streams, last = streams.double(), last.double()
         weight = torch.ones_like(last[:, 0]) if final.identity else final.scale(last) ** -2
         weighted, missing = streams * weight[:, None], last - streams

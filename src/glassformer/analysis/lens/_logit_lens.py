@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import decoder_side, entry_sites
+from glassformer.analysis.components import entry_sites
 from glassformer.analysis.prepare import token_id
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import Model, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,9 +46,8 @@ class Lens(Result):
 
 def needs(model: Any) -> list[str]:
     """Return the sites that `lens` reads, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    names = entry_sites(embed)
-    return names + [block.at_resid[-1] for block in stack.blocks]  # type: ignore[index, misc]
+    names = entry_sites(require_model(model).output_embed)
+    return names + [block.at_resid[-1] for block in model.output_stack.blocks]
 
 
 def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: int = 0) -> Lens:
@@ -65,14 +65,13 @@ def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1,
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    stack, _ = decoder_side(run.model)
     run.require(needs(run.model), "lens")
     at = run.place(position, row)
     with torch.no_grad():
         logits = read_logits(run.model, _streams(run, row, at)).detach()
     chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
-    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(stack.blocks)))]
+    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(run.model.output_stack.blocks)))]
 
     def by_row(values: Tensor) -> Labelled:
         return Labelled(values, ("row",), {"row": labels})
@@ -89,17 +88,17 @@ def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1,
 
 
 def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
-    stack, embed = decoder_side(run.model)
-    entry = torch.stack([run[site].values[row, at] for site in entry_sites(embed)]).sum(0)
-    later = [run[block.at_resid[-1]].values[row, at] for block in stack.blocks]  # type: ignore[index, misc]
+    model: Model = run.model
+    entry = torch.stack([run[site].values[row, at] for site in entry_sites(model.output_embed)]).sum(0)
+    later = [run[block.at_resid[-1]].values[row, at] for block in model.output_stack.blocks]
     return torch.stack([entry, *later])
 
 
 def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
     """Return the logits of streams, each by itself: what the model would say if it stopped there."""
-    stack, _ = decoder_side(model)
+    model = require_model(model)
     # a norm takes streams by row and position: these stand for positions of one row
-    return model.unembed.logits(stack.final(x.unsqueeze(0))[0])
+    return model.unembed.logits(model.output_stack.final(x.unsqueeze(0))[0])
 
 
 def entropy_bits(log_probs: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.checkpoints.folder import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
 from glassformer.files import write
+from glassformer.models import require_model
 
 FORMAT = 1
 
@@ -159,27 +159,24 @@ def tuned_sites(model: Any) -> list[str]:
     Raises:
         AnalysisUnavailable: The model is not one of ours, or has no blocks.
     """
-    stack, _ = decoder_side(model)
-    blocks = blocks_of(stack)
+    blocks = require_model(model).output_stack.blocks
     if not blocks:
         raise AnalysisUnavailable(
             "a tuned lens needs places before the end of the stream; a model without blocks has none.\n"
             "    lens_grid(run) reads its embedding."
         )
-    return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks[:-1])]
+    return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in list(blocks)[:-1])]
 
 
 def last_site(model: Any) -> str:
     """Return the end of the stream, which the final norm reads."""
-    stack, _ = decoder_side(model)
-    return blocks_of(stack)[-1].at_resid[-1]
+    return model.output_stack.blocks[-1].at_resid[-1]
 
 
 def check_sites(model: Any, sites: Sequence[str]) -> list[str]:
     """Raise `UnknownSite` unless these are places of the stream that ends in the logits."""
     tuned_sites(model)
-    stack, _ = decoder_side(model)
-    known = [site for block in blocks_of(stack) for site in block.at_resid]
+    known = [site for block in model.output_stack.blocks for site in block.at_resid]
     for name in sites:
         if name not in known:
             raise UnknownSite(

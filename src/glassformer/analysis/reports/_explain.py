@@ -18,7 +18,6 @@ from glassformer.analysis.attribution._direct_logit_attribution import (
     source_needs,
     sources,
 )
-from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, needs as lens_needs, rank
@@ -244,8 +243,7 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
 
 
 def _map_sites(model: Any) -> list[str]:
-    stack, _ = decoder_side(model)
-    blocks = blocks_of(stack)
+    blocks = model.output_stack.blocks
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 
 
@@ -319,7 +317,7 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
 
 def _sink(run: Run, head: roles.Head) -> Sink | None:
     """Return how far a head rests on the first token, where rows of its pattern are mixtures of tokens."""
-    if head.reading != "mass" or head.part.startswith("cross") or f"{head.path}.value" not in run:
+    if head.reading != "mass" or head.crosses or f"{head.path}.value" not in run:
         return None
     pattern = run[f"{head.path}.pattern"].values
     value = per_query_head(run[f"{head.path}.value"].values, pattern)[0, head.head]
@@ -354,7 +352,7 @@ def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> To
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
     taken = sources(run, split, head.label).contributions.values.tolist()
-    crossed = head.part.startswith("cross")
+    crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
     return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
 
@@ -365,7 +363,7 @@ def _patterns(run: Run) -> tuple[Pattern, ...]:
         if h.reading is None:
             continue
         query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
-        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.part.startswith("cross") else query
+        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
         weights = run[f"{h.path}.pattern"].values[0, h.head]
         found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
     return tuple(found)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.reports._explanation import InputAttribution
-from glassformer.models import EncoderDecoder
 
 
 def run_for_gradients(
@@ -51,8 +49,7 @@ def without_graph(run: Run) -> Run:
 
 
 def _entries(model: Any) -> list[str]:
-    source = [model.encoder_embed.at_token] if isinstance(model, EncoderDecoder) else []
-    return [*source, decoder_side(model)[1].at_token]
+    return [embed.at_token for embed in model.embeddings.values()]
 
 
 def _leaf(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.trace import Site
+from glassformer.trace import stack_of
 from glassformer.weights import HeadWeights
 
 
@@ -175,7 +175,7 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
 
 def of_source(site: str) -> bool:
     """Whether a site is of the encoder's text, whose rows are padded by themselves; the model may not be at hand."""
-    return Site.named(site, (), {}).stack == "encoder"
+    return stack_of(site) == "encoder"
 
 
 def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:

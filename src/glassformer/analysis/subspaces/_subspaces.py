@@ -30,6 +30,7 @@ from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import require_model
 from glassformer.weights import AttentionWeights, HeadWeights
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time

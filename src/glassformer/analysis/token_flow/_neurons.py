@@ -12,9 +12,9 @@ import dataclasses
 import torch
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import decoder_side
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import require_model
 from glassformer.models.parts import MlpLayer
 
 
@@ -52,11 +52,10 @@ def neuron_shares(run: Run, layer: int, *, position: int = -1, row: int = 0, par
         AnalysisUnavailable: There is no such MLP, or it writes nothing there.
         SiteNotRead: The run lacks a site.
     """
-    stack, _ = decoder_side(run.model)
-    block = stack.blocks[layer] if 0 <= layer < len(stack.blocks) else None
-    mlp = block.part(part) if block is not None and part in block.names else None  # type: ignore[union-attr, operator]
+    mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
+    mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
     if not isinstance(mlp, MlpLayer):
-        known = [f'layer {b.layer} "{n}"' for b in stack.blocks for n in b.names if isinstance(b.part(n), MlpLayer)]  # type: ignore[union-attr, operator]
+        known = [f'layer {one.layer} "{one.name}"' for one in mlps]
         raise AnalysisUnavailable(
             f'neuron_shares: no MLP "{part}" in layer {layer}. MLPs: {", ".join(known) or "none"}.'
         )
