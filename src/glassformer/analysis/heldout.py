@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 
 
 def document_losses(
@@ -56,7 +55,7 @@ def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> It
             yield tokens[start : start + length + 1], length - half
 
 
-def _score(model: Any, windows: list[tuple[list[int], int]]) -> list[Tensor]:
+def _score(model: ModelLike, windows: list[tuple[list[int], int]]) -> list[Tensor]:
     windows = [(tokens, skip) for tokens, skip in windows if len(tokens) > 1]
     if not windows:
         return []

@@ -13,7 +13,6 @@ from glassformer.trace.tape import (
     full_names,
     role_of,
     site,
-    stack_of,
     wants,
 )
 
@@ -39,6 +38,5 @@ __all__ = [
     "parts_of",
     "role_of",
     "site",
-    "stack_of",
     "wants",
 ]

@@ -13,7 +13,7 @@ sees.
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -55,7 +55,12 @@ class Site:
 
     @classmethod
     def named(
-        cls, name: str, axes: tuple[str, ...], sizes: Mapping[str, int], layer: int | None = None, **more: Any
+        cls,
+        name: str,
+        axes: tuple[str, ...] = (),
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        layer: int | None = None,
+        **more: Any,
     ) -> "Site":
         """Return a site whose name says where it lies: the only place that takes names apart."""
         *path, quantity = name.split(".")
@@ -63,6 +68,8 @@ class Site:
         # before the blocks, or before the last word, stands the stack; behind the block's number the sub-layer
         stack = path[:inside] if inside is not None else path[:-1]
         part = path[inside + 2 :] if inside is not None else path[-1:]
+        if layer is None and inside is not None and "".join(path[inside + 1 : inside + 2]).isdigit():
+            layer = int(path[inside + 1])
         found = cls(name, axes, sizes, layer, stack=".".join(stack), part=".".join(part), quantity=quantity, **more)
         return replace(found, crosses=found.role == "cross")
 
@@ -83,11 +90,6 @@ class Site:
 def role_of(part: str) -> str:
     """Return what a part of a block does, by its name: the role it was named after, numbered from the second on."""
     return part.partition("_")[0]
-
-
-def stack_of(name: str) -> str:
-    """Return the stack that a site lies in, by its name, where no table of sites is at hand."""
-    return Site.named(name, (), {}).stack
 
 
 class SiteTable(dict[str, Site]):

@@ -403,6 +403,10 @@ class HeadWeights:
         )
 
 
+# a model whose weights are meant, or weights
+WeightsLike = SitedModel | HeadWeights
+
+
 def views(model: SitedModel, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
     model = require_model(parts_of(model), "weights.of")

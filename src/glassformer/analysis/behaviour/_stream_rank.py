@@ -56,7 +56,7 @@ class StreamRank(Result):
 
 @torch.no_grad()
 def rank_of_stream(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     target: Any = None,
     stack: str | None = None,

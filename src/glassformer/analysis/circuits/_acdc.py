@@ -29,6 +29,7 @@ from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Report = Callable[[int, int], None] | None
 
@@ -110,7 +111,7 @@ class AcdcCurve(Result):
 
 
 def acdc(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike | None = None,
@@ -152,7 +153,7 @@ def acdc(
 
 
 def acdc_curve(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike | None = None,
@@ -181,7 +182,7 @@ def acdc_curve(
 
 
 def _wired(
-    model: Any, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
+    model: ModelLike, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
 ) -> Wires:
     prompts: dict[str, Any] = {"target": target, "corrupt_target": corrupt_target}
     if metric is not None:

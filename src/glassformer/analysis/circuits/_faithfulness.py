@@ -23,6 +23,7 @@ from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Member = str | tuple[str, str]
 
@@ -85,7 +86,7 @@ class Faithfulness(Result):
 
 
 def faithfulness(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,

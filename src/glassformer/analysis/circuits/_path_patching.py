@@ -25,6 +25,7 @@ from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Mlps = Literal["frozen", "recomputed"]
 Norm = Literal["live", "frozen"]
@@ -119,7 +120,7 @@ class EdgeEffects(_Effects):
 
 
 def path_patching(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,
@@ -178,7 +179,7 @@ def path_patching(
 
 
 def sender_effects(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,
@@ -229,7 +230,7 @@ def sender_effects(
 
 
 def edge_effects(
-    model: Any,
+    model: ModelLike,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,

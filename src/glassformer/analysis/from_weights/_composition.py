@@ -37,8 +37,8 @@ from glassformer.analysis.from_weights._reads_and_writes import (
 )
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import SubLayer
-from glassformer.weights import AttentionWeights
+from glassformer.models import Model, SubLayer
+from glassformer.weights import AttentionWeights, WeightsLike
 
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]
 
@@ -118,7 +118,7 @@ class Composition(Result):
 
 
 def composition(
-    model: Any,
+    model: WeightsLike | Layers,
     *,
     form: Form = "product",
     offsets: Iterable[int] = range(1, 33),
@@ -225,7 +225,7 @@ class _Heads:
     @classmethod
     def of(
         cls,
-        model: Any,
+        model: Model,
         layer: AttentionWeights,
         options: _Options,
         half: Tensor | None,

@@ -15,7 +15,6 @@ Source: Elhage et al. 2021 and Olsson et al. 2022 (previous-token heads).
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,8 +25,9 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 
 
@@ -81,7 +81,7 @@ class Offsets(Result):
 
 
 def positional_heads(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     length: int | None = None,
@@ -141,7 +141,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
 
-def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
     """Return the score of an average query for an average key, by how far the key lies back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
@@ -175,7 +175,7 @@ def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: i
     )
 
 
-def offset_needs(model: Any) -> list[str]:
+def offset_needs(model: ModelLike) -> list[str]:
     """Return the sites that `offset_scores` reads: patterns of self-attention, and scores where there are any."""
     w = weights.of(model)
     found = []
@@ -200,7 +200,7 @@ def offset_scores(run: Run, *, offsets: int = 8, first_query: int | None = None)
         AnalysisUnavailable: Rows are padded: give rows of one length.
     """
     needs = offset_needs(run.model)
-    if not any(name.endswith(".pattern") for name in needs):
+    if all(layer.module.traits.linear_in_value == "no" for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable("offset_scores: rows of different lengths are padded; give rows of one length.")

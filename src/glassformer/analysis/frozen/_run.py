@@ -36,7 +36,7 @@ class Linearity(Result):
     by_position: Labelled
 
 
-def frozen_sites(model: Any) -> list[str]:
+def frozen_sites(model: ModelLike) -> list[str]:
     """Return the sites that `frozen_edits` holds fixed: patterns and norm scales of every stack.
 
     Raises:
@@ -87,7 +87,7 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
     return [Set(name, recorded[name].values) for name in names]
 
 
-def linearity(model: Any, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
+def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 
     Patterns and scales come from the text; x and y are random vectors of the size of its token vectors. One pass

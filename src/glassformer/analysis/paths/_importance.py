@@ -15,7 +15,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from glassformer.analysis.frozen._stack import Steps, require_attention_only, re
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 SCALES = ("frozen", "live")
 
@@ -80,7 +81,7 @@ class World:
 
 @torch.no_grad()
 def importance(
-    model: Any,
+    model: ModelLike,
     *batches: Batch,
     max_order: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,

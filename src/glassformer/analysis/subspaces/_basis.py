@@ -10,7 +10,6 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +19,8 @@ from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.trace import stack_of
+from glassformer.models import ModelLike
+from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
 
@@ -57,7 +57,7 @@ class Kurtosis(Result):
 
 
 def rotation_test(
-    model: Any, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
+    model: ModelLike, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
 ) -> RotationTest:
     """Turn the stream at random and see whether log-probabilities change.
 
@@ -128,7 +128,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
 
 
-def kurtosis_needs(model: Any) -> list[str]:
+def kurtosis_needs(model: ModelLike) -> list[str]:
     """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
     found: list[str] = []
     for stack in model.stacks.values():
@@ -175,7 +175,7 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
 
 def of_source(site: str) -> bool:
     """Whether a site is of the encoder's text, whose rows are padded by themselves; the model may not be at hand."""
-    return stack_of(site) == "encoder"
+    return Site.named(site).stack == "encoder"
 
 
 def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:

@@ -18,7 +18,6 @@ counted is our own.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,7 +36,8 @@ from glassformer.analysis.vocabulary._token_circuits import (
 )
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.models import ModelLike
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
 
@@ -132,7 +132,7 @@ class CrossedCost(Result):
 
 
 def skip_trigrams(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     k: int = 20,
@@ -188,7 +188,7 @@ def skip_trigrams(
 
 
 def crossed_trigrams(
-    model: Any,
+    model: WeightsLike,
     documents: Sequence[Sequence[int]],
     sources: Sequence[str | int],
     destinations: Sequence[str | int],
@@ -249,7 +249,7 @@ def crossed_trigrams(
     )  # fmt: skip
 
 
-def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
+def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
     Attention and the final norm's scale are those of the text, effects those of the full OV circuit; so what is taken
