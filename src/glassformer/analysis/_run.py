@@ -20,7 +20,7 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Model
+from glassformer.models import Model, ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
 from glassformer.weights import head_label
 
@@ -167,7 +167,7 @@ class Run(Mapping[str, Labelled]):
 
 
 def run(
-    model: nn.Module,
+    model: ModuleLike,
     inputs: Any,
     target: TextOrIds | None = None,
     *,
@@ -204,6 +204,7 @@ def run(
         >>> run["blocks.0.resid_post"].axes
         ('batch', 'pos', 'd_model')
     """
+    require_module(model, "run")
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, read, edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):

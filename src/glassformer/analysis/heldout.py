@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import ModelLike
 
 
 def document_losses(
-    model: Decoder, documents: Iterable[list[int]], length: int, *, rows: int = 16
+    model: ModelLike, documents: Iterable[list[int]], length: int, *, rows: int = 16
 ) -> Float[Tensor, " token"]:
     """Return the loss of every token of every document, in nats, one document after the other.
 

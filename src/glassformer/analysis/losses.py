@@ -12,7 +12,7 @@ from glassformer.analysis.components import require_next_tokens
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Decoder, ModelLike, require_model
 
 Place = int | range
 
@@ -34,7 +34,7 @@ def loss_by_position(model: ModelLike, *batches: Batch) -> Labelled:
 
 def token_losses(model: ModelLike, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
     """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
-    with evaluating(model), torch.no_grad():
+    with evaluating(require_model(model, "losses")), torch.no_grad():
         losses = joined([_losses(model, batch) for batch in batches])
     return losses, joined([batch.weight for batch in batches])
 

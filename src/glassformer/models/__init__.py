@@ -7,7 +7,7 @@ from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
-from glassformer.models.model import Model, ModelConfig, ModelLike, SitedModel, require_model, require_sites
+from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.parts import LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, Sinusoidal
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
@@ -19,7 +19,8 @@ from glassformer.models.sub_layer import SubLayer, written_before
 __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Decoder", "DecoderConfig", "Draw", "Encoder",
     "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Hypothesis", "LayerNorm", "Learned",
-    "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "Sinusoidal", "SitedModel",
-    "Stack", "Stage", "State", "Step", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "preset",
-    "repeat", "require_model", "require_sites", "sampling_steps", "stream", "written_before",
+    "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout",
+    "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "SubLayer", "alternate", "beam_search",
+    "block", "every", "generate", "preset", "repeat", "require_model", "require_module", "sampling_steps", "stream",
+    "written_before",
 ]  # fmt: skip

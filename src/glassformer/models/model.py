@@ -143,7 +143,7 @@ class Model(nn.Module):
 
 if TYPE_CHECKING:
     ModelLike = Model
-    SitedModel = Model | Foreign
+    ModuleLike = nn.Module
 else:
 
     class _Anything(type):
@@ -156,8 +156,11 @@ else:
         To the type checker it is a `Model`. At run time it is anything, so that no checker of annotations comes first.
         """
 
-    class SitedModel(metaclass=_Anything):
-        """A model of ours, or a module seen through a spec, as a caller gives it; refused by `require_sites`."""
+    class ModuleLike(metaclass=_Anything):
+        """Any module as a caller gives it: a model of ours, one seen through a spec, or one we know nothing about.
+
+        What is none is refused in words by `require_module`.
+        """
 
 
 def require_model(found: Any, analysis: str = "this analysis") -> Model:
@@ -167,9 +170,9 @@ def require_model(found: Any, analysis: str = "this analysis") -> Model:
     raise AnalysisUnavailable(_refusal(found, analysis))
 
 
-def require_sites(found: Any, analysis: str = "this analysis") -> Any:
-    """Return a model of ours or a module with sites; raises `AnalysisUnavailable` for anything else."""
-    if isinstance(found, Model | Foreign):
+def require_module(found: Any, analysis: str = "this analysis") -> nn.Module:
+    """Return a module of any kind; raises `AnalysisUnavailable` for anything else, and says what would work."""
+    if isinstance(found, nn.Module):
         return found
     raise AnalysisUnavailable(_refusal(found, analysis))
 

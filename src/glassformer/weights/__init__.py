@@ -6,7 +6,7 @@ w["L1H6"].ov().eigenvalues()
 
 from collections.abc import Sequence
 
-from glassformer.models import SitedModel
+from glassformer.models import ModuleLike
 from glassformer.weights.factored import Entries, Factored, Svd
 from glassformer.weights.fold import augment as _augment, fold as _fold
 from glassformer.weights.forward import logits
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def of(
-    model: SitedModel, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None
+    model: ModuleLike, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None
 ) -> HeadWeights:
     """Return a model's matrices, head by head.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.models import Model, SitedModel, SubLayer, require_model
+from glassformer.models import Model, ModuleLike, SubLayer, require_model
 from glassformer.models.parts import Embedding, MlpLayer, Norm
 from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
@@ -404,10 +404,10 @@ class HeadWeights:
 
 
 # a model whose weights are meant, or weights
-WeightsLike = SitedModel | HeadWeights
+WeightsLike = ModuleLike | HeadWeights
 
 
-def views(model: SitedModel, layers: Sequence[int] | None = None) -> HeadWeights:
+def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
     model = require_model(parts_of(model), "weights.of")
     n = max(len(stack.blocks) for stack in model.stacks.values())

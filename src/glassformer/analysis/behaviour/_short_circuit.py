@@ -25,7 +25,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]
@@ -143,7 +143,7 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
     Example:
         run(model, text, edit=short_circuit_edits(model, [-1, -2]))
     """
-    if stack not in model.stacks:
+    if stack not in require_model(model, "short_circuit_edits").stacks:
         known = ", ".join(f'"{name}"' for name in model.stacks)
         raise AnalysisUnavailable(f'short_circuit_edits: no stack "{stack}" in this model. Stacks: {known}.')
     blocks, edits = list(model.stacks[stack].blocks), []
@@ -162,9 +162,14 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
 
 
 def regenerate(
-    model: Decoder, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
+    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
     """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"regenerate lets a decoder go on from a prefix; {type(model).__name__} is none.\n"
+            "    Text of any model of ours: glassformer.models.generate(model, prompts)."
+        )
     state, tokens, made = model.begin(len(prefixes)), prefixes, []
     with evaluating(model), torch.no_grad():
         for _ in range(new):

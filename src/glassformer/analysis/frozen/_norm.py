@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassformer.models.parts import Norm
 
-Stream = Float[Tensor, "*n d_model"]
+Vectors = Float[Tensor, "*n d_model"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class FrozenNorm:
         """Take a norm with the scale that was read at its site."""
         return cls(norm, None if norm is None or norm.identity else read(norm.at_scale))
 
-    def __call__(self, x: Stream, *, bias: bool = False, live: bool = False) -> Stream:
+    def __call__(self, x: Vectors, *, bias: bool = False, live: bool = False) -> Vectors:
         """Apply it to an addend of the stream; with `bias` (and, if wanted, a live scale) to a whole stream."""
         norm = self.norm
         if norm is None or norm.identity:
@@ -35,11 +35,11 @@ class FrozenNorm:
         scale = norm.scale(x) if live else self._scale
         return norm.affine(x, scale) if bias else norm.linear(x, scale)
 
-    def unscaled(self, x: Stream) -> Stream:
+    def unscaled(self, x: Vectors) -> Vectors:
         """Return what it makes of an addend up to its scale."""
         return x if self.norm is None else self.norm.linear(x, x.new_ones(x.shape[:-1]))
 
-    def adjoint(self, u: Stream) -> Stream:
+    def adjoint(self, u: Vectors) -> Vectors:
         """Return a direction behind it as a direction before it."""
         norm = self.norm
         if norm is None or norm.identity:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.components import head_labels, vector_sites
-from glassformer.analysis.frozen._norm import FrozenNorm, Stream
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.parts import Unembedding
 
+Stream = Float[Tensor, "*n batch pos d_model"]
 Mixed = Float[Tensor, "*n batch head pos d_value"]
 
 

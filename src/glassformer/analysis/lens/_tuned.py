@@ -186,7 +186,7 @@ def check_sites(model: ModelLike, sites: Sequence[str]) -> list[str]:
 
 
 def config_digest(model: ModelLike) -> str:
-    return digest_of(model.config.to_dict())
+    return digest_of(require_model(model, "a tuned lens").config.to_dict())
 
 
 def weights_digest(model: ModelLike) -> str:

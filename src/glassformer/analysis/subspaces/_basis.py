@@ -19,7 +19,7 @@ from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
+from glassformer.models import ModelLike, require_model
 from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
@@ -131,7 +131,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
 def kurtosis_needs(model: ModelLike) -> list[str]:
     """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
     found: list[str] = []
-    for stack in model.stacks.values():
+    for stack in require_model(model).stacks.values():
         found += [block.at_resid[0] for block in stack.blocks]
         found += [stack.blocks[-1].at_resid[-1]] if len(stack.blocks) else []
     return found

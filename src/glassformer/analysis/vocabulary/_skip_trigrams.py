@@ -36,7 +36,7 @@ from glassformer.analysis.vocabulary._token_circuits import (
 )
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
+from glassformer.models import ModelLike, require_model
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
@@ -263,14 +263,14 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     Raises:
         AnalysisUnavailable: Logits are soft-capped: cells are addends of the raw logits.
     """
-    if model.config.logit_cap is not None:
+    if require_model(model, "crossed_cost").config.logit_cap is not None:
         raise AnalysisUnavailable(
             "crossed_cost takes cells out of the logits, and this model's logits are soft-capped (logit_cap), so that "
             "they are no sum.\n    The cells themselves are in crossed_trigrams(model, …), in raw logits."
         )
     w = weights.of(model, fold=crossed.folded)
     layers = [w[str(label)] for label in crossed.contribution.labels("head")]
-    final = model.stack.final
+    final = model.output_stack.final
     sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if not final.identity else set())
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"
