@@ -7,7 +7,7 @@ from typing import Any
 
 from glassformer.analysis.causal._site_grid import Cells, Grid, grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.trace import At, Site, is_named
+from glassformer.trace import At, Site, is_named, role_of
 from glassformer.weights import head_label
 
 POSITIONS = ("pos", "query", "key")
@@ -93,7 +93,7 @@ def _label(grid: Grid, index: Sequence[int]) -> str:
         return str(at["site"])
     words = grid.name.split()
     stack = words[0] if words[0] in ("encoder", "decoder") else ""
-    part = next((word for word in words[:-1] if word.startswith(("attn_", "cross", "mlp_"))), "")
+    part = next((word for word in words[:-1] if role_of(word) in ("attn", "cross", "mlp")), "")
     family, axes = words[-1] if "by" not in words else "", set(at)
     encoder = "enc " if stack == "encoder" else ""
     if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
@@ -103,7 +103,7 @@ def _label(grid: Grid, index: Sequence[int]) -> str:
     if family == "neurons" and axes == {"layer", "neuron"}:
         return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {part}" if part else "")
     if family in ("attn_out", "mlp_out") and axes == {"layer"}:
-        return f"{encoder}L{at['layer']} {part or family.removesuffix('_out')}"
+        return f"{encoder}L{at['layer']} {part or FAMILIES[family][0]}"
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 

@@ -34,7 +34,7 @@ from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Model
+from glassformer.models import Model, require_model
 from glassformer.models.stack import Stack
 from glassformer.trace import Add, At, Set, parts_of
 
@@ -194,8 +194,8 @@ def subject_deviation(
     model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
+    built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
-    built = parts_of(model)
     embed = built.embeddings[stack or next(iter(built.stacks))]
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 

@@ -43,7 +43,7 @@ from glassformer.analysis.sweep._schedule import Pass, Unit, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import Model
+from glassformer.models import Model, require_module
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 __all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
@@ -86,6 +86,7 @@ def sweep(
         ShapeMismatch: A value does not fit its site, or rows take from each other in a circle at one site.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
+    require_module(model, "sweep")
     plan, metrics = Plan.of(plan), named_metrics(metric)
     if is_named(model):
         return side_by_side(

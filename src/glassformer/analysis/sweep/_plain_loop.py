@@ -16,7 +16,7 @@ from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.analysis.sweep._worlds import circle
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Model
+from glassformer.models import Model, require_module
 from glassformer.trace import Apply, At, Edit, Foreign, Set, Site, SiteTable, Take, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
@@ -73,6 +73,7 @@ def one_by_one(
 ) -> Sweep:
     """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
     plan, metrics = Plan.of(plan), named_metrics(metric)
+    require_module(model, "one_by_one")
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)
     found: list[Tensor] = []
     for row in range(len(plan.rows)):
