@@ -10,7 +10,6 @@ from glassformer.cli.given import Specials, model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.reading import reading_of
-from glassformer.models import ModelLike
 
 Method = Literal["direct", "sources", "neurons", "saliency", "gradient", "integrated", "rollout", "alti", "norms"]
 GRADIENTS = {"saliency": "saliency", "gradient": "gradient_x_input", "integrated": "integrated"}
@@ -126,7 +125,7 @@ def attribute(
     deliver("attribute", loaded, asked | {"against": ids[1]}, found, html, json, reading)
 
 
-def _sites(model: ModelLike, methods: tuple[str, ...], norm: str) -> list[str]:
+def _sites(model: Any, methods: tuple[str, ...], norm: str) -> list[str]:
     from glassformer import analysis
     from glassformer.analysis.attribution._direct_logit_attribution import needs
 
@@ -151,9 +150,7 @@ def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) 
     return split(run, *ids, positions=place)
 
 
-def _by_gradient(
-    model: ModelLike, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool
-) -> Any:
+def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool) -> Any:
     from glassformer import analysis
 
     inputs, target = (run.ids, None) if run.source_ids is None else (run.source_ids, run.ids)

@@ -9,7 +9,6 @@ from glassformer.cli.given import model_of
 from glassformer.cli.progress import progress
 from glassformer.cli.texts import source_of
 from glassformer.files import check_writable, write
-from glassformer.models import ModelLike
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
 
@@ -104,7 +103,7 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
 
 
 def _text(
-    loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
+    loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
     from glassformer.analysis.vocabulary import frequent_tokens

@@ -9,7 +9,6 @@ from glassformer.cli.reading import Reading
 from glassformer.config import require
 from glassformer.files import check_writable, write
 from glassformer.labelled import Result
-from glassformer.models import ModelLike
 
 VERSION = 1
 
@@ -30,7 +29,7 @@ def check(html: Path | None, json: Path | None, *others: Path | None) -> None:
 
 def deliver(
     command: str,
-    model: ModelLike,
+    model: Any,
     given: Mapping[str, Any],
     results: Sequence[Result],
     html: Path | None,
@@ -60,7 +59,7 @@ def deliver(
 
 
 def payload(
-    command: str, model: ModelLike, given: Mapping[str, Any], results: Sequence[Result], reading: Reading | None = None
+    command: str, model: Any, given: Mapping[str, Any], results: Sequence[Result], reading: Reading | None = None
 ) -> dict[str, Any]:
     """Return the document of a command: see docs/results-json.md."""
     import dataclasses

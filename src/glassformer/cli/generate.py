@@ -9,7 +9,6 @@ import tyro
 from glassformer.cli.given import Specials, model_of, prompt_of
 from glassformer.cli.reading import Reading, tell
 from glassformer.errors import ConfigError, TextError
-from glassformer.models import ModelLike
 
 
 def generate(
@@ -78,7 +77,7 @@ def generate(
         _print(tokenizer, new)
 
 
-def _prompt(model: ModelLike, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
+def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
     from glassformer.analysis.prepare import encode, start_of, token_ids
     from glassformer.models import EncoderDecoder

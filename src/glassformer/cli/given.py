@@ -7,7 +7,7 @@ from typing import Any, Literal
 from glassformer import checkpoints
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
-from glassformer.models import PRESETS, ModelConfig, ModelLike, preset
+from glassformer.models import PRESETS, ModelConfig, preset
 
 Specials = Literal["default", "on", "off", "in-text"]
 
@@ -73,7 +73,7 @@ def text_of(given: str) -> str:
         ) from error
 
 
-def prompt_of(model: ModelLike, given: str) -> str | list[int]:
+def prompt_of(model: Any, given: str) -> str | list[int]:
     """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
 
     Raises:
@@ -91,7 +91,7 @@ def prompt_of(model: ModelLike, given: str) -> str | list[int]:
         ) from error
 
 
-def token_of(model: ModelLike, given: str) -> int:
+def token_of(model: Any, given: str) -> int:
     """Return the id of one token, given as text, or as an id where the model has no tokenizer.
 
     Raises:

@@ -10,7 +10,6 @@ from glassformer.cli.given import Specials, model_of, prompt_of, token_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.reading import reading_of
-from glassformer.models import ModelLike
 
 FITTED, MEASURED = 16, 4  # batches a tuned lens is fitted to, and measured on
 
@@ -116,14 +115,14 @@ def lens(
     deliver("lens", loaded, asked, found, html, json, reading)
 
 
-def _run(model: ModelLike, text: str, target: str | None) -> Any:
+def _run(model: Any, text: str, target: str | None) -> Any:
     from glassformer import analysis
 
     read = None if target is None else prompt_of(model, target)
     return analysis.run(model, prompt_of(model, text), read, read=analysis.lens.lens_sites(model))
 
 
-def _trained(model: ModelLike, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
+def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
 
@@ -134,7 +133,7 @@ def _trained(model: ModelLike, name: str, data: tuple[str, ...], steps: int, see
         return found, analysis.lens.lens_divergence(model, found, held_out, report=report)
 
 
-def _batches(model: ModelLike, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+def _batches(model: Any, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """Return batches to learn from, and others to measure on."""
     from glassformer.cli.texts import source_of
     from glassformer.config import require

@@ -9,7 +9,6 @@ from glassformer.cli.documents import check, deliver
 from glassformer.cli.given import Specials, model_of
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import Prompts, prompts_of
-from glassformer.models import ModelLike
 
 SITES = ("stream", "z")
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "kl"]
@@ -124,7 +123,7 @@ def patch(
 
 
 def _swept(
-    model: ModelLike, asked: Prompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...], way: Any,
+    model: Any, asked: Prompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...], way: Any,
     save_to: Path | None,
 ) -> Any:  # fmt: skip
     from glassformer import analysis
@@ -138,7 +137,7 @@ def _swept(
 
 
 def _further(
-    model: ModelLike, asked: Prompts, metric: Any, paths: tuple[str, ...], edges: int | None,
+    model: Any, asked: Prompts, metric: Any, paths: tuple[str, ...], edges: int | None,
     prune: float | None, seed: int,
 ) -> list[Any]:  # fmt: skip
     """Ask about paths, edges and circuits, in this order."""
@@ -167,7 +166,7 @@ def _further(
     return found
 
 
-def _metric(model: ModelLike, name: str, asked: Prompts) -> Any:
+def _metric(model: Any, name: str, asked: Prompts) -> Any:
     from glassformer import analysis
     from glassformer.analysis import sweep as interventions
 
@@ -183,7 +182,7 @@ def _metric(model: ModelLike, name: str, asked: Prompts) -> Any:
     return known[name](asked.answer, pos=asked.pos)
 
 
-def _heading(model: ModelLike, asked: Prompts) -> Any:
+def _heading(model: Any, asked: Prompts) -> Any:
     from rich.text import Text
 
     from glassformer.render.tables import STRONG

@@ -10,7 +10,6 @@ from glassformer.cli.given import prompt_of, token_of
 from glassformer.cli.reading import Reading
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
-from glassformer.models import ModelLike
 
 TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
 
@@ -43,7 +42,7 @@ class Prompts:
     added: str = ""
     pos: int = -1
 
-    def reading(self, model: ModelLike) -> Reading:
+    def reading(self, model: Any) -> Reading:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
 
@@ -55,7 +54,7 @@ class Prompts:
 
 
 def prompts_of(
-    model: ModelLike,
+    model: Any,
     *,
     pairs: Path | None,
     task: str | None,
@@ -89,7 +88,7 @@ def prompts_of(
     return _encoded(model, _pairs(model, pairs, task or "induction", n, seed), fitting)
 
 
-def _pairs(model: ModelLike, path: Path | None, task: str, n: int, seed: int) -> Any:
+def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
     from glassformer import data
 
     if path is not None:
@@ -104,7 +103,7 @@ def _pairs(model: ModelLike, path: Path | None, task: str, n: int, seed: int) ->
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def clean_run(model: ModelLike, path: Path, fitting: bool, read: Sequence[str]) -> tuple[Any, Any]:
+def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[str]) -> tuple[Any, Any]:
     """Run a model on the clean prompts of a file of pairs; return the run and the encoded pairs."""
     from glassformer import analysis, data
 
@@ -115,7 +114,7 @@ def clean_run(model: ModelLike, path: Path, fitting: bool, read: Sequence[str]) 
     return dataclasses.replace(run, added=added_to(model, found)), encoded
 
 
-def added_to(model: ModelLike, pairs: Any) -> str:
+def added_to(model: Any, pairs: Any) -> str:
     """Return in words which specials the tokenizer added to the texts of pairs: none to ids."""
     return model.tokenizer.said("opening") if any(isinstance(pair.clean, str) for pair in pairs) else ""
 
@@ -130,7 +129,7 @@ def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
     )
 
 
-def _require_prompts(model: ModelLike) -> None:
+def _require_prompts(model: Any) -> None:
     """Raise `ConfigError` unless a model takes prompts that it goes on from."""
     from glassformer.models import Encoder
 
@@ -146,7 +145,7 @@ def _require_prompts(model: ModelLike) -> None:
         )
 
 
-def usable(model: ModelLike, pairs: Any, fitting: bool) -> Any:
+def usable(model: Any, pairs: Any, fitting: bool) -> Any:
     """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
 
     Raises:
@@ -169,7 +168,7 @@ def usable(model: ModelLike, pairs: Any, fitting: bool) -> Any:
     return kept
 
 
-def _encoded(model: ModelLike, pairs: Any, fitting: bool) -> Prompts:
+def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
     kept = usable(model, pairs, fitting)
     found = kept.encode(model, pad="right")
     same = found.lengths is None
@@ -180,9 +179,7 @@ def _encoded(model: ModelLike, pairs: Any, fitting: bool) -> Prompts:
     )
 
 
-def _typed(
-    model: ModelLike, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
-) -> Prompts:
+def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
     from glassformer.analysis.prepare import asked_position, prepare
     from glassformer.models import Encoder
 
@@ -217,7 +214,7 @@ def _typed(
     return _encoded(model, Pairs((pair,), "pair"), fitting=False)
 
 
-def _likeliest(model: ModelLike, side: Any, target: Any, pos: int) -> int:
+def _likeliest(model: Any, side: Any, target: Any, pos: int) -> int:
     from glassformer.analysis import run
 
     return int(run(model, side, target).predictions()[0, pos].argmax())

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from glassformer.models import ModelLike
 
-
-def source_of(loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+def source_of(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
     """Return where text comes from: what was named, else what the run or the recipe holds out, else Python's own."""
     from glassformer.analysis.learning import read_history
     from glassformer.data import DataConfig, TextConfig

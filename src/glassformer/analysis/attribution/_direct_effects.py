@@ -11,7 +11,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Container, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ from glassformer.analysis.places import Answers, Places, Positions, place_labels
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import require_model
 
 NormMode = Literal["frozen", "live"]
 _Split = Iterator[tuple[list[Component], Tensor]]
@@ -63,7 +63,7 @@ class DirectEffects(Result):
         return self.contributions.select(component=label)
 
 
-def direct_sites(model: ModelLike) -> list[str]:
+def direct_sites(model: Any) -> list[str]:
     """Return the sites that `direct_effects` reads, to be passed as `read=`."""
     names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
@@ -203,7 +203,7 @@ def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Direc
     return (directions, None) if readout is None else directions.before_readout(readout, run, at)
 
 
-def _read_by_unembedding(model: ModelLike) -> str:
+def _read_by_unembedding(model: Any) -> str:
     readout = model.unembed.readout
     return model.output_stack.final.at_out if readout is None else readout.norm.at_out
 
@@ -223,7 +223,7 @@ def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Floa
     return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
 
 
-def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
+def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
     """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
     names = vector_sites(require_model(model).output_embed)
     for layer in model.sub_layers():

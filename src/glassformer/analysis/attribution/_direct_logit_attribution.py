@@ -7,6 +7,7 @@ norms contributes its bias. `direct_effects` does the same for whole batches.
 """
 
 import dataclasses
+from typing import Any
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.attribution._direct_effects import aim, effects_at
@@ -17,7 +18,7 @@ from glassformer.analysis.frozen._writes import require_sources
 from glassformer.analysis.places import places
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Sources(Result):
     label: str
 
 
-def needs(model: ModelLike) -> list[str]:
+def needs(model: Any) -> list[str]:
     """Return the sites that `attribution` reads, to be passed as `read=`."""
     names = vector_sites(require_model(model).output_embed)
     for layer in model.sub_layers():
@@ -115,7 +116,7 @@ def direct_logit_attribution(
     )
 
 
-def source_needs(model: ModelLike) -> list[str]:
+def source_needs(model: Any) -> list[str]:
     """Return the sites that `sources` reads, as far as the model's mechanisms have patterns."""
     names: list[str] = []
     for layer in require_model(model).sub_layers():

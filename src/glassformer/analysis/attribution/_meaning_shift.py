@@ -27,7 +27,6 @@ from glassformer.analysis.places import Places
 from glassformer.analysis.prepare import prepare
 from glassformer.errors import ShapeMismatch, TextError, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 from glassformer.trace import At, Read
 
 # a word may be this many tokens long
@@ -88,7 +87,7 @@ class MeaningShift(Result):
 
 
 def meaning_shift(
-    model: ModelLike,
+    model: Any,
     first: Any,
     second: Any,
     word: str | int | tuple[int, int],
@@ -180,7 +179,7 @@ def find_word(tokens: Sequence[str], word: str) -> int:
     )
 
 
-def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
+def _pass(model: Any, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
     """Run a model on one context, keeping what its heads read everywhere and all else at the word alone."""
     prepared = prepare(model, given, None)
     assert prepared.ids is not None, "a model of ours takes ids"

@@ -8,6 +8,7 @@ Keys sum to the head's effect, neurons and the output bias to the MLP's. All nor
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,7 +23,7 @@ from glassformer.analysis.places import Answers, Places, Positions, place_labels
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import ModelLike, SubLayer, require_model
+from glassformer.models import SubLayer, require_model
 from glassformer.models.parts import MlpLayer
 
 
@@ -52,12 +53,12 @@ class NeuronEffects(Result):
     bias: Labelled
 
 
-def direct_source_sites(model: ModelLike, layers: Sequence[int] | None = None) -> list[str]:
+def direct_source_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
     """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
     return scale_sites(model) + [site for layer in _attentions(model, layers) for site in _sites(layer)]
 
 
-def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None) -> list[str]:
+def neuron_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
     """Return the sites that `neuron_effects` reads."""
     return scale_sites(model) + [part.at.hidden for part in _mlps(model, layers)]
 
@@ -199,7 +200,7 @@ def _sites(layer: SubLayer) -> list[str]:
     return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [layer.at_read])]
 
 
-def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer]:
+def _attentions(model: Any, layers: Sequence[int] | None) -> list[SubLayer]:
     every = require_model(model, "source_effects").sub_layers()
     found = [one for one in every if one.attention and (layers is None or one.layer in layers)]
     if not found:
@@ -207,7 +208,7 @@ def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer
     return found
 
 
-def _mlps(model: ModelLike, layers: Sequence[int] | None) -> list[MlpLayer]:
+def _mlps(model: Any, layers: Sequence[int] | None) -> list[MlpLayer]:
     every = require_model(model, "neuron_effects").sub_layers()
     found = [s.part for s in every if isinstance(s.part, MlpLayer) and (layers is None or s.layer in layers)]
     if not found:

@@ -34,7 +34,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder, ModelLike
+from glassformer.models import EncoderDecoder
 from glassformer.trace import Read, Tape
 
 AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]
@@ -97,7 +97,7 @@ class EffectiveMemory(Result):
 
 @torch.no_grad()
 def long_context(
-    model: ModelLike,
+    model: Any,
     text: Any,
     *,
     target: Any = None,
@@ -160,7 +160,7 @@ def long_context(
     return _result(known, meters, left_out, (sink, recent, sink_above), (start, length - 1), length)
 
 
-def effective_memory(model: ModelLike) -> EffectiveMemory:
+def effective_memory(model: Any) -> EffectiveMemory:
     """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
 
     With decay d the weight of a key of age t is d^t times what query and key make of it.
@@ -224,7 +224,7 @@ class _Meter:
         return pattern.new_zeros(())
 
 
-def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
+def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
     """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
     own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
     known, left_out = list[Head](), dict[str, str]()
@@ -246,7 +246,7 @@ def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     return known, left_out
 
 
-def _layer(model: ModelLike, head: Head) -> AttentionLayer:
+def _layer(model: Any, head: Head) -> AttentionLayer:
     return model.stacks[head.stack].blocks[head.layer].part(head.part)
 
 

@@ -11,6 +11,7 @@ Source: Menta, Agrawal and Agarwal 2025 (arXiv 2501.05078); planted sequences of
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +26,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import Decoder, require_model
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]
@@ -69,7 +70,7 @@ class ShortCircuit(Result):
 
 
 def short_circuit(
-    model: ModelLike,
+    model: Any,
     planted: PlantedRows,
     *novel: Batch,
     sets: Mapping[str, Sequence[int]] | None = None,
@@ -125,7 +126,7 @@ def short_circuit(
     )
 
 
-def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
+def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
     """Return the edits that replace the pattern of self-attention by the identity in these layers.
 
     They hold for whole texts and for single tokens on top of a state. Cross-attention looks at another sequence, where
@@ -162,7 +163,7 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
 
 
 def regenerate(
-    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
+    model: Any, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
     """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
     if not isinstance(model, Decoder):

@@ -33,7 +33,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder, ModelLike, require_model
+from glassformer.models import Block, Decoder, require_model
 from glassformer.trace import At, Edit, Set, Tape
 
 Value = Literal["zero", "mean"]
@@ -90,7 +90,7 @@ class Suppression(Result):
 
 @torch.no_grad()
 def suppression(
-    model: ModelLike,
+    model: Any,
     *inputs: Any,
     last: int = 1,
     value: Value = "mean",
@@ -203,7 +203,7 @@ def _means(clean: Sequence[Measured]) -> dict[str, Float[Tensor, " d_model"]]:
     return {site: torch.cat([known.out[site] for known in clean]).mean(0) for site in clean[0].out}
 
 
-def _batch(model: ModelLike, given: Any) -> Batch:
+def _batch(model: Any, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):
@@ -211,7 +211,7 @@ def _batch(model: ModelLike, given: Any) -> Batch:
     return next_token_batch(token_ids(model, given))
 
 
-def _frequencies(model: ModelLike, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
+def _frequencies(model: Any, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
     size, weight = model.config.vocab_size, model.unembed.weight
     if given is None:
         answers = torch.cat([batch.targets[batch.weight.bool()] for batch in batches])

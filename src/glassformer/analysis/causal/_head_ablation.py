@@ -34,7 +34,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Decoder
 from glassformer.models.parts import Norm
 from glassformer.trace import At, Edit, Set, Tape
 
@@ -80,7 +80,7 @@ class Ablation(Result):
 
 
 def ablate(
-    model: ModelLike,
+    model: Any,
     chosen: str | Iterable[str],
     *inputs: Any,
     kind: Kind = "full",
@@ -108,7 +108,7 @@ def ablate(
 
 
 def ablate_each(
-    model: ModelLike,
+    model: Any,
     *inputs: Any,
     chosen: Sequence[str] | None = None,
     kind: Kind = "full",
@@ -179,7 +179,7 @@ def before_after(
     )  # fmt: skip
 
 
-def _find(model: ModelLike, labels: Sequence[str]) -> list[Head]:
+def _find(model: Any, labels: Sequence[str]) -> list[Head]:
     known = {head.label: head for head in heads(model)}
     for label in labels:
         if label not in known:
@@ -188,7 +188,7 @@ def _find(model: ModelLike, labels: Sequence[str]) -> list[Head]:
 
 
 def _ablate(
-    model: ModelLike,
+    model: Any,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -201,7 +201,7 @@ def _ablate(
 
 
 def _losses(
-    model: ModelLike,
+    model: Any,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -268,7 +268,7 @@ class _Surgery:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: Any,
         kind: Kind,
         value: Value,
         norms: Norms,
@@ -374,7 +374,7 @@ def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
     return torch.arange(batch.source.shape[1], device=batch.source.device) < batch.source_lengths[:, None]
 
 
-def _scales(model: ModelLike) -> list[str]:
+def _scales(model: Any) -> list[str]:
     """Return the sites of every scale that something is divided by, z included."""
     found = [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
     found += [m.at.z_scale for m in model.modules() if isinstance(m, AttentionLayer) and not m.merge.linear]
@@ -389,7 +389,7 @@ def _repeat(value: Tensor, copies: int) -> Tensor:
     return value.repeat(copies, *[1] * (value.ndim - 1))
 
 
-def _batch(model: ModelLike, given: Any) -> Batch:
+def _batch(model: Any, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):

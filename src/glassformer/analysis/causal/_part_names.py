@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glassformer.analysis.causal._site_grid import Cells, Grid, grids
+from glassformer.analysis.causal._site_grid import FAMILIES, Cells, Grid, grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.trace import At, Site, is_named, role_of
 from glassformer.weights import head_label

@@ -29,7 +29,6 @@ from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 Report = Callable[[int, int], None] | None
 
@@ -111,7 +110,7 @@ class AcdcCurve(Result):
 
 
 def acdc(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike | None = None,
@@ -153,7 +152,7 @@ def acdc(
 
 
 def acdc_curve(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike | None = None,
@@ -182,7 +181,7 @@ def acdc_curve(
 
 
 def _wired(
-    model: ModelLike, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
+    model: Any, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
 ) -> Wires:
     prompts: dict[str, Any] = {"target": target, "corrupt_target": corrupt_target}
     if metric is not None:

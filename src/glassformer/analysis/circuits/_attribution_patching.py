@@ -33,7 +33,6 @@ from glassformer.analysis.circuits._passes import Pass
 from glassformer.analysis.circuits._path_patching import ends, patch_edges
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +154,7 @@ class EdgeAttribution(Result):
 
 
 def attribute_nodes(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,
@@ -210,7 +209,7 @@ def attribute_nodes(
 
 
 def attribute_edges(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,

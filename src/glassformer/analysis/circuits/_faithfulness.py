@@ -23,7 +23,6 @@ from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 Member = str | tuple[str, str]
 
@@ -86,7 +85,7 @@ class Faithfulness(Result):
 
 
 def faithfulness(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,

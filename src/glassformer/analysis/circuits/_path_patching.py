@@ -25,7 +25,6 @@ from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 Mlps = Literal["frozen", "recomputed"]
 Norm = Literal["live", "frozen"]
@@ -120,7 +119,7 @@ class EdgeEffects(_Effects):
 
 
 def path_patching(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,
@@ -179,7 +178,7 @@ def path_patching(
 
 
 def sender_effects(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,
@@ -230,7 +229,7 @@ def sender_effects(
 
 
 def edge_effects(
-    model: ModelLike,
+    model: Any,
     clean: Any,
     corrupt: Any,
     metric: MetricLike,

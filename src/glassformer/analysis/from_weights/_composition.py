@@ -38,7 +38,7 @@ from glassformer.analysis.from_weights._reads_and_writes import (
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, SubLayer
-from glassformer.weights import AttentionWeights, WeightsLike
+from glassformer.weights import AttentionWeights
 
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]
 
@@ -118,7 +118,7 @@ class Composition(Result):
 
 
 def composition(
-    model: WeightsLike | Layers,
+    model: Any,
     *,
     form: Form = "product",
     offsets: Iterable[int] = range(1, 33),

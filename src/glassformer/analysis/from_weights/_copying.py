@@ -30,7 +30,7 @@ from glassformer.analysis.from_weights._selection import LeftOut, by_head, fille
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
+from glassformer.weights import AttentionWeights, Factored, HeadWeights
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 BLOCK = 1 << 22  # logits held at a time
@@ -88,7 +88,7 @@ class CopyingRates(Result):
 
 
 def copying(
-    model: WeightsLike,
+    model: Any,
     heads: Sequence[str] | None = None,
     *,
     sums: Sequence[Sequence[str]] = (),
@@ -139,7 +139,7 @@ def copying(
 
 
 def copying_rates(
-    model: WeightsLike,
+    model: Any,
     heads: Sequence[str] | None = None,
     *,
     k: Sequence[int] = (1, 5),

@@ -23,7 +23,7 @@ et al. 2022, appendix (the trace over all earlier heads).
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -38,7 +38,7 @@ from glassformer.analysis.from_weights._token_reads import Through, TokenReads, 
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
+from glassformer.weights import AttentionWeights, HeadWeights
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
 Totals = dict[int, tuple[slice, Tensor]]
@@ -160,7 +160,7 @@ class MatchingTrace(Result):
 
 
 def induction_circuits(
-    model: WeightsLike,
+    model: Any,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
@@ -225,7 +225,7 @@ def induction_circuits(
 
 
 def matching_trace(
-    model: WeightsLike,
+    model: Any,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,

@@ -15,6 +15,7 @@ Source: Elhage et al. 2021 and Olsson et al. 2022 (previous-token heads).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,9 +26,8 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
-from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
+from glassformer.weights import AttentionWeights, HeadWeights
 from glassformer.weights.stream import Side
 
 
@@ -81,7 +81,7 @@ class Offsets(Result):
 
 
 def positional_heads(
-    model: WeightsLike,
+    model: Any,
     heads: Sequence[str] | None = None,
     *,
     length: int | None = None,
@@ -141,7 +141,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
 
-def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
     """Return the score of an average query for an average key, by how far the key lies back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
@@ -175,7 +175,7 @@ def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, of
     )
 
 
-def offset_needs(model: ModelLike) -> list[str]:
+def offset_needs(model: Any) -> list[str]:
     """Return the sites that `offset_scores` reads: patterns of self-attention, and scores where there are any."""
     w = weights.of(model)
     found = []

@@ -11,7 +11,7 @@ Axes: `row place`, the rows and positions that are looked at.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.projections import MergeHeads
 from glassformer.errors import ShapeMismatch
-from glassformer.models import ModelLike, SubLayer, require_model, written_before
+from glassformer.models import SubLayer, require_model, written_before
 from glassformer.models.parts import Norm
 from glassformer.models.readout import ReadoutLayer
 
@@ -179,7 +179,7 @@ def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U
         u = written if layer.stream_norm else u
 
 
-def scale_sites(model: ModelLike) -> list[str]:
+def scale_sites(model: Any) -> list[str]:
     """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
     model = require_model(model)
     readout, norms = model.unembed.readout, [model.output_embed.norm, *(layer.after for layer in model.sub_layers())]

@@ -18,7 +18,7 @@ from glassformer.analysis._run import Run, run
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import Decoder, require_model
 from glassformer.trace import Set
 
 
@@ -36,7 +36,7 @@ class Linearity(Result):
     by_position: Labelled
 
 
-def frozen_sites(model: ModelLike) -> list[str]:
+def frozen_sites(model: Any) -> list[str]:
     """Return the sites that `frozen_edits` holds fixed: patterns and norm scales of every stack.
 
     Raises:
@@ -46,7 +46,7 @@ def frozen_sites(model: ModelLike) -> list[str]:
     return [*scales, *patterns]
 
 
-def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
+def _frozen_sites(model: Any) -> tuple[list[str], list[str]]:
     """Return the sites of norm scales, and of patterns."""
     scales, patterns = list[str](), list[str]()
     for side, stack in require_model(model, "a frozen run").stacks.items():
@@ -87,7 +87,7 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
     return [Set(name, recorded[name].values) for name in names]
 
 
-def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
+def linearity(model: Any, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 
     Patterns and scales come from the text; x and y are random vectors of the size of its token vectors. One pass

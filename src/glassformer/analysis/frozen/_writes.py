@@ -12,6 +12,7 @@ channel).
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,7 @@ from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
+from glassformer.models import Model, SubLayer, require_model, written_before
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class WriteProjections(Result):
     site: str
 
 
-def residual_sites(model: ModelLike, stack: str | None = None) -> list[str]:
+def residual_sites(model: Any, stack: str | None = None) -> list[str]:
     """Return the sites that `writes` and its neighbours read, the stream itself included.
 
     Args:

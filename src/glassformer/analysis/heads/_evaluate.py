@@ -18,7 +18,7 @@ queries that prefix matching is defined at.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,7 +37,7 @@ from glassformer.analysis.heads._roles import (
 )
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Decoder
 from glassformer.models.parts import Norm
 from glassformer.trace import Read
 
@@ -69,7 +69,7 @@ class HeadEvaluation(Result):
 
 
 def evaluate_heads(
-    model: ModelLike,
+    model: Any,
     text: Int[Tensor, "row text_pos"] | None = None,
     *,
     seed: int = 0,

@@ -18,7 +18,7 @@ sentences of its appendix, taken literally, describe attention to the earlier co
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,7 +28,7 @@ from glassformer.analysis._run import Run, run
 from glassformer.analysis.components import head_labels
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
+from glassformer.models import Decoder, Model, SubLayer, require_model
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
@@ -81,7 +81,7 @@ class HeadScores(Result):
         return str(label), score
 
 
-def heads(model: ModelLike) -> list[Head]:
+def heads(model: Any) -> list[Head]:
     """Return every attention head: by stack, layer, sub-layer, head."""
     if not isinstance(model, Model):
         raise AnalysisUnavailable(
@@ -104,7 +104,7 @@ def _heads_of(layer: SubLayer) -> list[Head]:
     ]
 
 
-def needs(model: ModelLike) -> list[str]:
+def needs(model: Any) -> list[str]:
     """Return the sites that `head_roles` reads: the self-attention patterns, where there are any."""
     found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.crosses]
     return list(dict.fromkeys(found))
@@ -136,9 +136,7 @@ def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
     return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, run.lengths)
 
 
-def head_scores(
-    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
-) -> HeadScores:
+def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
     Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means

@@ -6,6 +6,7 @@ Source: Olsson et al. 2022; loss by position goes back to Kaplan et al. 2020.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +16,6 @@ from glassformer.analysis.losses import Place, icl_places, icl_score, token_loss
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class InContextLearning(Result):
 
 
 def in_context_learning(
-    model: ModelLike,
+    model: Any,
     *batches: Batch,
     early: Place | None = None,
     late: Place | None = None,

@@ -23,7 +23,7 @@ from glassformer.analysis.places import Answers, Places, Positions, place_labels
 from glassformer.analysis.prepare import readable
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import require_model
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
@@ -81,7 +81,7 @@ class LensGrid(Result):
         return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
 
 
-def lens_sites(model: ModelLike) -> list[str]:
+def lens_sites(model: Any) -> list[str]:
     """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
 
     What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
@@ -253,7 +253,7 @@ def _checked(run: Run, sites: Sequence[str]) -> list[str]:
     return names
 
 
-def _words(model: ModelLike, top: Tensor | None) -> dict[int, str]:
+def _words(model: Any, top: Tensor | None) -> dict[int, str]:
     if top is None:
         return {}
     ids = top.unique()

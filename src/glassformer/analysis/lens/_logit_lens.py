@@ -8,6 +8,7 @@ where the answer becomes readable, not where it is known.
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +18,7 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.prepare import token_id
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Model, ModelLike, require_model
+from glassformer.models import Model, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Lens(Result):
     position: int
 
 
-def needs(model: ModelLike) -> list[str]:
+def needs(model: Any) -> list[str]:
     """Return the sites that `lens` reads, to be passed as `read=`."""
     names = entry_sites(require_model(model).output_embed)
     return names + [block.at_resid[-1] for block in model.output_stack.blocks]
@@ -93,7 +94,7 @@ def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
     return torch.stack([entry, *later])
 
 
-def read_logits(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
     """Return the logits of streams, each by itself: what the model would say if it stopped there."""
     model = require_model(model)
     # a norm takes streams by row and position: these stand for positions of one row

@@ -15,7 +15,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,6 @@ from glassformer.analysis.frozen._stack import Steps, require_attention_only, re
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
 
 SCALES = ("frozen", "live")
 
@@ -81,7 +80,7 @@ class World:
 
 @torch.no_grad()
 def importance(
-    model: ModelLike,
+    model: Any,
     *batches: Batch,
     max_order: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,

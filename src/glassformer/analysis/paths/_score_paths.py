@@ -31,7 +31,7 @@ from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import ModelLike, SubLayer
+from glassformer.models import SubLayer
 from glassformer.models.stack import make_context
 
 CLASSES = ("direct", "Q", "K", "QK")
@@ -59,7 +59,7 @@ class ScorePaths(Result):
     label: str
 
 
-def score_sites(model: ModelLike) -> list[str]:
+def score_sites(model: Any) -> list[str]:
     """Return the sites that `score_paths` reads, to be passed as `read=`."""
     found = residual_sites(model)
     before = [layer.before for layer in model.sub_layers()]
@@ -165,7 +165,7 @@ def _normed(
     return linear[0], linear[1]
 
 
-def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
+def _find(model: Any, label: str) -> tuple[SubLayer, AttentionLayer, int]:
     known = {name: (layer, h) for layer in model.sub_layers() for h, name in enumerate(head_labels(layer))}
     if label not in known:
         raise AnalysisUnavailable(f'score_paths: no head "{label}".{nearest(label, known)}')

@@ -9,6 +9,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,7 +21,7 @@ from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.frozen._stack import Step, Steps, steps_of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, SubLayer
+from glassformer.models import SubLayer
 from glassformer.weights import AttentionWeights
 
 # numbers held at once: first heads are taken in pieces that stay below it
@@ -217,7 +218,7 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
 
 
 @torch.no_grad()
-def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying:
+def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at

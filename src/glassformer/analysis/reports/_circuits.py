@@ -48,7 +48,6 @@ from glassformer.analysis.vocabulary._token_circuits import token_pairs
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
-from glassformer.models import ModelLike
 from glassformer.weights import HeadWeights
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ WIRED = 0.5
 
 
 def circuits(
-    model: ModelLike,
+    model: Any,
     *rows: Batch,
     heads: Sequence[str] | None = None,
     tokens: Sequence[int] | Tensor | None = None,
@@ -163,7 +162,7 @@ def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
 
 
 def _heads(
-    model: ModelLike,
+    model: Any,
     seed: int,
     repeats: int,
     copied: Copying | None,
@@ -198,7 +197,7 @@ def _heads(
     return tuple(found)
 
 
-def _distinct(model: ModelLike, seed: int, repeats: int) -> int:
+def _distinct(model: Any, seed: int, repeats: int) -> int:
     """Return how many different tokens a row of the evaluation holds."""
     return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
 
@@ -224,7 +223,7 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
     )  # fmt: skip
 
 
-def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
+def _together(model: Any, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
     removed = ablate(model, labels, *rows)
     return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
 

@@ -5,7 +5,7 @@ One backward pass through it says what the tokens' vectors do for the answer.
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from glassformer.analysis.reports._explanation import (
 )  # fmt: skip
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, sampling_steps
+from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
 from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
@@ -58,7 +58,7 @@ N_MAP = 3
 MAP_WORK = 10_000_000_000
 
 
-def needs(model: ModelLike) -> list[str]:
+def needs(model: Any) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
@@ -67,7 +67,7 @@ def needs(model: ModelLike) -> list[str]:
 
 
 def explain(
-    model: ModelLike,
+    model: Any,
     text: TextOrIds,
     *,
     target: TextOrIds | None = None,
@@ -163,7 +163,7 @@ def position_in(run: Run, position: int | None) -> int:
     return last
 
 
-def model_facts(model: ModelLike) -> ModelFacts:
+def model_facts(model: Any) -> ModelFacts:
     kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
     heads = roles.heads(model)
     most = max((h.head + 1 for h in heads), default=0)
@@ -179,12 +179,12 @@ def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
     return tuple(Token(i, int(id), text) for i, (id, text) in enumerate(zip(ids[0], texts)))
 
 
-def _text(model: ModelLike, id: int) -> str:
+def _text(model: Any, id: int) -> str:
     tokenizer = model.tokenizer
     return tokenizer.token(id) if tokenizer is not None and id < tokenizer.vocab_size else f"<{id}>"
 
 
-def _candidates(model: ModelLike, logits: Tensor, k: int) -> tuple[Candidate, ...]:
+def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
     # a stable sort: tokens of equal logits come in the order of their ids, on every machine
@@ -193,7 +193,7 @@ def _candidates(model: ModelLike, logits: Tensor, k: int) -> tuple[Candidate, ..
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 
-def _outcome(model: ModelLike, logits: Tensor, id: int) -> Outcome:
+def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
     probability = float(logits.double().softmax(-1)[id])
     return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
 
@@ -242,7 +242,7 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
     return tuple(rows)
 
 
-def _map_sites(model: ModelLike) -> list[str]:
+def _map_sites(model: Any) -> list[str]:
     blocks = model.output_stack.blocks
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 

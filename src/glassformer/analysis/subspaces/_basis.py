@@ -10,6 +10,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +20,7 @@ from glassformer import weights
 from glassformer.analysis._run import Run
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import require_model
 from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
@@ -57,7 +58,7 @@ class Kurtosis(Result):
 
 
 def rotation_test(
-    model: ModelLike, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
+    model: Any, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
 ) -> RotationTest:
     """Turn the stream at random and see whether log-probabilities change.
 
@@ -128,7 +129,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
 
 
-def kurtosis_needs(model: ModelLike) -> list[str]:
+def kurtosis_needs(model: Any) -> list[str]:
     """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
     found: list[str] = []
     for stack in require_model(model).stacks.values():

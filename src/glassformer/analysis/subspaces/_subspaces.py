@@ -16,6 +16,7 @@ management). That dimension is counted by participation ratio is our choice.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,8 +30,8 @@ from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
-from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
+from glassformer.models import require_model
+from glassformer.weights import AttentionWeights, HeadWeights
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time
 MEASURES = ("rank", "rank_99", "participation_ratio")
@@ -133,7 +134,7 @@ class JointPca(Result):
     participation_ratio: float
 
 
-def bandwidth(model: WeightsLike) -> Bandwidth:
+def bandwidth(model: Any) -> Bandwidth:
     """Count the directions each component reads or writes.
 
     Args:
@@ -151,7 +152,7 @@ def bandwidth(model: WeightsLike) -> Bandwidth:
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
 
-def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Overlaps:
+def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
     """Compare the subspaces that components read and write.
 
     Args:
@@ -184,7 +185,7 @@ def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Ove
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
-def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
+def erasers(model: Any, *, k: int = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
     Args:
@@ -211,7 +212,7 @@ def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
     )  # fmt: skip
 
 
-def erasure_needs(model: ModelLike) -> list[str]:
+def erasure_needs(model: Any) -> list[str]:
     """Return the sites that `erasure` reads: what each component reads and writes."""
     found: list[str] = []
     for layer in require_model(model).sub_layers():
@@ -298,7 +299,7 @@ def stream_dimensions(run: Run) -> StreamDimensions:
     return StreamDimensions(Labelled(torch.stack(found), ("site",), {"site": labels}), n)
 
 
-def joint_pca(model: WeightsLike) -> JointPca:
+def joint_pca(model: Any) -> JointPca:
     """Find the directions that embedding and unembedding share, and those that one of them keeps to itself.
 
     Args:

@@ -10,6 +10,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from glassformer.analysis.vocabulary._token_circuits import names_of
 from glassformer.data.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import HeadWeights, WeightsLike
+from glassformer.weights import HeadWeights
 
 BLOCK = 1 << 22  # logits held at a time
 
@@ -59,7 +60,7 @@ class Bigrams(Result):
 
 
 def bigrams(
-    model: WeightsLike,
+    model: Any,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     *,
     k: int = 10,

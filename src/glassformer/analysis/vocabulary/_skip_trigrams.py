@@ -18,6 +18,7 @@ counted is our own.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,8 +37,8 @@ from glassformer.analysis.vocabulary._token_circuits import (
 )
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
-from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
+from glassformer.models import require_model
+from glassformer.weights import AttentionWeights, Factored, HeadWeights
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
 
@@ -132,7 +133,7 @@ class CrossedCost(Result):
 
 
 def skip_trigrams(
-    model: WeightsLike,
+    model: Any,
     heads: Sequence[str] | None = None,
     *,
     k: int = 20,
@@ -188,7 +189,7 @@ def skip_trigrams(
 
 
 def crossed_trigrams(
-    model: WeightsLike,
+    model: Any,
     documents: Sequence[Sequence[int]],
     sources: Sequence[str | int],
     destinations: Sequence[str | int],
@@ -249,7 +250,7 @@ def crossed_trigrams(
     )  # fmt: skip
 
 
-def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
+def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
     Attention and the final norm's scale are those of the text, effects those of the full OV circuit; so what is taken

@@ -16,7 +16,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -28,7 +28,7 @@ from glassformer.analysis.from_weights._token_reads import Through, TokenReads, 
 from glassformer.analysis.prepare import token_id
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
+from glassformer.weights import AttentionWeights, Factored, HeadWeights
 
 Circuit = Literal["OV", "QK"]
 Offset = int | Iterable[int] | None
@@ -106,7 +106,7 @@ class TokenCircuits(Result):
 
 
 def token_pairs(
-    model: WeightsLike,
+    model: Any,
     circuit: Circuit = "OV",
     heads: Sequence[str] | None = None,
     *,
@@ -159,7 +159,7 @@ def token_pairs(
 
 
 def token_circuits(
-    model: WeightsLike,
+    model: Any,
     token: str | int,
     heads: Sequence[str] | None = None,
     *,
