@@ -16,8 +16,8 @@ endif
 COMPILED := $(wildcard tests/*/test_compiled*.py)
 SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 
-# one process per core; who is done takes tests over from who is not
-WORKERS := --numprocesses auto --dist worksteal
+# one process per core; who is done takes tests over from who is not; the slowest are named
+WORKERS := --numprocesses auto --dist worksteal --durations=10
 
 .PHONY: demo test test-all check docs tables families pictures bench format
 .DEFAULT_GOAL := demo
@@ -30,7 +30,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest $(WORKERS) -m "not full and not gpu and not network"
 
 test-all: $(DEV)
-	$(if $(COMPILED),$(BIN)/python -m pytest --jaxtyping-packages= $(SWEEP) $(COMPILED))
+	$(if $(COMPILED),$(BIN)/python -m pytest --unchecked $(SWEEP) $(COMPILED))
 	$(BIN)/python -m pytest $(WORKERS) $(SWEEP)
 
 check: $(DEV) docs
@@ -46,6 +46,7 @@ docs: $(DEV)
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/make_catalogue.py
 
 families: $(DEV)
 	$(BIN)/python docs/make_families.py

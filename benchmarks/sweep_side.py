@@ -114,11 +114,12 @@ def glassformer_side(task: Task, shape: Shape, w: Weights) -> Job:
 def _reading(model: Any, task: Task, ids: Tensor) -> Job:
     """Return the lens, or direct effects, of a run that is there already."""
     from glassformer import run
-    from glassformer.analysis.attribution import direct_effects, direct_sites
-    from glassformer.analysis.lens import lens_grid, lens_sites
+    from glassformer.analysis.attribution import direct_effects
+    from glassformer.analysis.lens import lens_grid
+    from glassformer.analysis.question import card_of
 
     if task.kind == "lens":
-        sites = [name for name in lens_sites(model) if not name.endswith("resid_mid")]
+        sites = [name for name in card_of(lens_grid).reads(model) if not name.endswith("resid_mid")]
 
         def lens(found: Any, _: Sequence[int]) -> Tensor:
             top = lens_grid(found, sites=sites, measures=("top",), k=5).top
@@ -128,11 +129,11 @@ def _reading(model: Any, task: Task, ids: Tensor) -> Job:
         return Job(lambda: run(model, ids, read=sites), lens)
 
     def effects(found: Any, _: Sequence[int]) -> Tensor:
-        split = direct_effects(found, RIGHT, WRONG)
+        split = direct_effects(found, answer=RIGHT, against=WRONG)
         heads = [i for i, part in enumerate(split.components) if part.kind == "head"]
         return split.contributions.values[..., heads].permute(2, 0, 1)
 
-    return Job(lambda: run(model, ids, read=direct_sites(model)), effects)
+    return Job(lambda: run(model, ids, read=[direct_effects]), effects)
 
 
 def transformer_lens_side(task: Task, shape: Shape, w: Weights) -> Job:

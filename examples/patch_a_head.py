@@ -41,7 +41,7 @@ n_layers, n_heads = len(model.stacks[""].blocks), 8
 recovered = torch.zeros(n_layers, n_heads)
 for layer in range(n_layers):
     for head in range(n_heads):
-        patch = gf.Set(f"blocks.{layer}.attn.z", clean, at=gf.At(head=head))
+        patch = gf.Set(f"L{layer}H{head}.z", clean)
         gained = difference(gf.run(model, corrupt_ids, edit=[patch])) - difference(corrupt)
         recovered[layer, head] = gained / (difference(clean) - difference(corrupt))
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import runtime_checks
+
 # a job that a shell starts in the background ignores Ctrl-C, and so would the runs that tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,9 +52,18 @@ def chromium() -> Path:
     return Path(found)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--unchecked", action="store_true", help="leave shape and type annotations unchecked")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--unchecked"):
+        runtime_checks.install("glassformer")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave `test_compiled*.py` to the process that `make test-all` starts without the run-time shape checks."""
-    if not config.getoption("--jaxtyping-packages"):
+    if config.getoption("--unchecked"):
         return
     compiled = [item for item in items if item.path.name.startswith("test_compiled")]
     config.hook.pytest_deselected(items=compiled)

@@ -14,7 +14,7 @@ import torch
 from glassformer.analysis.reports import Explanation, explain
 from glassformer.attention import Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
-from glassformer.data.translation import zh_en_tokenizer
+from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.models import (
     Decoder,
     DecoderConfig,

@@ -10,7 +10,8 @@ import torch
 from explanations import TEXT, gpt, translator
 from glassformer import analysis
 from glassformer.analysis.behaviour import ShortCircuit
-from glassformer.analysis.reports._explain import needs
+from glassformer.analysis.question import card_of
+from glassformer.analysis.reports import explain
 from glassformer.analysis.sweep import logit
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled, Result
@@ -21,17 +22,23 @@ SAMPLES = (
 )  # fmt: skip
 
 
+# what the page says of all results of a sample
+HEAD: dict[str, Any] = {
+    "command": "test",
+    "model": {"name": "sample", "parameters": 1000, "n_layers": 2, "n_heads": 2, "d_model": 8},
+    "given": {"text": "a text"},
+}
+
+
 @cache
-def _stored(name: str) -> str:
-    found = _sample(name)
-    model = {"name": f"{name}-sample", "parameters": 1000, "n_layers": 2, "n_heads": 2, "d_model": 8}
-    document = {"format": "glassformer.results", "version": 1, "command": "test", "model": model}
-    return json.dumps(document | {"given": {"text": "a text"}, "results": [result.to_dict() for result in found]})
+def sample(name: str) -> tuple[Result, ...]:
+    """Return the results of a sample."""
+    return tuple(_sample(name))
 
 
-def document(name: str) -> dict[str, Any]:
-    """Return the document of a sample, which may be changed."""
-    return json.loads(_stored(name))
+def document(name: str) -> list[dict[str, Any]]:
+    """Return the results of a sample as they come back from a JSON file."""
+    return json.loads(json.dumps([result.to_dict() for result in sample(name)], allow_nan=False))
 
 
 def _sample(name: str) -> Sequence[Result]:
@@ -70,7 +77,11 @@ def _sample(name: str) -> Sequence[Result]:
 
 
 def _read(model: Any, text: str, target: str | None = None) -> analysis.Run:
-    read = [*analysis.frozen.flow_sites(model), *needs(model), *analysis.lens.lens_sites(model)]
+    read = [
+        *card_of(analysis.token_flow.rollout).reads(model),
+        *card_of(explain).reads(model),
+        *card_of(analysis.lens.lens_grid).reads(model),
+    ]
     return analysis.run(model, text, target, read=list(dict.fromkeys(read)))
 
 
@@ -79,7 +90,7 @@ def _pairs(name: str) -> Sequence[Result]:
     clean, corrupt = repeated(12, 2, 0, 3), repeated(12, 2, 77, 3)
     stop = 18
     metric = {"logit": logit(clean[:, stop].tolist())}
-    asked = (model, clean[:, :stop], corrupt[:, :stop], *metric.values())
+    asked = (model, (clean[:, :stop], corrupt[:, :stop]), *metric.values())
     if name == "circuit":
         return [analysis.circuits.attribute_edges(*asked), analysis.circuits.sender_effects(*asked)]
     if name == "pruning":
@@ -91,7 +102,7 @@ def _pairs(name: str) -> Sequence[Result]:
         return [analysis.causal.ablation_table(model, clean[:, :stop], metric["logit"])]
     return [
         analysis.causal.patch(
-            model, clean[:, :stop], corrupt[:, :stop], metric, sites=["resid_pre", "z"], direction=direction
+            model, (clean[:, :stop], corrupt[:, :stop]), metric, sites=["resid_pre", "z"], direction=direction
         )
         for direction in ("denoising", "noising")
     ]

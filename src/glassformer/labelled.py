@@ -6,7 +6,9 @@
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
 
+import base64
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -30,11 +32,13 @@ class Labelled:
         values: The numbers.
         axes: One name per dimension.
         coords: Labels along an axis (token strings, `L3H5`, …); axes without labels count from 0.
+        of: The head the values are of, where they are of one; of a shared key head, all heads that read it.
     """
 
     values: Tensor
     axes: tuple[str, ...]
     coords: Mapping[str, Sequence[Coordinate]] = dataclasses.field(default_factory=dict)
+    of: str = ""
 
     def __post_init__(self) -> None:
         if len(self.axes) != self.values.ndim:
@@ -67,7 +71,7 @@ class Labelled:
             index[d] = self._position(axis, where) if isinstance(where, str) else where
         kept = {a: i for a, i in zip(self.axes, index) if isinstance(i, slice)}
         coords = {a: list(c)[kept[a]] for a, c in self.coords.items() if a in kept}
-        return Labelled(self.values[tuple(index)], tuple(kept), coords)
+        return Labelled(self.values[tuple(index)], tuple(kept), coords, self.of)
 
     def top(
         self, k: int = 10, *, largest: bool = True, by_size: bool = False
@@ -107,24 +111,32 @@ class Labelled:
         """
         return figures.draw([("", self)], title)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: axes, coordinates and nested lists of values.
 
         What is not finite becomes null; complex values become pairs, and `complex` says so.
+
+        Args:
+            packed: Instead of `values`, write `shape`, and as `float32` the base64 of little-endian single precision,
+                row by row, NaN for what is not finite; complex values get a last axis `part`.
         """
         coords = {axis: list(labels) for axis, labels in self.coords.items()}
+        if packed:
+            return _packed(self.values, list(self.axes), coords)
         found = {"axes": list(self.axes), "coords": coords, "values": _numbers(self.values)}
+        found |= {"of": self.of} if self.of else {}
         return found | {"complex": True} if self.values.is_complex() else found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Labelled":
         values = torch.tensor(_with_nan(data["values"]))
         values = torch.view_as_complex(values) if data.get("complex") else values
-        return cls(values, tuple(data["axes"]), data["coords"])
+        return cls(values, tuple(data["axes"]), data["coords"], data.get("of", ""))
 
     def __repr__(self) -> str:
         sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape))
-        return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')})"
+        of = f", of {self.of}" if self.of else ""
+        return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')}{of})"
 
     def _position(self, axis: str, label: str) -> int:
         labels = self.labels(axis)
@@ -146,8 +158,26 @@ class Result:
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = Result.__repr__
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name)) for f in _fields(self)}
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields.
+
+        Args:
+            packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
+                `derived_names` lists.
+        """
+        found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
+        derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()} if packed else {}
+        return found | {"derived": derived} if packed else found
+
+    @classmethod
+    def derived_names(cls) -> list[str]:
+        """Return the public properties that promise a labelled tensor or a number: what follows from the fields."""
+        found: list[str] = []
+        for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
+            made = member.fget.__annotations__.get("return", "")
+            if not name.startswith("_") and (made if isinstance(made, str) else made.__name__) in ("Labelled", "float"):
+                found.append(name)
+        return found
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
@@ -200,6 +230,16 @@ def _numbers(values: Tensor) -> Any:
     return nested if bool(values.isfinite().all()) else _without_nan(nested)
 
 
+def _packed(values: Tensor, axes: list[str], coords: dict[str, list[Coordinate]]) -> dict[str, Any]:
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+        axes, coords = [*axes, "part"], {**coords, "part": ["real", "imaginary"]}
+    values = values.detach().to("cpu", torch.float32)
+    values = values.masked_fill(~values.isfinite(), torch.nan).contiguous()
+    data = base64.b64encode(values.numpy().astype("<f4").tobytes()).decode("ascii")
+    return {"axes": axes, "coords": coords, "shape": list(values.shape), "float32": data}
+
+
 def _without_nan(nested: Any) -> Any:
     if isinstance(nested, list):
         return [_without_nan(inner) for inner in nested]
@@ -216,19 +256,19 @@ def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(result)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, packed: bool = False) -> Any:
     if isinstance(value, (Labelled, Result)):
-        return value.to_dict()
+        return value.to_dict(packed)
     if isinstance(value, Tensor):
         return _numbers(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, packed) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, packed) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(getattr(value, f.name), packed) for f in dataclasses.fields(value)}
     return value
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from glassformer.render.page import circuits_page, page, results_page
-
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PAGES = {"glassformer.explanation": page, "glassformer.circuits": circuits_page, "glassformer.results": results_page}
+# the functions of `glassformer.render.page` that draw them: a conftest must not import the package before its checks
+PAGES = {"glassformer.explanation": "explanation_page", "glassformer.circuits": "circuits_page"}
 
 
 @pytest.fixture(scope="module")
@@ -24,25 +23,35 @@ def browser(chromium: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Return a function that opens a document's page; afterwards, no page may have complained or asked for anything."""
+    """Return a function that opens the page of a document, or of results and what heads them.
+
+    Afterwards, no page may have complained or asked for anything.
+    """
+    from glassformer.render import page as pages
+
     contexts: list[Any] = []
     complaints: list[str] = []
     requests: list[str] = []
     addresses: list[str] = []
 
-    def open_page(payload: dict[str, Any], *, scheme: Any = "light", width: int = 1280) -> Any:
+    def open_page(shown: Any, head: Any = None, *, scheme: Any = "light", width: int = 1280) -> Any:
         path = tmp_path / f"{len(addresses)}.html"
-        path.write_text(PAGES[payload["format"]](payload), encoding="utf-8")
+        drawn = (
+            getattr(pages, PAGES[shown["format"]])(shown)
+            if isinstance(shown, dict)
+            else pages.results_page(shown, head)
+        )
+        path.write_text(drawn, encoding="utf-8")
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         contexts.append(context)
-        shown = context.new_page()
-        shown.on("console", lambda message: complaints.append(message.text))
-        shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("request", lambda request: requests.append(request.url))
+        tab = context.new_page()
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
         addresses.append(path.as_uri())
-        shown.goto(path.as_uri())
-        return shown
+        tab.goto(path.as_uri())
+        return tab
 
     yield open_page
     for context in contexts:

@@ -1,4 +1,4 @@
-"""`glassformer patch`, `trace`, `attribute`, `lens` and `route` as a user calls them."""
+"""`glassformer patch`, `paths`, `edges`, `prune`, `trace`, `attribute`, `lens` and `route` as a user calls them."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from glassformer.cli import VERBS, main
 from glassformer.data import bytes_tokenizer, word_tokenizer
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, block, repeat
 
-NEW = ("patch", "trace", "attribute", "lens", "route")
+NEW = ("patch", "paths", "edges", "prune", "trace", "attribute", "lens", "route")
 WORDS = "one two three four five six seven eight nine ten red green blue white black dog cat cow hen fox"
 SIZE = 30
 ONE_PAIR = ["--clean", "one two", "--corrupt", "one three", "--answer", "four", "--wrong", "two"]
@@ -123,13 +123,26 @@ def test_sites_are_cut_along_the_axes_that_are_named(call: Any, words: str) -> N
     }
 
 
-def test_further_questions_take_the_place_of_the_sweep(call: Any) -> None:
-    arguments = ["--n", "4", "--paths", "L1H6.v", "--edges", "3", "--prune", "2", "--top", "3"]
-    out, document = call("patch", "attn-only-2l", *arguments)
-    kinds = [found["result"] for found in document["results"]]
-    assert kinds == ["PathPatching", "EdgeAttribution", "Verified", "Acdc"]
-    assert ["L1H6", "logits"] in document["results"][-1]["edges"]
-    assert "along the paths into L1H6.v" in out and "beside exact patching" in out and "edges are left" in out
+def test_paths_into_a_head_are_patched(call: Any) -> None:
+    out, document = call("paths", "attn-only-2l", "L1H6.v", "--n", "4", "--top", "3")
+    assert [found["result"] for found in document["results"]] == ["PathPatching"]
+    assert document["given"]["receivers"] == ["L1H6.v"] and "along the paths into L1H6.v" in out
+
+
+def test_paths_lead_into_the_logits_unless_said_otherwise(call: Any, words: str) -> None:
+    assert call("paths", words, "--n", "2")[1]["given"]["receivers"] == ["logits"]
+
+
+def test_estimates_of_edges_are_checked_by_exact_patching(call: Any) -> None:
+    out, document = call("edges", "attn-only-2l", "--n", "4", "--verify", "3", "--top", "3")
+    assert [found["result"] for found in document["results"]] == ["EdgeAttribution", "Verified"]
+    assert document["results"][1]["largest"] == 3 and "beside exact patching" in out
+
+
+def test_pruning_leaves_the_edges_that_carry_the_answer(call: Any) -> None:
+    out, document = call("prune", "attn-only-2l", "--threshold", "2", "--n", "4", "--top", "3")
+    assert [found["result"] for found in document["results"]] == ["Acdc"]
+    assert ["L1H6", "logits"] in document["results"][0]["edges"] and "edges are left" in out
 
 
 def test_a_pair_that_is_typed_is_read_with_its_tokens(call: Any, words: str) -> None:
@@ -342,7 +355,7 @@ def test_a_model_without_a_tokenizer_takes_ids(arguments: list[str], ids: str, c
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["patch", *ONE_PAIR, "--target", "two one", "--paths", "logits"],
+        ["paths", *ONE_PAIR, "--target", "two one"],
         ["patch", *ONE_PAIR, "--target", "two one"],
         ["trace", "one two", "--subject", "two", "--target", "two", "--samples", "2"],
         ["trace", "one two", "--subject", "two", "--target", "two", "--samples", "2", "--stack", "decoder"],
@@ -377,8 +390,9 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["patch", "words", "--clean", "one two", "--corrupt", "one"], "these prompts do not fit: clean has 3 tokens"),
         (["patch", "words", "--pairs", "none.csv"], 'cannot read "none.csv"'),
         (["patch", "words", "--sites", "zz"], 'no site or family "zz". Nearest: "z"'),
-        (["patch", "words", "--paths", "L9H0.k"], 'no receiver "L9H0.k"'),
-        (["patch", "words", "--paths", "logits", "--save-to", "x"], "--save-to is for sweeps"),
+        (["paths", "words", "L9H0.k"], 'no receiver "L9H0.k"'),
+        (["edges", "words", "--verify", "0"], "--verify must be at least 1, found 0"),
+        (["prune", "words", "--threshold", "1", "--top", "0"], "--top must be at least 1, found 0"),
         (["patch", "words", "--direction", "both", "--save-to", "x"], "--save-to holds one sweep"),
         (["patch", "words", *ONE_PAIR, "--target", "one"], "this model has no encoder"),
         (["patch", "words", "--target", "one"], "--target belongs to --clean and --corrupt"),
@@ -428,7 +442,7 @@ def test_an_interrupted_command_leaves_nothing(
         report(1, 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(analysis, "patch", interrupted)
+    monkeypatch.setattr(analysis.causal, "patch", interrupted)
     before = sorted(os.listdir())
     assert main(["patch", words, "--json", "found.json"]) == 130
     assert sorted(os.listdir()) == before and "interrupted" in capsys.readouterr().err
@@ -438,6 +452,9 @@ def test_an_interrupted_command_leaves_nothing(
 def test_the_page_is_drawn_from_the_document(verb: str, words: str, call: Any) -> None:
     arguments = {
         "patch": ["--n", "2"],
+        "paths": ["--n", "2"],
+        "edges": ["--n", "2", "--verify", "2"],
+        "prune": ["--n", "2", "--threshold", "1"],
         "trace": ["one two", "--subject", "one", "--samples", "2"],
         "attribute": ["one two"],
         "lens": ["one two"],

@@ -15,7 +15,7 @@ from safetensors.torch import save as serialise
 from glassformer import checkpoints, files
 from glassformer.attention import MixerConfig
 from glassformer.checkpoints.checkpoint import CONFIG
-from glassformer.checkpoints.folder import TOKENIZER, sha256
+from glassformer.checkpoints.own import TOKENIZER, sha256
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import CheckpointError, ConfigError, SaveError, UnknownKind, UnknownModel
@@ -105,7 +105,7 @@ def test_a_model_without_tokenizer_replaces_one_with(tmp_path):
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_name(monkeypatch):
-    monkeypatch.setattr("glassformer.checkpoints.folder.shipped", lambda: ["attn-only-2l", "gpt-4l"])
+    monkeypatch.setattr("glassformer.checkpoints.names.shipped", lambda: ["attn-only-2l", "gpt-4l"])
     with pytest.raises(UnknownModel, match=r'no model "gpt-4"[.] Nearest: "gpt-4l"[.] Shipped: attn-only-2l, gpt-4l'):
         checkpoints.load("gpt-4")
     with pytest.raises(UnknownModel, match="or give a folder"):
@@ -290,7 +290,7 @@ def test_tensors_that_do_not_fit_are_named(folder):
     with pytest.raises(CheckpointError, match=r"has shape \(2, 3\), the config asks for \(24, 16\)"):
         checkpoints.load(folder)
     forge(folder, **state | {name: state[name].to(torch.int32)})
-    with pytest.raises(CheckpointError, match=r"is of type torch.int32"):
+    with pytest.raises(CheckpointError, match=r"is stored as I32"):
         checkpoints.load(folder)
 
 

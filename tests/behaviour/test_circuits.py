@@ -16,7 +16,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.handmade import induction_model
 from glassformer.render.page import circuits_page
-from glassformer.render.tables import tables
+from glassformer.render.terminal.tables import tables
 from glassformer.training import train
 from reports import SAMPLES, sample
 from strategies import ARCHITECTURES, subject

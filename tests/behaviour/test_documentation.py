@@ -62,6 +62,11 @@ def test_the_generated_tables_are_what_the_script_makes() -> None:
         assert tables.fill(page, found) == page, f"{path.name} is out of date: run `make tables`"
 
 
+def test_the_page_of_analyses_and_the_tree_are_what_the_script_makes() -> None:
+    for path, text in program("make_catalogue").pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make tables`"
+
+
 def test_a_card_becomes_a_row_in_both_languages() -> None:
     sizes = {"parameters": 1234567, "tokens": 2_500_000, "seconds": 125, "threads": 2}
     card = {"name": "tiny", "about": "A model."} | sizes | {"figures": {"heldout_loss": 1.23456, "a_new_one": 0.5}}

@@ -22,12 +22,11 @@ from glassformer.analysis.heads import head_roles
 from glassformer.analysis.heads._roles import ROLES
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.reports import explain
-from glassformer.analysis.reports._explain import needs
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
-from glassformer.render.tables import visible
 from glassformer.render.terminal import lines
+from glassformer.render.terminal.tables import visible
 from strategies import ARCHITECTURES, subject
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
@@ -78,10 +77,10 @@ def test_where_a_top_head_looks_is_a_mixture_and_what_it_takes_is_what_it_adds(n
 def test_the_parts_are_what_the_analyses_give_one_by_one() -> None:
     model = gpt()
     found = explain(model, TEXT[:80], answer="\n", against=" ")
-    done = run(model, TEXT[:80], read=needs(model))
-    split = direct_logit_attribution(done, "\n", " ")
+    done = run(model, TEXT[:80], read=[explain])
+    split = direct_logit_attribution(done, answer="\n", against=" ")
     assert [c.contribution for c in found.attribution.components] == split.contributions.values.tolist()
-    assert [row.kl_bits for row in found.lens] == logit_lens(done, "\n").kl_bits.values.tolist()
+    assert [row.kl_bits for row in found.lens] == logit_lens(done, answer="\n").kl_bits.values.tolist()
     scores = head_roles(done).scores
     for head in found.heads:
         for role in head.roles:
@@ -234,7 +233,7 @@ def test_the_terminal_view_fits_its_width(name: str, width: int) -> None:
 
 def test_single_results_print_as_tables() -> None:
     model = gpt()
-    done = run(model, "def f", read=needs(model))
+    done = run(model, "def f", read=[explain])
     assert any("L0H1" in line for line in lines(head_roles(done)))
     assert any("block 3" in line for line in lines(logit_lens(done)))
     assert any("sum" in line for line in lines(direct_logit_attribution(done)))

@@ -8,7 +8,6 @@ import pytest
 from glassformer.analysis import run
 from glassformer.analysis.attribution import input_gradients
 from glassformer.analysis.behaviour import attention_sinks, long_context, rank_of_stream, suppression
-from glassformer.analysis.frozen import flow_sites
 from glassformer.analysis.token_flow import (
     alti,
     attention_flow,
@@ -29,7 +28,7 @@ NAMES = (
 def results() -> dict[str, Any]:
     found = subject("gpt2", length=9)
     model, ids = found.model, found.inputs[0]
-    done = run(model, ids, read=[*flow_sites(model), "blocks.*.mlp.hidden"])
+    done = run(model, ids, read=[rollout, "blocks.*.mlp.hidden"])
     return {
         "alti": alti(done),
         "attention_flow": attention_flow(done),
@@ -37,7 +36,7 @@ def results() -> dict[str, Any]:
         "information_flow_routes": information_flow_routes(done),
         "input_gradients": input_gradients(model, ids[:1], steps=2),
         "long_context": long_context(model, ids, sink=2, recent=2),
-        "neuron_shares": neuron_shares(done, 0),
+        "neuron_shares": neuron_shares(done, layer=0),
         "rank_of_stream": rank_of_stream(model, ids),
         "rollout": rollout(done),
         "suppression": suppression(model, ids),

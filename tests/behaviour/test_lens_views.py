@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from glassformer.analysis import run
-from glassformer.analysis.attribution import direct_effects, direct_sites, meaning_shift
-from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid, lens_sites
+from glassformer.analysis.attribution import direct_effects, meaning_shift
+from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines
@@ -17,7 +17,7 @@ from strategies import subject
 @pytest.fixture(scope="module")
 def done() -> Any:
     model = senses_model()
-    return run(model, "a fluffy blue creature", read=[*direct_sites(model), *lens_sites(model)])
+    return run(model, "a fluffy blue creature", read=[direct_effects, lens_grid])
 
 
 def test_a_word_in_two_contexts_reads_as_a_story() -> None:

@@ -1,4 +1,4 @@
-"""Matrices as text: `glassformer.render.matrix`."""
+"""Matrices as text: `glassformer.render.terminal.matrix`."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from rich.console import Console, Group
 
 from glassformer.labelled import Labelled
-from glassformer.render.matrix import matrix, short
+from glassformer.render.terminal.matrix import matrix, short
 
 
 def shown(

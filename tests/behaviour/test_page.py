@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from explanations import sample
-from glassformer.render.page import page
+from glassformer.render.page import explanation_page
 from pages import NASTY, Opener, accessibility_report
 
 browser_test = pytest.mark.browser
@@ -214,4 +214,4 @@ def _paper(shown: Page) -> list[int]:
 
 def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        page({"model": {"name": "m"}, "answer": float("nan")})
+        explanation_page({"model": {"name": "m"}, "answer": float("nan")})

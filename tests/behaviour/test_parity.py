@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys
-from glassformer.checkpoints import comparison, parity, save
-from glassformer.checkpoints.parity import reference
+from glassformer.checkpoints import parity, save
+from glassformer.checkpoints.comparison import whole_checkpoint
+from glassformer.checkpoints.comparison.reference import reference
 from glassformer.cli import main
 from glassformer.data import word_tokenizer
 from glassformer.errors import MissingExtra
@@ -33,7 +34,7 @@ def faulty(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """Return a copy for ours to read; the reference goes on reading the sound one."""
     folder = Path(shutil.copytree(sound, tmp_path / "faulty"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(comparison, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
+    monkeypatch.setattr(whole_checkpoint, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
     return folder
 
 
@@ -99,7 +100,7 @@ def test_a_fault_is_found_in_encoders_and_encoder_decoders(
     reference_folder(kind, config, sound, torch.float32)
     assert parity(sound).first is None
     shutil.copytree(sound, folder)
-    monkeypatch.setattr(comparison, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
+    monkeypatch.setattr(whole_checkpoint, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
     tensor, site = OTHERS[name]
     change_tensor(folder, tensor)
     found = parity(folder)

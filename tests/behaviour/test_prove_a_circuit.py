@@ -27,9 +27,9 @@ def test_patching_finds_the_two_heads_of_induction(page: dict[str, Any]) -> None
 
 
 def test_path_patching_finds_how_they_are_wired(page: dict[str, Any]) -> None:
-    analysis, prompts = page["analysis"], (page["clean"], page["corrupt"], page["metric"])
+    analysis = page["analysis"]
     shares = {
-        receiver: analysis.circuits.path_patching(page["model"], *prompts, receivers=receiver).share
+        receiver: analysis.circuits.path_patching(page["model"], page["pairs"], receivers=receiver).share
         for receiver in ("logits", "L1H6.k", "L1H6.v", "L1H6.q")
     }
     assert shares["logits"].select(sender="L1H6").values.item() == pytest.approx(0.88, abs=0.02)
@@ -47,9 +47,9 @@ def test_pruning_leaves_that_circuit_and_says_what_it_is_worth(page: dict[str, A
 
 
 def test_gradients_at_the_clean_prompt_miss_the_key_of_a_saturated_head(page: dict[str, Any]) -> None:
-    analysis, prompts = page["analysis"], (page["clean"], page["corrupt"], page["metric"])
+    analysis = page["analysis"]
     shares = {
-        where: analysis.circuits.attribute_edges(page["model"], *prompts, gradient_at=where).share
+        where: analysis.circuits.attribute_edges(page["model"], page["pairs"], gradient_at=where).share
         for where in ("clean", "inputs")
     }
     edge = {"receiver": "L1H6.k", "sender": "L0H1"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from glassformer.attention import Attention, LinearScaling, Rope, Softmax
-from glassformer.checkpoints.checkpoint import translated
+from glassformer.checkpoints.published import translated
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig
 

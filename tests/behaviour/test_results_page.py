@@ -1,6 +1,7 @@
 """The HTML page of results, opened from disk in a real browser; what it is drawn from, checked without one."""
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -13,11 +14,10 @@ from playwright.sync_api import Page
 
 from closeness import close
 from glassformer.errors import ConfigError
-from glassformer.labelled import Labelled
-from glassformer.render.page import results_page
-from glassformer.render.results import results_document
+from glassformer.labelled import Labelled, Result
+from glassformer.render.page import results_document, results_page
 from pages import NASTY, Opener, accessibility_report
-from results import SAMPLES, document
+from results import HEAD, SAMPLES, document, sample
 
 browser_test = pytest.mark.browser
 OPEN_EVERYTHING = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
@@ -35,10 +35,17 @@ def unpacked(entry: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(numbers).reshape(entry["shape"])
 
 
-def one(values: torch.Tensor, *axes: str, **coords: list[Any]) -> dict[str, Any]:
-    """Return a document with a result that no class stands for, of one tensor."""
-    found = {"result": "Mystery", "numbers": Labelled(values, axes, coords).to_dict()}
-    return {"format": "glassformer.results", "version": 1, "results": [found]}
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mystery(Result):
+    """A result that no view knows."""
+
+    numbers: Labelled
+    spread: float = 0.0
+
+
+def one(values: torch.Tensor, *axes: str, **coords: list[Any]) -> list[Result]:
+    """Return a result of one tensor."""
+    return [Mystery(Labelled(values, axes, coords))]
 
 
 # ---- the document
@@ -46,9 +53,9 @@ def one(values: torch.Tensor, *axes: str, **coords: list[Any]) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_numbers_survive_their_packing_and_everything_shown_has_its_words(name: str) -> None:
-    given = document(name)
-    packed = results_document(given)
-    for result, stored in zip(given["results"], packed["results"]):
+    packed = results_document(sample(name), HEAD)
+    for result, stored in zip(document(name), packed["results"], strict=True):
+        assert stored.keys() == {*result, "derived"}
         for field, value in result.items():
             if isinstance(value, dict) and "axes" in value:
                 torch.testing.assert_close(
@@ -56,39 +63,62 @@ def test_numbers_survive_their_packing_and_everything_shown_has_its_words(name: 
                 )
     for about in packed["about"].values():
         assert about["summary"] and all(about["fields"].values())
-    assert set(packed["about"]) >= {result["result"] for result in given["results"]}
+    assert set(packed["about"]) >= {result["result"] for result in packed["results"]}
     json.dumps(packed, allow_nan=False)
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_page_and_the_json_say_the_same_but_for_how_tensors_are_written(name: str) -> None:
+    def without_tensors(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "axes" in value:
+                return {"axes": value["axes"], "coords": value["coords"]}
+            return {k: without_tensors(v) for k, v in value.items() if k != "derived"}
+        return [without_tensors(v) for v in value] if isinstance(value, list) else value
+
+    packed = json.loads(json.dumps(results_document(sample(name))["results"]))
+    assert without_tensors(packed) == without_tensors(document(name))
+
+
 def test_what_a_result_derives_is_what_its_property_says() -> None:
-    stored = results_document(document("patching"))["results"][1]["tables"]["z"]
-    entry = document("patching")["results"][1]["tables"]["z"]
+    [_, noising] = sample("patching")
+    stored = results_document(noising)["results"][0]["tables"]["z"]
+    entry = document("patching")[1]["tables"]["z"]
     fraction = (torch.tensor(entry["values"]["values"]).mean(-1) - torch.tensor(entry["corrupt"]["values"]).mean()) / (
         torch.tensor(entry["clean"]["values"]).mean() - torch.tensor(entry["corrupt"]["values"]).mean()
     )
     close(unpacked(stored["derived"]["carried"]), 1 - fraction, tolerance=1e-5)
 
 
-def test_one_result_several_and_a_document_are_all_taken() -> None:
-    whole = document("flow")
-    [first, second] = whole["results"]
-    for payload, n in ((first, 1), ([first, second], 2), (whole, 2)):
-        assert len(results_document(payload)["results"]) == n
+def test_one_result_and_several_are_taken() -> None:
+    first, second = sample("flow")
+    for given, n in ((first, 1), ([first, second], 2), ((first, second), 2)):
+        assert len(results_document(given)["results"]) == n
     assert 'id="results"' in results_page(first)
 
 
-@pytest.mark.parametrize("payload", [{}, [], {"results": []}, [{"values": 1}], {"results": [3]}])
-def test_a_page_without_a_result_is_refused(payload: Any) -> None:
+def test_the_head_stands_before_the_results() -> None:
+    found = results_document(sample("flow"), HEAD)
+    assert {name: found[name] for name in HEAD} == HEAD
+
+
+@pytest.mark.parametrize("given", [[], (), [3], [{"values": 1}], [{"result": "Patched"}]])
+def test_a_page_without_a_result_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="at least one result"):
-        results_page(payload)
+        results_page(given)
 
 
 def test_what_is_not_finite_is_left_empty() -> None:
-    payload = one(torch.tensor([1.0, math.inf, math.nan]), "layer")
-    payload["results"][0]["spread"] = math.nan
-    stored = results_document(payload)["results"][0]
+    stored = Mystery(Labelled(torch.tensor([1.0, math.inf, math.nan]), ("layer",)), math.nan).to_dict(packed=True)
     assert stored["spread"] is None
     assert unpacked(stored["numbers"]).isnan().tolist() == [False, True, True]
+
+
+def test_complex_numbers_are_packed_as_two_parts() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    stored = Labelled(values, ("row",)).to_dict(packed=True)
+    assert stored["axes"] == ["row", "part"] and stored["coords"]["part"] == ["real", "imaginary"]
+    assert unpacked(stored).tolist() == [[1.0, 2.0], [3.0, -4.0]]
 
 
 # ---- the page
@@ -97,7 +127,7 @@ def test_what_is_not_finite_is_left_empty() -> None:
 @browser_test
 @pytest.mark.parametrize(("name", "scheme", "width"), [("patching", "light", 1280), ("lens", "dark", 390)])
 def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: int) -> None:
-    assert accessibility_report(opened(document(name), scheme=scheme, width=width)) == ""
+    assert accessibility_report(opened(sample(name), HEAD, scheme=scheme, width=width)) == ""
 
 
 @browser_test
@@ -105,7 +135,7 @@ def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: i
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 390)])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
-    shown = opened(document(name), scheme=scheme, width=width)
+    shown = opened(sample(name), HEAD, scheme=scheme, width=width)
     open_everything(shown)
     assert accessibility_report(shown) == ""
 
@@ -113,7 +143,7 @@ def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: s
 @browser_test
 @pytest.mark.parametrize("name", SAMPLES)
 def test_everything_opens_in_a_narrow_window_that_scrolls_only_downwards(opened: Opener, name: str) -> None:
-    shown = opened(document(name), width=360)
+    shown = opened(sample(name), HEAD, width=360)
     open_everything(shown)
     assert shown.evaluate("document.documentElement.scrollWidth") == 360
     assert shown.locator("main > section").count() >= 2
@@ -149,15 +179,15 @@ def test_prompts_are_averaged_and_each_can_be_chosen(opened: Opener) -> None:
 
 @browser_test
 def test_rows_over_tokens_are_shown_as_text(opened: Opener) -> None:
-    shown = opened(document("flow"))
+    shown = opened(sample("flow"), HEAD)
     figure = shown.locator("#result-1 figure").first
-    texts = document("flow")["results"][0]["rolled"]["coords"]["key"]
+    texts = document("flow")[0]["rolled"]["coords"]["key"]
     assert figure.locator(".strip .token").count() == len(texts)
 
 
 @browser_test
 def test_denoising_and_noising_stand_beside_each_other(opened: Opener) -> None:
-    shown = opened(document("patching"))
+    shown = opened(sample("patching"), HEAD)
     families = shown.locator(".family")
     assert families.locator("h3.mono").all_inner_texts() == ["resid_pre", "z"]
     for family in families.all():
@@ -168,8 +198,8 @@ def test_denoising_and_noising_stand_beside_each_other(opened: Opener) -> None:
 
 @browser_test
 def test_a_cell_of_the_lens_tells_its_likeliest_tokens(opened: Opener) -> None:
-    [grid] = document("lens")["results"]
-    shown = opened(document("lens"))
+    [grid] = document("lens")
+    shown = opened(sample("lens"), HEAD)
     cells = shown.locator("table.lenses tbody tr").first.locator("td")
     assert cells.count() == len(grid["top"]["values"][0][0])
     cells.first.click()
@@ -183,7 +213,7 @@ def test_a_cell_of_the_lens_tells_its_likeliest_tokens(opened: Opener) -> None:
 
 @browser_test
 def test_a_slider_takes_edges_away(opened: Opener) -> None:
-    shown = opened(document("routes"))
+    shown = opened(sample("routes"), HEAD)
     slider, edges = shown.locator("input[type=range]"), shown.locator(".edge")
     whole = edges.count()
     assert whole > 5
@@ -196,8 +226,8 @@ def test_a_slider_takes_edges_away(opened: Opener) -> None:
 
 @browser_test
 def test_the_circuit_of_the_known_model_is_drawn_as_it_is_wired(opened: Opener) -> None:
-    found = document("pruning")["results"][0]
-    shown = opened(document("pruning"))
+    found = document("pruning")[0]
+    shown = opened(sample("pruning"), HEAD)
     graph = shown.locator("#result-1 svg").first
     titles = graph.locator("title").all_text_contents()
     assert sorted(title.split(":")[0] for title in titles) == sorted(" → ".join(edge) for edge in found["edges"])
@@ -208,11 +238,15 @@ def test_the_circuit_of_the_known_model_is_drawn_as_it_is_wired(opened: Opener) 
 def test_no_token_becomes_markup(opened: Opener) -> None:
     values = torch.rand(9, 9, generator=torch.Generator().manual_seed(0))
     labels = [f"{i}:{text}" for i, text in enumerate(NASTY)]
-    payload = one(values, "query", "key", query=labels, key=labels)
-    payload["model"] = {"name": NASTY[2]}
-    payload["given"] = {"text": NASTY[0], NASTY[2]: 1}
-    payload["results"][0] |= {"left_out": {NASTY[2]: NASTY[0]}, NASTY[2]: NASTY[2]}
-    shown = opened(payload)
+
+    class Hostile(Mystery):
+        """A result whose names are markup."""
+
+        def to_dict(self, packed: bool = False) -> dict[str, Any]:
+            return super().to_dict(packed) | {"left_out": {NASTY[2]: NASTY[0]}, NASTY[2]: NASTY[2]}
+
+    hostile = Hostile(Labelled(values, ("query", "key"), {"query": labels, "key": labels}))
+    shown = opened([hostile], {"model": {"name": NASTY[2]}, "given": {"text": NASTY[0], NASTY[2]: 1}})
     open_everything(shown)
     assert shown.evaluate("window.ran") is None
     assert shown.locator("img").count() == 0

@@ -179,10 +179,9 @@ def test_a_saved_run_comes_back_whole(tmp_path: Path) -> None:
 
 def test_a_loaded_run_needs_the_model_for_what_looks_at_weights(tmp_path: Path) -> None:
     from glassformer.analysis.attribution import direct_logit_attribution
-    from glassformer.analysis.attribution._direct_logit_attribution import needs
 
     model = gpt()
-    run = gf.run(model, "def f", read=needs(model))
+    run = gf.run(model, "def f", read=[direct_logit_attribution])
     path = run.save(tmp_path / "run.safetensors")
     with pytest.raises(AnalysisUnavailable, match="give the model"):
         direct_logit_attribution(gf.Run.load(path))

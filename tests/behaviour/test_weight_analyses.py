@@ -5,6 +5,7 @@ import torch
 
 import glassformer as gf
 from glassformer import analysis, weights
+from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable
 from strategies import ARCHITECTURES, subject
 
@@ -29,13 +30,13 @@ WEIGHTS = {
 }
 RUNS = {
     "offset_scores": (
-        analysis.from_weights.offset_needs,
+        card_of(analysis.from_weights.offset_scores).reads,
         lambda run: analysis.from_weights.offset_scores(run, offsets=3).scores,
     ),
-    "erasure": (analysis.subspaces.erasure_needs, lambda run: analysis.subspaces.erasure(run).cosine),
-    "kurtosis": (analysis.subspaces.kurtosis_needs, lambda run: analysis.subspaces.kurtosis(run).coordinates),
+    "erasure": (card_of(analysis.subspaces.erasure).reads, lambda run: analysis.subspaces.erasure(run).cosine),
+    "kurtosis": (card_of(analysis.subspaces.kurtosis).reads, lambda run: analysis.subspaces.kurtosis(run).coordinates),
     "stream_dimensions": (
-        analysis.subspaces.kurtosis_needs,
+        card_of(analysis.subspaces.kurtosis).reads,
         lambda run: analysis.subspaces.stream_dimensions(run).participation_ratio,
     ),
 }

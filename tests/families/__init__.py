@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 import glassformer as gf
-from glassformer.checkpoints import comparison
-from glassformer.checkpoints.comparison import TOLERANCE, comparisons_of
-from glassformer.checkpoints.folder import open_folder
-from glassformer.checkpoints.parity import wide
+from glassformer.checkpoints.comparison import whole_checkpoint
+from glassformer.checkpoints.comparison.reference import wide
+from glassformer.checkpoints.comparison.whole_checkpoint import TOLERANCE, comparisons_of
+from glassformer.checkpoints.loading import open_folder
 from strategies import randomise
 
 STEPS = 50
@@ -118,14 +118,14 @@ def compared_whole(
 
 def left_padded(ours: Any, theirs: Any, tokens: Tensor, lengths: Tensor) -> float:
     """Return the error of logits where rows of unequal length are padded on the left."""
-    return _error(comparison.left_padded(theirs, tokens, lengths), ours)
+    return _error(whole_checkpoint.left_padded(theirs, tokens, lengths), ours)
 
 
 def generated(ours: Any, theirs: Any, tokens: Tensor, steps: int) -> float:
     """Return the error of logits over greedy steps from a cache; infinite if a token differs."""
-    return _error(comparison.generated(theirs, tokens, steps), ours)
+    return _error(whole_checkpoint.generated(theirs, tokens, steps), ours)
 
 
-def _error(found: comparison.Comparison, ours: Any) -> float:
+def _error(found: whole_checkpoint.Comparison, ours: Any) -> float:
     with torch.no_grad():
         return max(difference.error for difference in found(ours))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from families import TOLERANCE, case, compared_whole, reference_folder
-from glassformer.checkpoints.parity import relative, wide
+from glassformer.checkpoints.comparison.reference import relative, wide
 
 
 def check_encoder(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.float64) -> dict[str, float]:

@@ -7,7 +7,7 @@ import torch
 
 import glassformer as gf
 from families import STEPS, TOLERANCE, case, generated, left_padded, reference_folder
-from glassformer.checkpoints.parity import relative, wide
+from glassformer.checkpoints.comparison.reference import relative, wide
 
 SIZES: dict[str, Any] = {"vocab_size": 23, "hidden_size": 24, "pad_token_id": None}
 

@@ -7,7 +7,7 @@ import torch
 
 import glassformer as gf
 from families import TOLERANCE, case, check_decoder, generated
-from glassformer.checkpoints.parity import reference
+from glassformer.checkpoints.comparison.reference import reference
 
 SIZES: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4,

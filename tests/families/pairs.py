@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from families import TOLERANCE, compared_whole, reference_folder
-from glassformer.checkpoints.parity import set_sines
+from glassformer.checkpoints.comparison.reference import set_sines
 
 
 def check_pair(kind: Any, config: Any, folder: Path, dtype: torch.dtype = torch.float64) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from circuit_pairs import Pair, novelty, pair, repetition
+from circuit_pairs import Compared, novelty, pair, repetition
 from closeness import close
 from glassformer.analysis.circuits import Acdc, acdc, acdc_curve, faithfulness
 from glassformer.analysis.sweep import kl_divergence, logit
@@ -27,7 +27,7 @@ from strategies import ARCHITECTURES
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def _one_by_one(found: Pair, threshold: float, absolute: bool = False) -> tuple[Tensor, list[float]]:
+def _one_by_one(found: Compared, threshold: float, absolute: bool = False) -> tuple[Tensor, list[float]]:
     """Prune as the paper says: one edge, one pass."""
     wires = found.wires()
     allowed = wires.graph.allowed.values
@@ -66,12 +66,12 @@ def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: s
     found = pair(name)
     metric = kl_divergence(found.model(*found.clean)[:, -1].detach())
     args = found.prompts
-    everything = acdc(*args, threshold=math.inf, **found.targets)
+    everything = acdc(*args, threshold=math.inf)
     assert everything.edges == () and everything.faithfulness == pytest.approx(0.0, abs=1e-9)
     expected = float(metric.function(found.model(*found.corrupt)[None, :, -1].detach()).mean())
     assert everything.cost == pytest.approx(expected)
     if name in ("attention_only", "post", "differential"):
-        whole = acdc(*args, threshold=-math.inf, **found.targets)
+        whole = acdc(*args, threshold=-math.inf)
         assert len(whole.edges) == found.wires().graph.n_edges
         assert whole.cost == pytest.approx(0.0, abs=1e-12) and whole.faithfulness == pytest.approx(1.0)
 
@@ -79,8 +79,8 @@ def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: s
 @pytest.mark.parametrize("name", ["gpt2", "sandwich", "post", "translator_pre"])
 def test_running_the_circuit_again_gives_the_logged_cost(name: str) -> None:
     found = pair(name)
-    result = acdc(*found.args, threshold=0.003, **found.targets)
-    again = faithfulness(*found.args, result.edges, **found.targets)
+    result = acdc(*found.args, threshold=0.003)
+    again = faithfulness(*found.prompts, result.edges, found.metric)
     assert -float(again.circuit.values.mean()) == pytest.approx(result.cost, rel=1e-9)
     assert again.faithfulness == pytest.approx(result.faithfulness, rel=1e-6)
     assert [step.edge for step in result.log if not step.removed][::-1] == list(result.edges)
@@ -108,8 +108,8 @@ def test_induction_by_keys_is_returned_exactly() -> None:
 
 
 def test_divergence_finds_the_same_wiring_as_the_logit() -> None:
-    clean, corrupt, _ = repetition()
-    assert _edges(acdc(induction_model(), clean, corrupt, threshold=1e-3)) == INDUCTION
+    pairs, _ = repetition()
+    assert _edges(acdc(induction_model(), pairs, threshold=1e-3)) == INDUCTION
 
 
 def test_decoys_and_a_hidden_basis_do_not_change_the_wiring() -> None:
@@ -120,8 +120,8 @@ def test_decoys_and_a_hidden_basis_do_not_change_the_wiring() -> None:
 
 
 def test_induction_by_queries_is_returned_exactly() -> None:
-    clean, corrupt, metric = novelty()
-    result = acdc(pointer_model(vocab=25), clean, corrupt, metric, threshold=1e-3)
+    pairs, metric = novelty()
+    result = acdc(pointer_model(vocab=25), pairs, metric, threshold=1e-3)
     # queries and keys of the first head must agree: with one of them corrupt, the other is of no use either
     assert _edges(result) == {
         ("embed", "L0H0.q"), ("embed", "L0H0.k"), ("L0H0", "L1H0.q"), ("embed", "L1H0.v"), ("L1H0", "logits"),
@@ -131,15 +131,15 @@ def test_induction_by_queries_is_returned_exactly() -> None:
 def test_a_virtual_head_is_returned_exactly() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, corrupt = (torch.randint(1, 10, (4, 12), generator=generator) for _ in range(2))
-    result = acdc(virtual_head_model(), clean, corrupt, logit(clean[:, -3].tolist()), threshold=1e-3)
+    result = acdc(virtual_head_model(), (clean, corrupt), logit(clean[:, -3].tolist()), threshold=1e-3)
     assert _edges(result) == {("embed", "L0H0.v"), ("L0H0", "L1H0.v"), ("L1H0", "logits")}
 
 
 def test_a_skip_trigram_is_returned_exactly() -> None:
     model = skip_trigram_model(keep_in_mind(2))
-    keys_only = acdc(model, [[0, 1, 5, 2]], [[0, 5, 5, 2]], logit("mind"), threshold=1e-3)
+    keys_only = acdc(model, ([[0, 1, 5, 2]], [[0, 5, 5, 2]]), logit("mind"), threshold=1e-3)
     assert _edges(keys_only) == {("embed", "L0H0.k"), ("embed", "L0H0.v"), ("L0H0", "logits")}
-    both = acdc(model, [[0, 1, 5, 2]], [[0, 5, 5, 4]], logit("mind"), threshold=1e-3)
+    both = acdc(model, ([[0, 1, 5, 2]], [[0, 5, 5, 4]]), logit("mind"), threshold=1e-3)
     assert _edges(both) == _edges(keys_only) | {("embed", "L0H0.q")}
 
 
@@ -150,13 +150,13 @@ def test_redundant_heads_are_both_found() -> None:
 
 
 def test_a_prefilter_takes_edges_away_beforehand() -> None:
-    clean, corrupt, metric = repetition()
+    pairs, metric = repetition()
     # unsaturated, so that the gradient sees the wiring
     model = induction_model(gamma=3.0)
-    result = acdc(model, clean, corrupt, metric, threshold=1e-3, candidates=6)
+    result = acdc(model, pairs, metric, threshold=1e-3, candidates=6)
     assert result.prefiltered == 29 - 6 and len(result.log) == 6
     assert _edges(result) == INDUCTION
-    assert _edges(acdc(model, clean, corrupt, threshold=1e-3, candidates=6)) == INDUCTION
+    assert _edges(acdc(model, pairs, threshold=1e-3, candidates=6)) == INDUCTION
 
 
 def test_few_passes_serve_many_edges() -> None:

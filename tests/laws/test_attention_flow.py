@@ -5,7 +5,6 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.frozen import flow_sites
 from glassformer.analysis.token_flow import attention_flow, rollout
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from strategies import ARCHITECTURES, subject
@@ -17,7 +16,7 @@ SHARES = [name for name in ARCHITECTURES if "lightning" not in name and name not
 
 def passed(name: str) -> Run:
     found = subject(name)
-    return run(found.model, *found.inputs, read=flow_sites(found.model))
+    return run(found.model, *found.inputs, read=[rollout])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "alibi_window", "parallel", "translator_pre"])
@@ -35,7 +34,7 @@ def test_flows_are_those_of_an_independent_solver(name: str) -> None:
         for q, k in layer.nonzero().tolist():
             below = ("enc", top, k) if k < n_source else ("own", i, k - n_source)
             graph.add_edge(("own", i + 1, q), below, capacity=float(layer[q, k]))
-    found = attention_flow(done, 4)
+    found = attention_flow(done, position=4)
     start = ("own", len(rollout(done).layers.values), 4)
     for key, flow in enumerate(found.flow.values.tolist()):
         end = ("enc", 0, key) if key < n_source else ("own", 0, key - n_source)
@@ -52,7 +51,7 @@ def test_flow_is_at_least_what_rollout_gives_and_at_most_one(name: str) -> None:
 
 
 def test_where_layers_keep_everything_nothing_flows_between_positions() -> None:
-    found = attention_flow(passed("translator_pre"), 2, stack="encoder", kept=1.0)
+    found = attention_flow(passed("translator_pre"), position=2, stack="encoder", kept=1.0)
     close(found.flow.values, torch.eye(9, dtype=torch.float64)[2])
 
 
@@ -61,4 +60,4 @@ def test_what_rollout_refuses_flow_refuses() -> None:
         attention_flow(passed("differential"))
     assert attention_flow(passed("differential"), signed="absolute").method == "attention flow of absolute weights"
     with pytest.raises(ShapeMismatch, match="position 9: there are 7 tokens"):
-        attention_flow(passed("gpt2"), 9)
+        attention_flow(passed("gpt2"), position=9)

@@ -9,7 +9,7 @@ import torch
 from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import direct_logit_attribution, sources
-from glassformer.analysis.attribution._direct_logit_attribution import needs, source_needs
+from glassformer.analysis.question import card_of
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.handmade import induction_model, repeated
@@ -26,7 +26,7 @@ def double(number: float) -> torch.Tensor:
 
 def passed(found: Subject, *more: str) -> Run:
     inputs = [ids[:1] for ids in found.inputs]
-    return run(found.model, inputs[0], *inputs[1:], read=[*needs(found.model), *more])
+    return run(found.model, inputs[0], *inputs[1:], read=[direct_logit_attribution, *more])
 
 
 def raw_logits(done: Run) -> torch.Tensor:
@@ -39,7 +39,7 @@ def raw_logits(done: Run) -> torch.Tensor:
 def test_components_sum_to_the_logit(name: str) -> None:
     done = passed(subject(name))
     for answer, position in ((0, -1), (7, 2)):
-        found = direct_logit_attribution(done, answer, position=position)
+        found = direct_logit_attribution(done, answer=answer, position=position)
         close(found.contributions.values.sum(), raw_logits(done)[0, position, answer])
         assert found.total == pytest.approx(found.sum)
 
@@ -47,7 +47,7 @@ def test_components_sum_to_the_logit(name: str) -> None:
 @every
 def test_components_sum_to_the_difference_of_two_logits(name: str) -> None:
     done = passed(subject(name))
-    found = direct_logit_attribution(done, 3, 5)
+    found = direct_logit_attribution(done, answer=3, against=5)
     close(found.contributions.values.sum(), raw_logits(done)[0, -1, 3] - raw_logits(done)[0, -1, 5])
 
 
@@ -60,24 +60,27 @@ def test_components_sum_to_the_logit_in_every_wiring_with_every_norm(wiring: Any
         11, 12, tuple(layers), positions=Learned(), final_norm=norm, tied=False, unembed_bias=True, max_len=8
     )
     model = randomise(config.build().double())
-    done = run(model, [[1, 2, 3, 4]], read=needs(model) + source_needs(model))
-    found = direct_logit_attribution(done, 3)
+    done = run(model, [[1, 2, 3, 4]], read=[direct_logit_attribution, sources])
+    found = direct_logit_attribution(done, answer=3)
     assert done.logits is not None
     close(found.contributions.values.sum(), done.logits[0, -1, 3])
     for component in found.components:
         if component.head is not None:
-            close(sources(done, found, component.label).contributions.values.sum(), double(found[component.label]))
+            close(
+                sources(done, split=found, label=component.label).contributions.values.sum(),
+                double(found[component.label]),
+            )
 
 
 @every
 def test_what_a_head_takes_from_each_token_sums_to_what_the_head_adds(name: str) -> None:
     model = subject(name)
-    done = passed(model, *source_needs(model.model))
-    found = direct_logit_attribution(done, 3, 5, position=4)
+    done = passed(model, *card_of(sources).reads(model.model))
+    found = direct_logit_attribution(done, answer=3, against=5, position=4)
     heads = [c for c in found.components if c.head is not None]
     assert heads
     for head in heads:
-        split = sources(done, found, head.label)
+        split = sources(done, split=found, label=head.label)
         tokens = done.source_tokens if head.kind == "cross_head" else done.tokens
         assert split.contributions.size("key") == len(tokens)
         close(split.contributions.values.sum(), double(found[head.label]), 1e-8)
@@ -89,7 +92,7 @@ def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) ->
     found = subject(name)
     inputs = [ids[:1] for ids in found.inputs]
     clean = passed(found, "*.out")
-    split = direct_logit_attribution(clean, 3)
+    split = direct_logit_attribution(clean, answer=3)
     raw = [n for n in clean if n == "logits_raw"]
     stack = list(found.model.stacks.values())[-1]
     frozen = [n for n in clean if n.endswith(("write_scale", "sum_scale", "final.scale"))]
@@ -109,21 +112,21 @@ def test_a_contribution_is_the_direct_effect_of_removing_the_write(name: str) ->
 def test_a_capped_model_has_its_raw_logit_split_and_says_so() -> None:
     done = passed(subject("capped"))
     assert done.logits is not None
-    split = direct_logit_attribution(done, 3)
+    split = direct_logit_attribution(done, answer=3)
     assert split.cap == 0.3 == done.model.config.logit_cap
     assert float(done.logits[0, -1, 3]) == pytest.approx(0.3 * math.tanh(split.total / 0.3))
     assert abs(split.total - float(done.logits[0, -1, 3])) > 0.01
-    assert direct_logit_attribution(passed(subject("llama")), 3).cap is None
+    assert direct_logit_attribution(passed(subject("llama")), answer=3).cap is None
 
 
 def test_in_the_induction_model_the_induction_head_adds_the_whole_logit() -> None:
     model, ids = induction_model(), repeated()
-    done = run(model, ids[:, :-1], read=needs(model) + source_needs(model))
-    found = direct_logit_attribution(done, int(ids[0, -1]))
+    done = run(model, ids[:, :-1], read=[direct_logit_attribution, sources])
+    found = direct_logit_attribution(done, answer=int(ids[0, -1]))
     assert found["L1H0"] == pytest.approx(found.total) == pytest.approx(50.0, rel=1e-4)
     assert found["L0H0"] == found["L0H1"] == found["L1H1"] == 0
     # it takes it from the one place where the answer stood before
-    split = sources(done, found, "L1H0")
+    split = sources(done, split=found, label="L1H0")
     place = (ids[0, :-1] == ids[0, -1]).nonzero()[0, 0]
     assert split.contributions.values[place] == pytest.approx(50.0, rel=1e-4)
 
@@ -131,7 +134,7 @@ def test_in_the_induction_model_the_induction_head_adds_the_whole_logit() -> Non
 def test_a_model_without_layers_splits_into_token_position_and_constants() -> None:
     config = DecoderConfig(7, 6, (), positions=Learned(), max_len=4, unembed_bias=True)
     model = randomise(config.build().double())
-    found = direct_logit_attribution(run(model, [1, 2], read=needs(model)), 3)
+    found = direct_logit_attribution(run(model, [1, 2], read=[direct_logit_attribution]), answer=3)
     assert [c.label for c in found.components] == ["token", "position", "final norm bias", "unembed bias"]
     assert found.sum == pytest.approx(found.total)
 
@@ -139,17 +142,21 @@ def test_a_model_without_layers_splits_into_token_position_and_constants() -> No
 def test_an_edited_stream_leaves_a_difference_between_sum_and_total() -> None:
     model = subject("gpt2").model
     push = Add("blocks.0.resid_post", torch.full((16,), 3.0).double().sin(), at=At(pos=-1))
-    clean, edited = (run(model, [1, 2, 3], read=needs(model), edit=edit) for edit in ([], [push]))
-    assert direct_logit_attribution(clean, 3).sum == pytest.approx(direct_logit_attribution(clean, 3).total)
-    edited = run(model, [1, 2, 3], read=needs(model), edit=[Add("blocks.1.resid_pre", torch.arange(16.0).double())])
-    found = direct_logit_attribution(edited, 3)
+    clean, edited = (run(model, [1, 2, 3], read=[direct_logit_attribution], edit=edit) for edit in ([], [push]))
+    assert direct_logit_attribution(clean, answer=3).sum == pytest.approx(
+        direct_logit_attribution(clean, answer=3).total
+    )
+    edited = run(
+        model, [1, 2, 3], read=[direct_logit_attribution], edit=[Add("blocks.1.resid_pre", torch.arange(16.0).double())]
+    )
+    found = direct_logit_attribution(edited, answer=3)
     assert abs(found.sum - found.total) > 1e-3
 
 
 def test_components_are_named_in_the_order_of_the_forward_pass() -> None:
     model = subject("translator_post").model
-    done = run(model, [1, 2, 3], [4, 5], read=needs(model))
-    labels = [c.label for c in direct_logit_attribution(done, 3).components]
+    done = run(model, [1, 2, 3], [4, 5], read=[direct_logit_attribution])
+    labels = [c.label for c in direct_logit_attribution(done, answer=3).components]
     layers = []
     for i in range(2):
         for part, letter in (("attn", "H"), ("cross", "X")):
@@ -162,21 +169,21 @@ def test_components_are_named_in_the_order_of_the_forward_pass() -> None:
 def test_a_run_that_lacks_sites_is_refused_with_what_to_read() -> None:
     model = subject("gpt2").model
     with pytest.raises(SiteNotRead, match=r"attribution needs sites .* Add to read=:\n.*blocks\.0\.attn\.head_out"):
-        direct_logit_attribution(run(model, [1, 2]), 3)
+        direct_logit_attribution(run(model, [1, 2]), answer=3)
 
 
 def test_models_that_are_not_ours_are_refused() -> None:
     with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
-        needs(torch.nn.Linear(2, 2))
+        card_of(direct_logit_attribution).reads(torch.nn.Linear(2, 2))
 
 
 def test_sources_of_an_unknown_head_names_the_heads_there_are() -> None:
     model = subject("attention_only").model
-    done = run(model, [1, 2], read=needs(model) + source_needs(model))
+    done = run(model, [1, 2], read=[direct_logit_attribution, sources])
     with pytest.raises(
         AnalysisUnavailable, match=r'"L9H9" is no head of this attribution. Heads: L0H0, L0H1, L1H0, L1H1'
     ):
-        sources(done, direct_logit_attribution(done, 3), "L9H9")
+        sources(done, split=direct_logit_attribution(done, answer=3), label="L9H9")
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -184,7 +191,7 @@ def test_two_attention_parts_of_one_block_keep_their_names_apart(layers: int) ->
     twice = block(n_heads=2)
     config = DecoderConfig(7, 8, repeat(twice.replace(parts=twice.parts * 2), layers), max_len=8)
     model = randomise(config.build().double())
-    found = direct_logit_attribution(run(model, [1, 2, 3], read=needs(model)), 1)
+    found = direct_logit_attribution(run(model, [1, 2, 3], read=[direct_logit_attribution]), answer=1)
     labels = [c.label for c in found.components]
     assert len(set(labels)) == len(labels)
     assert "L0H1#2" in labels

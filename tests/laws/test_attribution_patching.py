@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from circuit_pairs import Pair, pair, repetition
+from circuit_pairs import Compared, pair, repetition
 from closeness import close
 from glassformer.analysis.circuits import attribute_edges, attribute_nodes
 from glassformer.analysis.circuits._wires import Wires
@@ -19,15 +18,15 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 @every
 def test_edges_out_of_a_sender_sum_to_its_node_attribution(name: str) -> None:
     found = pair(name)
-    nodes = attribute_nodes(*found.args, **found.targets)
-    edges = attribute_edges(*found.args, **found.targets)
+    nodes = attribute_nodes(*found.args)
+    edges = attribute_edges(*found.args)
     close(edges.effect.values.nan_to_num(0.0).sum(0), nodes.effect.values.mean(-1))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "attention_only", "parallel", "lightning_hybrid", "translator_pre"])
 def test_edges_into_a_receiver_sum_to_the_attribution_of_what_it_reads(name: str) -> None:
     found = pair(name)
-    edges, wires = attribute_edges(*found.args, **found.targets), found.wires()
+    edges, wires = attribute_edges(*found.args), found.wires()
     last = wires.graph.receiver("logits")
     # what the logits read can be differentiated by itself
     x = wires.clean.streams[-1][0].clone().requires_grad_()
@@ -41,7 +40,7 @@ def test_edges_into_a_receiver_sum_to_the_attribution_of_what_it_reads(name: str
 @every
 def test_gradients_agree_with_small_patches(name: str) -> None:
     found = pair(name)
-    edges = attribute_edges(*found.args, **found.targets)
+    edges = attribute_edges(*found.args)
     wires, step = found.wires(), 1e-5
     places = wires.graph.allowed.values.nonzero()[::7]
     cut = torch.zeros(2 * len(places), *wires.graph.allowed.values.shape, dtype=torch.float64)
@@ -53,9 +52,9 @@ def test_gradients_agree_with_small_patches(name: str) -> None:
     close(edges.effect.values[places[:, 0], places[:, 1]], slope, 1e-6)
 
 
-def _without_looking(name: str) -> Pair:
+def _without_looking(name: str) -> Compared:
     """Return an attention-only pair whose patterns do not depend on the text, without norms: everything is linear."""
-    found = Pair(subject(name))
+    found = Compared(subject(name))
     with torch.no_grad():
         for block in found.model.stack.blocks:
             block.attn.projection.matrix("query").zero_()
@@ -75,7 +74,7 @@ def test_it_is_exact_where_everything_is_linear() -> None:
 def test_it_is_exact_through_a_virtual_head() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, corrupt = (torch.randint(1, 10, (4, 8), generator=generator) for _ in range(2))
-    found = attribute_edges(virtual_head_model(), clean, corrupt, logit(clean[:, -3].tolist()))
+    found = attribute_edges(virtual_head_model(), (clean, corrupt), logit(clean[:, -3].tolist()))
     checked = found.verified(1000)
     assert checked.worst < 1e-9
     assert {edge for edge, effect in found.top(3)} == {
@@ -83,14 +82,14 @@ def test_it_is_exact_through_a_virtual_head() -> None:
     }  # fmt: skip
 
 
-def _previous_token_lost(gamma: float) -> tuple[object, Tensor, Tensor, object]:
+def _previous_token_lost(gamma: float) -> tuple[object, object, object]:
     """Return the hand-made induction model, a row it completes, the row without the match, and the answer's logit."""
     row = repeated(21, 2, 0)
     clean = row[:, :31]
     corrupt = clean.clone()
     match = int((clean[0, 1:21] == clean[0, 30]).nonzero()[0, 0]) + 1
     corrupt[0, match] = clean[0, 1 if match != 1 else 2]
-    return induction_model(gamma=gamma), clean, corrupt, logit(int(row[0, 31]))
+    return induction_model(gamma=gamma), (clean, corrupt), logit(int(row[0, 31]))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +130,7 @@ def test_edges_find_the_saturated_path_only_between_the_inputs() -> None:
 def test_averaged_along_the_activation_it_converges_to_the_exact_effect(name: str) -> None:
     found = pair(name)
     errors = [
-        attribute_nodes(*found.args, gradient_at="activations", steps=steps, **found.targets).verified(100).error
-        for steps in (4, 16)
+        attribute_nodes(*found.args, gradient_at="activations", steps=steps).verified(100).error for steps in (4, 16)
     ]
     # the midpoint rule errs with the square of the step
     assert errors[1] < errors[0] / 8
@@ -175,7 +173,7 @@ def test_edges_have_no_activation_of_their_own() -> None:
 
 
 def test_results_export_without_the_runs_they_came_from() -> None:
-    clean, corrupt, metric = repetition()
-    found = attribute_edges(induction_model(), clean, corrupt, metric)
+    pairs, metric = repetition()
+    found = attribute_edges(induction_model(), pairs, metric)
     assert found.to_dict()["wires"] is None
     assert found.to_dict()["effect"]["axes"] == ["receiver", "sender"]

@@ -5,8 +5,8 @@ import torch
 
 from closeness import close
 from glassformer import analysis, handmade, weights
-from glassformer.data.chains import stationary
-from glassformer.data.counts import BigramModel
+from glassformer.data.tasks.chains import stationary
+from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import DecoderConfig, Learned
 from strategies import randomise, subject

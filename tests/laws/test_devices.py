@@ -73,14 +73,14 @@ def test_a_gpu_gives_the_numbers_of_the_cpu() -> None:
     donor = Donor(ids.flip(1))
     plan = [[Set("blocks.1.attn.z", donor, at=At(pos=p))] for p in range(7)]
     here.append(sweep(case.model, ids, plan, logit_difference(1, 2)).values.values)
-    here.append(patch(case.model, ids, ids.flip(1), logit_difference(1, 2), "z")["z"].values.values)
+    here.append(patch(case.model, (ids, ids.flip(1)), logit_difference(1, 2), "z")["z"].values.values)
     there_model, there_ids = case.model.to("cuda"), ids.to("cuda")
     own = weights.of(there_model)
     there = [composition(own, draws=0).scores.values.nan_to_num(), copying(own).eigenvalues.values.abs()]
     donor = Donor(there_ids.flip(1))
     plan = [[Set("blocks.1.attn.z", donor, at=At(pos=p))] for p in range(7)]
     there.append(sweep(there_model, there_ids, plan, logit_difference(1, 2)).values.values)
-    there.append(patch(there_model, there_ids, there_ids.flip(1), logit_difference(1, 2), "z")["z"].values.values)
+    there.append(patch(there_model, (there_ids, there_ids.flip(1)), logit_difference(1, 2), "z")["z"].values.values)
     for ours, reference in zip(there, here, strict=True):
         close(ours.cpu(), reference)
 

@@ -11,14 +11,11 @@ from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import (
     direct_effects,
     direct_logit_attribution,
-    direct_sites,
-    direct_source_sites,
     neuron_effects,
-    neuron_sites,
     source_effects,
     sources,
 )
-from glassformer.analysis.attribution._direct_logit_attribution import needs, source_needs
+from glassformer.analysis.question import card_of
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, SiteNotRead
 from glassformer.handmade import induction_model, repeated
@@ -31,7 +28,13 @@ with_live_norm = pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "
 
 
 def passed(found: Subject, *more: str | Read, edit: Any = ()) -> Run:
-    return run(found.model, found.inputs[0], *found.inputs[1:], read=[*direct_sites(found.model), *more], edit=edit)
+    return run(
+        found.model,
+        found.inputs[0],
+        *found.inputs[1:],
+        read=[direct_effects, *more],
+        edit=edit,
+    )
 
 
 def raw_logits(done: Run) -> torch.Tensor:
@@ -48,7 +51,7 @@ def random_ids(done: Run, seed: int = 3) -> torch.Tensor:
 def test_components_sum_to_the_logit_at_every_row_and_position(name: str) -> None:
     done = passed(subject(name))
     ids = random_ids(done)
-    found = direct_effects(done, ids)
+    found = direct_effects(done, answer=ids)
     wanted = raw_logits(done).gather(-1, ids[..., None])[..., 0]
     close(found.contributions.values.sum(-1), wanted)
     close(found.total.values, wanted)
@@ -58,7 +61,7 @@ def test_components_sum_to_the_logit_at_every_row_and_position(name: str) -> Non
 @every
 def test_components_sum_to_differences_with_one_answer_per_row(name: str) -> None:
     done = passed(subject(name))
-    found = direct_effects(done, [3, 4], torch.tensor([5, 6]))
+    found = direct_effects(done, answer=[3, 4], against=torch.tensor([5, 6]))
     wanted = torch.stack([raw_logits(done)[i, :, 3 + i] - raw_logits(done)[i, :, 5 + i] for i in range(2)])
     close(found.contributions.values.sum(-1), wanted)
 
@@ -78,10 +81,10 @@ def test_components_and_the_norms_bias_sum_to_any_direction_of_what_the_unembedd
 @every
 def test_one_row_and_position_is_a_case_of_the_batch(name: str) -> None:
     found = subject(name)
-    done = passed(found, *needs(found.model))
-    batch = direct_effects(passed(found), 3, 5)
+    done = passed(found, *card_of(direct_logit_attribution).reads(found.model))
+    batch = direct_effects(passed(found), answer=3, against=5)
     for row, position in ((0, -1), (1, 2)):
-        single = direct_logit_attribution(done, 3, 5, row=row, position=position)
+        single = direct_logit_attribution(done, answer=3, against=5, row=row, position=position)
         assert single.components == batch.components
         close(single.contributions.values, batch.contributions.values[row, position])
 
@@ -89,19 +92,21 @@ def test_one_row_and_position_is_a_case_of_the_batch(name: str) -> None:
 @every
 def test_chosen_positions_are_those_of_the_whole(name: str) -> None:
     done = passed(subject(name))
-    whole = direct_effects(done, 3)
-    close(direct_effects(done, 3, positions=[-1, 2]).contributions.values, whole.contributions.values[:, [-1, 2]])
-    close(direct_effects(done, 3, positions=4).contributions.values, whole.contributions.values[:, [4]])
-    each = direct_effects(done, 3, positions=torch.tensor([[1], [5]])).contributions.values[:, 0]
+    whole = direct_effects(done, answer=3)
+    close(
+        direct_effects(done, answer=3, positions=[-1, 2]).contributions.values, whole.contributions.values[:, [-1, 2]]
+    )
+    close(direct_effects(done, answer=3, positions=4).contributions.values, whole.contributions.values[:, [4]])
+    each = direct_effects(done, answer=3, positions=torch.tensor([[1], [5]])).contributions.values[:, 0]
     close(each, torch.stack((whole.contributions.values[0, 1], whole.contributions.values[1, 5])))
 
 
 @every
 def test_keys_sum_to_their_head(name: str) -> None:
     found = subject(name)
-    done = passed(found, *direct_source_sites(found.model))
+    done = passed(found, *card_of(source_effects).reads(found.model))
     ids = random_ids(done)
-    whole, split = direct_effects(done, ids, 5), source_effects(done, ids, 5)
+    whole, split = direct_effects(done, answer=ids, against=5), source_effects(done, answer=ids, against=5)
     for part in [p for p in (split.contributions, split.cross) if p is not None]:
         for label in part.labels("head"):
             close(part.select(head=str(label)).values.sum(-1), whole[str(label)].values, 1e-8)
@@ -116,10 +121,10 @@ def test_neurons_and_their_bias_sum_to_their_mlp(name: str) -> None:
     mlps = [n for n in found.model.sites() if n.endswith("mlp.hidden") and not n.startswith("encoder")]
     if not mlps:
         with pytest.raises(AnalysisUnavailable, match="this model has no MLP"):
-            neuron_sites(found.model)
+            card_of(neuron_effects).reads(found.model)
         return
-    done = passed(found, *neuron_sites(found.model))
-    whole, split = direct_effects(done, random_ids(done)), neuron_effects(done, random_ids(done))
+    done = passed(found, *card_of(neuron_effects).reads(found.model))
+    whole, split = direct_effects(done, answer=random_ids(done)), neuron_effects(done, answer=random_ids(done))
     for label in split.bias.labels("mlp"):
         layer = str(label).split()[0]
         mine = [i for i, n in enumerate(split.contributions.labels("neuron")) if str(n).startswith(f"{layer}N")]
@@ -137,8 +142,8 @@ def test_heads_behind_norms_and_gates_are_split_in_every_wiring(wiring: Any, nor
     )
     model = randomise(config.build().double())
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    done = run(model, ids, read=direct_sites(model) + direct_source_sites(model))
-    whole, split = direct_effects(done, ids), source_effects(done, ids)
+    done = run(model, ids, read=[direct_effects, source_effects])
+    whole, split = direct_effects(done, answer=ids), source_effects(done, answer=ids)
     assert done.logits is not None
     close(whole.sum.values, done.logits.gather(-1, ids[..., None])[..., 0])
     for label in split.contributions.labels("head"):
@@ -153,7 +158,7 @@ def test_live_norms_give_what_is_lost_when_the_write_alone_is_taken_away(name: s
     last = stack.blocks[-1].at_resid[-1]
     ids = random_ids(done)
     for read in (done, passed(found)):
-        live = direct_effects(read, ids, norm="live")
+        live = direct_effects(read, answer=ids, norm="live")
         assert live.norm == "live"
         for component in live.components:
             if component.kind in ("final_bias", "unembed_bias"):
@@ -174,9 +179,9 @@ def test_live_norms_give_what_is_lost_when_the_write_alone_is_taken_away(name: s
 
 @given(attention_decoders(mlps=True))
 def test_any_stack_of_any_mechanisms_is_split_without_remainder(found: Subject) -> None:
-    done = passed(found, *direct_source_sites(found.model))
+    done = passed(found, *card_of(source_effects).reads(found.model))
     ids = random_ids(done)
-    whole, split = direct_effects(done, ids, 3), source_effects(done, ids, 3)
+    whole, split = direct_effects(done, answer=ids, against=3), source_effects(done, answer=ids, against=3)
     # measured on the logits' own size: between a token and itself there is nothing but rounding
     close(whole.sum.values + raw_logits(done)[..., 3], raw_logits(done).gather(-1, ids[..., None])[..., 0], 1e-8)
     heads = [i for i, c in enumerate(whole.components) if c.head is not None]
@@ -186,7 +191,7 @@ def test_any_stack_of_any_mechanisms_is_split_without_remainder(found: Subject) 
 
 def test_live_and_frozen_agree_without_a_final_norm() -> None:
     done = passed(subject("bare"))
-    live, frozen = (direct_effects(done, 3, norm=norm) for norm in ("live", "frozen"))
+    live, frozen = (direct_effects(done, answer=3, norm=norm) for norm in ("live", "frozen"))
     close(live.contributions.values, frozen.contributions.values)
 
 
@@ -194,14 +199,14 @@ def test_live_and_frozen_agree_without_a_final_norm() -> None:
 def test_live_norms_are_refused_where_writes_pass_others(name: str) -> None:
     done = passed(subject(name))
     with pytest.raises(AnalysisUnavailable, match=r'recomputes the final norm alone; in layer 0 .*\n.*norm="frozen"'):
-        direct_effects(done, 3, norm="live")
+        direct_effects(done, answer=3, norm="live")
 
 
 def test_a_model_without_layers_has_live_effects_of_token_and_position() -> None:
     config = DecoderConfig(7, 6, (), positions=Learned(), max_len=4, unembed_bias=True)
     model = randomise(config.build().double())
-    done = run(model, [1, 2], read=direct_sites(model))
-    found = direct_effects(done, 3, norm="live")
+    done = run(model, [1, 2], read=[direct_effects])
+    found = direct_effects(done, answer=3, norm="live")
     without = run(model, [1, 2], edit=[("embed.token", torch.zeros_like)])
     assert done.logits is not None and without.logits is not None
     close(found["token"].values, done.logits[..., 3] - without.logits[..., 3])
@@ -209,19 +214,28 @@ def test_a_model_without_layers_has_live_effects_of_token_and_position() -> None
 
 def test_sources_of_one_position_are_a_case_of_the_batch() -> None:
     found = subject("translator_pre")
-    done = passed(found, *needs(found.model), *source_needs(found.model), *direct_source_sites(found.model))
-    split, batch = direct_logit_attribution(done, 3, row=1, position=4), source_effects(done, 3)
+    done = passed(
+        found,
+        *card_of(direct_logit_attribution).reads(found.model),
+        *card_of(sources).reads(found.model),
+        *card_of(source_effects).reads(found.model),
+    )
+    split, batch = direct_logit_attribution(done, answer=3, row=1, position=4), source_effects(done, answer=3)
     close(
-        sources(done, split, "L1H2", row=1).contributions.values, batch.contributions.select(head="L1H2").values[1, 4]
+        sources(done, split=split, label="L1H2", row=1).contributions.values,
+        batch.contributions.select(head="L1H2").values[1, 4],
     )
     assert batch.cross is not None
-    close(sources(done, split, "L0X1", row=1).contributions.values, batch.cross.select(head="L0X1").values[1, 4])
+    close(
+        sources(done, split=split, label="L0X1", row=1).contributions.values,
+        batch.cross.select(head="L0X1").values[1, 4],
+    )
 
 
 def test_in_the_induction_model_only_the_induction_head_adds_and_only_from_the_answers_place() -> None:
     model, ids = induction_model(), repeated()
-    done = run(model, ids[:, :-1], read=direct_sites(model) + direct_source_sites(model))
-    found, split = direct_effects(done, ids[:, 1:]), source_effects(done, ids[:, 1:])
+    done = run(model, ids[:, :-1], read=[direct_effects, source_effects])
+    found, split = direct_effects(done, answer=ids[:, 1:]), source_effects(done, answer=ids[:, 1:])
     second = slice(ids.shape[1] // 2 + 1, None)
     close(found["L1H0"].values[:, second], found.total.values[:, second])
     by_key = split.contributions.select(head="L1H0").values[0, -1]
@@ -243,15 +257,15 @@ def test_rows_of_unequal_length_count_negative_positions_from_their_own_end() ->
     model = subject("gpt2").model
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     batch = Batch(ids, ids, ids > 0, lengths=torch.tensor([4, 2]))
-    found = direct_effects(run(model, batch, read=direct_sites(model)), 3, positions=-1)
-    alone = direct_effects(run(model, [[5, 6]], read=direct_sites(model)), 3, positions=-1)
+    found = direct_effects(run(model, batch, read=[direct_effects]), answer=3, positions=-1)
+    alone = direct_effects(run(model, [[5, 6]], read=[direct_effects]), answer=3, positions=-1)
     close(found.contributions.values[1], alone.contributions.values[0])
 
 
 def test_effects_of_edited_heads_are_taken_from_their_writes() -> None:
     found = subject("gpt2")
     done = passed(found, "*.head_out", edit=[("blocks.0.attn.head_out", lambda x: 2 * x)])
-    result = direct_effects(done, 3)
+    result = direct_effects(done, answer=3)
     close(result.sum.values, result.total.values)
 
 
@@ -259,17 +273,17 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     found = subject("gpt2")
     done = passed(found)
     with pytest.raises(ShapeMismatch, match=r"answers have shape 3; .*batch=2 pos=7"):
-        direct_effects(done, torch.tensor([1, 2, 3]))
+        direct_effects(done, answer=torch.tensor([1, 2, 3]))
     with pytest.raises(ShapeMismatch, match=r"directions have shape 5x16"):
         direct_effects(done, direction=torch.zeros(5, 16))
     with pytest.raises(ShapeMismatch, match="give tokens or a direction, not both"):
-        direct_effects(done, 3, direction=torch.zeros(16))
+        direct_effects(done, answer=3, direction=torch.zeros(16))
     with pytest.raises(ShapeMismatch, match="position 9: the text has 7 tokens"):
-        direct_effects(done, 3, positions=9)
+        direct_effects(done, answer=3, positions=9)
     with pytest.raises(
         SiteNotRead, match=r"direct_effects needs sites (.|\n)*embed.token.*blocks.0.attn.z'.*blocks.1.mlp.out"
     ):
-        direct_effects(run(found.model, found.inputs[0]), 3)
+        direct_effects(run(found.model, found.inputs[0]), answer=3)
 
 
 def test_keys_of_a_mechanism_without_a_pattern_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,5 +292,5 @@ def test_keys_of_a_mechanism_without_a_pattern_are_refused(monkeypatch: pytest.M
     found = subject("gpt2")
     monkeypatch.setattr(found.model.stack.blocks[1].attn.mixer, "traits", Traits(linear_in_value="no"))
     with pytest.raises(NoPattern, match=r'source_effects: layer 1 uses "softmax" \(linear_in_value="no"\)'):
-        direct_source_sites(found.model)
-    assert "blocks.0.attn.pattern" in direct_source_sites(found.model, layers=[0])
+        card_of(source_effects).reads(found.model)
+    assert source_effects(found.model, found.inputs[0], layers=[0]).contributions.size("head") == 4

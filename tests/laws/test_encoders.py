@@ -8,14 +8,12 @@ import torch
 import glassformer as gf
 from closeness import close
 from glassformer import weights
-from glassformer.analysis.attribution import direct_effects, direct_logit_attribution, direct_sites
-from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_sites
+from glassformer.analysis.attribution import direct_effects, direct_logit_attribution
 from glassformer.analysis.from_weights import position_scores, positional_heads
-from glassformer.analysis.frozen import residual_sites, step_sites, writes
+from glassformer.analysis.frozen import writes
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.lens._logit_lens import needs as lens_sites
 from glassformer.analysis.losses import loss_by_position
-from glassformer.analysis.paths import virtual_heads
+from glassformer.analysis.paths import expand_paths, virtual_heads
 from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import RelativeBias
 from glassformer.errors import AnalysisUnavailable, ConfigError
@@ -87,11 +85,15 @@ def test_token_types_add_a_vector_each_and_the_first_is_the_default() -> None:
 @every
 def test_contributions_sum_to_the_logit_of_a_masked_position(name: str) -> None:
     found = subject(name)
-    run = gf.run(found.model, *found.inputs, read=[*attribution_sites(found.model), *direct_sites(found.model)])
-    split = direct_logit_attribution(run, 3, position=2, row=1)
+    run = gf.run(
+        found.model,
+        *found.inputs,
+        read=[direct_logit_attribution, direct_effects],
+    )
+    split = direct_logit_attribution(run, answer=3, position=2, row=1)
     close(torch.tensor(split.sum), torch.tensor(split.total))
     close(torch.tensor(split.total), found()[1, 2, 3].float(), 1e-6)
-    every_place = direct_effects(run, 3, 5)
+    every_place = direct_effects(run, answer=3, against=5)
     close(every_place.sum.values, every_place.total.values)
     direction = torch.randn(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     along = direct_effects(run, direction=direction)
@@ -102,7 +104,7 @@ def test_contributions_sum_to_the_logit_of_a_masked_position(name: str) -> None:
 @every
 def test_writes_sum_to_the_stream_and_the_lens_ends_in_the_logits(name: str) -> None:
     found = subject(name)
-    run = gf.run(found.model, *found.inputs, read=[*residual_sites(found.model), *lens_sites(found.model)])
+    run = gf.run(found.model, *found.inputs, read=[writes, logit_lens])
     split = writes(run, position=3)
     close(split.vectors.values.sum(0), run["blocks.1.resid_post"].values[0, 3])
     close(logit_lens(run, position=3).logits.values[-1], found()[0, 3])
@@ -145,7 +147,7 @@ def test_what_asks_for_next_tokens_says_why_it_cannot() -> None:
     with pytest.raises(AnalysisUnavailable, match=r"\(readout\), so no matrix"):
         weights.of(found.model).full_ov("L0H0")
     with pytest.raises(AnalysisUnavailable, match="readout"):
-        virtual_heads(gf.run(found.model, *found.inputs, read=step_sites(found.model)))
+        virtual_heads(gf.run(found.model, *found.inputs, read=[expand_paths]))
 
 
 def test_an_encoder_that_predicts_nothing_gives_its_stream() -> None:

@@ -7,9 +7,9 @@ import torch
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.heads import evaluate_heads, find_pattern, head_scores
+from glassformer.analysis.heads import evaluate_heads, find_pattern, head_roles, head_scores
 from glassformer.analysis.heads._evaluate import prefix_mask, settings_of
-from glassformer.analysis.heads._roles import ROLES, needs, role_masks
+from glassformer.analysis.heads._roles import ROLES, role_masks
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp
@@ -42,7 +42,7 @@ def test_an_induction_head_finds_its_prefix_across_a_gap_and_in_noise() -> None:
 
 def test_the_papers_sentence_taken_literally_scores_a_perfect_induction_head_nothing() -> None:
     model, ids = induction_model(vocab=26, max_len=101), repeated(26, 4, batch=3)
-    done = run(model, ids, read=needs(model))
+    done = run(model, ids, read=[head_roles])
     again = ids.shape[1] - 75
     pattern = done["blocks.1.attn.pattern"].values[:, 0, again:]
     intended, literal = (prefix_mask(ids, offset)[:, again:] for offset in (1, -1))
@@ -63,13 +63,13 @@ def test_offset_one_is_the_induction_mask() -> None:
 def test_renaming_tokens_changes_no_score() -> None:
     model = subject("gpt2").model
     ids = settings_of(model, unit=4, repeats=3, n_sequences=4)["repeated"]
-    before = find_pattern(run(model, ids, read=needs(model)), prefix_mask(ids)).values
+    before = find_pattern(run(model, ids, read=[head_roles]), mask=prefix_mask(ids)).values
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         # the same tokens under other names: rows of the embedding move along
         model.embed.matrix.copy_(model.embed.matrix[order.argsort()])
     renamed = order[ids]
-    close(find_pattern(run(model, renamed, read=needs(model)), prefix_mask(renamed)).values, before)
+    close(find_pattern(run(model, renamed, read=[head_roles]), mask=prefix_mask(renamed)).values, before)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -120,14 +120,14 @@ def test_copying_is_what_the_definition_says(name: str) -> None:
 
 def test_any_mask_can_be_looked_for() -> None:
     model, ids = induction_model(), repeated(batch=2)
-    done = run(model, ids, read=needs(model))
+    done = run(model, ids, read=[head_roles])
     previous = torch.diag(torch.ones(40), -1).bool()
     previous[0, 0] = True
     for measure in ("mass", "closeness"):
-        assert float(find_pattern(done, previous, measure=measure).select(head="L0H0").values) == pytest.approx(1)
-    assert float(find_pattern(done, previous, measure="closeness").select(head="L1H1").values) < -0.5
+        assert float(find_pattern(done, mask=previous, measure=measure).select(head="L0H0").values) == pytest.approx(1)
+    assert float(find_pattern(done, mask=previous, measure="closeness").select(head="L1H1").values) < -0.5
     with pytest.raises(ShapeMismatch, match=r"mask has query=3 key=3, the pattern of blocks\.0\.attn query=41"):
-        find_pattern(done, torch.ones(3, 3, dtype=torch.bool))
+        find_pattern(done, mask=torch.ones(3, 3, dtype=torch.bool))
 
 
 def test_a_model_without_patterns_is_refused() -> None:

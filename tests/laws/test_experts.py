@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
 from glassformer import analysis, weights
-from glassformer.analysis.attribution import direct_sites, neuron_sites
+from glassformer.analysis.attribution import direct_effects, neuron_effects
+from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
 from glassformer.models.accounting import count_flops, count_parameters
@@ -130,7 +131,7 @@ def test_work_is_counted_for_the_experts_that_run() -> None:
 
 def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
     case = subject("experts")
-    run = analysis.run(case.model, case.inputs[0], read=direct_sites(case.model))
+    run = analysis.run(case.model, case.inputs[0], read=[direct_effects])
     found = analysis.attribution.direct_effects(run, answer=3)
     assert {c.kind for c in found.components if c.label.endswith(" mlp")} == {"mlp"}
     close(found.contributions.values.sum(-1), case()[..., 3])
@@ -141,7 +142,7 @@ def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
     [
         lambda case: analysis.from_weights.virtual_weights(case.model),
         lambda case: analysis.subspaces.rotation_test(case.model, case.inputs[0]),
-        lambda case: neuron_sites(case.model),
+        lambda case: card_of(neuron_effects).reads(case.model),
     ],
 )
 def test_analyses_of_one_set_of_matrices_say_what_they_lack(ask) -> None:

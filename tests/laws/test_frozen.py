@@ -6,7 +6,7 @@ from hypothesis import assume, given
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.frozen import frozen_edits, frozen_sites, linearity
+from glassformer.analysis.frozen import frozen_edits, linearity
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead
 from glassformer.trace import At, Scale, Set
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
@@ -18,7 +18,7 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("kept", [{}, {"patterns": False}, {"scales": False}], ids=str)
 def test_a_run_frozen_to_itself_gives_the_same_logits(name: str, kept: dict[str, bool]) -> None:
     found = subject(name)
-    clean = run(found.model, *found.inputs, read=frozen_sites(found.model))
+    clean = run(found.model, *found.inputs, read=[frozen_edits])
     again = run(found.model, *found.inputs, edit=frozen_edits(clean, **kept))
     assert clean.logits is not None and again.logits is not None
     close(again.logits, clean.logits)
@@ -26,7 +26,7 @@ def test_a_run_frozen_to_itself_gives_the_same_logits(name: str, kept: dict[str,
 
 def test_a_run_frozen_to_another_text_does_not() -> None:
     found = subject("attention_only")
-    clean = run(found.model, [[1, 2, 3]], read=frozen_sites(found.model))
+    clean = run(found.model, [[1, 2, 3]], read=[frozen_edits])
     free, frozen = (run(found.model, [[4, 2, 5]], edit=edit).logits for edit in ([], frozen_edits(clean)))
     assert free is not None and frozen is not None
     assert float((free - frozen).detach().abs().max()) > 1e-3
@@ -69,7 +69,7 @@ def test_heads_and_bias_sum_to_what_attention_writes(name: str) -> None:
 
 def test_freezing_keeps_a_pattern_that_an_ablation_below_would_change() -> None:
     model = subject("attention_only").model
-    clean = run(model, [1, 2, 3, 4], read=frozen_sites(model))
+    clean = run(model, [1, 2, 3, 4], read=[frozen_edits])
     without = Scale("blocks.0.attn.z", 0.0, at=At(head=0))
     site = "blocks.1.attn.pattern"
     live, frozen = (run(model, [1, 2, 3, 4], read=[site], edit=edit)[site].values for edit in (
@@ -81,7 +81,7 @@ def test_freezing_keeps_a_pattern_that_an_ablation_below_would_change() -> None:
 
 def test_gradients_of_a_frozen_run_are_those_of_the_linear_map() -> None:
     model = subject("attention_only").model
-    clean = run(model, [[1, 2, 3]], read=[*frozen_sites(model), "embed.token"])
+    clean = run(model, [[1, 2, 3]], read=[frozen_edits, "embed.token"])
     edits = frozen_edits(clean)
 
     def logit(scale: float) -> torch.Tensor:

@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from glassformer.data import ZhEnConfig, grammar
-from glassformer.data.grammar import Mood, _clause, objects
-from glassformer.data.lexicon import PEOPLE, PRONOUNS, TRANSITIVE
+from glassformer.data import ZhEnConfig
+from glassformer.data.grammar import sentences
+from glassformer.data.grammar.lexicon import PEOPLE, PRONOUNS, TRANSITIVE
+from glassformer.data.grammar.sentences import Mood, _clause, objects
 
 DATA = ZhEnConfig(batch_size=64).build()
 
@@ -53,8 +54,8 @@ def translations(zh):
     found = set()
     for verb in (verb for verb in TRANSITIVE if verb.zh in zh):
         things = [thing for thing in objects(verb.tags) if zh.removesuffix("吗").endswith(thing.zh)]
-        for subject in (who for who in (*PRONOUNS, *PEOPLE, grammar._WHO) if zh.startswith(who.zh)):
-            for aspect in grammar._aspects(verb):
+        for subject in (who for who in (*PRONOUNS, *PEOPLE, sentences._WHO) if zh.startswith(who.zh)):
+            for aspect in sentences._aspects(verb):
                 for negative, question in ((False, False), (True, False), (False, True)):
                     for thing in things:
                         mood = Mood(aspect, negative, question, subject)
@@ -95,14 +96,14 @@ def test_training_never_sees_a_held_out_sentence():
 def test_one_chinese_sentence_has_one_translation():
     random, english = Random(7), {}
     for _ in range(5_000):
-        pair = grammar.sample(random)
+        pair = sentences.sample(random)
         assert english.setdefault(pair.zh.rstrip("。？"), pair.key) == pair.key
 
 
 def test_every_sentence_is_spelled_by_the_tokenizer_and_fits():
     tokenizer, random = DATA.tokenizer, Random(8)
     for _ in range(3000):
-        pair = grammar.sample(random)
+        pair = sentences.sample(random)
         zh, en = tokenizer.encode(pair.zh), tokenizer.encode(pair.en)
         assert tokenizer.unk not in zh + en
         assert (tokenizer.decode(zh), tokenizer.decode(en)) == (pair.zh, pair.en)
@@ -112,7 +113,7 @@ def test_every_sentence_is_spelled_by_the_tokenizer_and_fits():
 def test_articles_agree_with_the_next_word_and_numerals_with_plurals():
     random = Random(9)
     for _ in range(5_000):
-        words = grammar.sample(random).en.rstrip(".?").split()
+        words = sentences.sample(random).en.rstrip(".?").split()
         for article, following in pairwise(words):
             if article.lower() in ("a", "an") and following != "lot":
                 assert (article.lower() == "an") == (following[0] in "aeiou")

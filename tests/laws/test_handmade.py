@@ -14,17 +14,15 @@ import glassformer as gf
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, sources
-from glassformer.analysis.attribution._direct_logit_attribution import needs, source_needs
 from glassformer.analysis.heads import head_roles
-from glassformer.analysis.heads._roles import needs as role_needs
 from glassformer.analysis.losses import loss_by_position
 from glassformer.attention import Alibi, Merge, Rope
 from glassformer.data import Markov
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import ConfigError
 from glassformer.handmade import (
-    Head,
-    SkipTrigrams,
+    HeadMatrices,
+    SkipTrigramTables,
     bigram_model,
     induction_model,
     keep_in_mind,
@@ -71,11 +69,11 @@ def random_ids(model: Decoder, length: int, seed: int = 0) -> Tensor:
     return torch.cat((torch.zeros(1, 1, dtype=torch.long), rest), 1)
 
 
-def matrices(model: Decoder, layer: int, head: int = 0) -> Head:
+def matrices(model: Decoder, layer: int, head: int = 0) -> HeadMatrices:
     """Return the four matrices of a head as they lie in the model."""
     attn: Any = model.stack.blocks[layer].attn
     query, key, value = (attn.projection.matrix(which)[head].detach() for which in ("query", "key", "value"))
-    return Head(query, key, value, attn.merge.matrix()[head].detach())
+    return HeadMatrices(query, key, value, attn.merge.matrix()[head].detach())
 
 
 def composition(model: Decoder, first: tuple[int, int], second: tuple[int, int]) -> dict[str, float]:
@@ -216,7 +214,7 @@ def test_the_key_composed_qk_circuit_matches_equal_tokens() -> None:
 
 def test_the_pointer_model_has_a_duplicate_token_head_and_an_induction_head() -> None:
     model = pointer_model()
-    scores = head_roles(run(model, repeated(batch=3), read=role_needs(model)))
+    scores = head_roles(run(model, repeated(batch=3), read=[head_roles]))
     assert scores.best("duplicate_token") == ("L0H0", pytest.approx(1.0))
     assert scores.best("induction") == ("L1H0", pytest.approx(1.0))
     assert float(scores.scores.select(head="L0H0", role="previous_token").values) < 0.15
@@ -252,20 +250,20 @@ def test_a_redundant_head_hides_the_loss_of_the_other() -> None:
     for head in heads:
         assert losses(model, ids, [head])[:, 21:].max() < 1e-4
     assert losses(model, ids, heads)[:, 21:].min() > 3
-    done = run(model, ids[:, :-1], read=needs(model))
-    split = direct_logit_attribution(done, int(ids[0, -1]))
+    done = run(model, ids[:, :-1], read=[direct_logit_attribution])
+    split = direct_logit_attribution(done, answer=int(ids[0, -1]))
     assert split["L1H0"] == pytest.approx(split["L1H1"]) == pytest.approx(split.total / 2)
 
 
 @pytest.mark.parametrize("build", [induction_model, pointer_model])
 def test_the_logit_is_the_induction_heads_alone(build: Callable[[], Decoder]) -> None:
     model, ids = rotated(build()), repeated()
-    done = run(model, ids[:, :-1], read=[*needs(model), *source_needs(model)])
-    split = direct_logit_attribution(done, int(ids[0, -1]))
+    done = run(model, ids[:, :-1], read=[direct_logit_attribution, sources])
+    split = direct_logit_attribution(done, answer=int(ids[0, -1]))
     assert split["L1H0"] == pytest.approx(50.0, rel=1e-4)
     assert max(abs(split[c.label]) for c in split.components if c.label != "L1H0") < 1e-9
     # taken from where the answer stood before
-    assert float(sources(done, split, "L1H0").contributions.values[20]) == pytest.approx(50.0, rel=1e-4)
+    assert float(sources(done, split=split, label="L1H0").contributions.values[20]) == pytest.approx(50.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3])
@@ -341,7 +339,7 @@ def test_the_circuits_of_a_skip_trigram_model_are_its_tables(n_heads: int, d_hea
 def test_any_tables_can_be_given() -> None:
     generator = torch.Generator().manual_seed(5)
     attention, effect = (torch.randn(3, 4, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    model = skip_trigram_model(SkipTrigrams(list("abcd"), attention, effect))
+    model = skip_trigram_model(SkipTrigramTables(list("abcd"), attention, effect))
     ids = torch.tensor([[0, 3, 1, 1, 2]])
     scores = attention[:, ids[0]][:, :, ids[0]].masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     close(model(ids)[0], (scores.softmax(-1) @ effect[:, ids[0]]).sum(0))
@@ -372,9 +370,9 @@ def test_each_head_of_the_example_adds_a_product_of_destination_and_answer() -> 
     model = skip_trigram_model(bigram=random_table(6))
     contributions = torch.empty(2, 2).double()
     for i, word in enumerate(("in", "at")):
-        done = run(model, f"keep {word}", read=needs(model))
+        done = run(model, f"keep {word}", read=[direct_logit_attribution])
         for j, answer in enumerate(("mind", "bay")):
-            contributions[i, j] = direct_logit_attribution(done, answer)["L0H0"]
+            contributions[i, j] = direct_logit_attribution(done, answer=answer)["L0H0"]
     assert float(contributions.min()) == pytest.approx(6.0)
     assert float(torch.linalg.det(contributions)) == pytest.approx(0.0, abs=1e-9)
 
@@ -450,12 +448,12 @@ def test_a_silent_random_head_has_the_largest_norms_and_no_effect(turn: bool) ->
     close(planted(ids), model(ids))
     ov, qk = ([(h.value @ h.output, h.query @ h.key.T)[i].norm() for h in heads(planted, 0)] for i in range(2))
     assert ov[2] > 5 * max(ov[:2]) and qk[2] > 2 * max(qk[:2])
-    split = direct_logit_attribution(run(planted, ids[:, :-1], read=needs(planted)), int(ids[0, -1]))
+    split = direct_logit_attribution(run(planted, ids[:, :-1], read=[direct_logit_attribution]), answer=int(ids[0, -1]))
     assert abs(split["L0H2"]) < 1e-6
     assert split["L1H0"] == pytest.approx(50.0, rel=1e-4)
 
 
-def heads(model: Decoder, layer: int) -> list[Head]:
+def heads(model: Decoder, layer: int) -> list[HeadMatrices]:
     attn: Any = model.stack.blocks[layer].attn
     return [matrices(model, layer, h) for h in range(attn.dims.n_heads)]
 
@@ -490,8 +488,12 @@ def test_a_resting_copier_copies_by_its_weights_and_never_in_fact(turn: bool) ->
     expected[:, 0] = 60.0
     close(qk, expected)
     close(planted(ids), model(ids))
-    done = run(planted, ids[:, :-1], read=[*needs(planted), *role_needs(planted)])
-    assert abs(direct_logit_attribution(done, int(ids[0, -1]))["L1H2"]) < 1e-9
+    done = run(
+        planted,
+        ids[:, :-1],
+        read=[direct_logit_attribution, head_roles],
+    )
+    assert abs(direct_logit_attribution(done, answer=int(ids[0, -1]))["L1H2"]) < 1e-9
     scores = head_roles(done).scores
     assert float(scores.select(head="L1H2", role="first_token").values) == pytest.approx(1.0)
     assert float(scores.select(head="L1H2", role="induction").values) < 1e-9
@@ -510,7 +512,7 @@ def test_planting_a_head_keeps_the_others_and_the_original() -> None:
 
 def test_a_head_of_the_wrong_shape_is_refused_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"layer 0 takes \[\(104, 41\), \(104, 41\), \(104, 41\), \(41, 104\)\]"):
-        plant(induction_model(), 0, Head.zero(104, 40))
+        plant(induction_model(), 0, HeadMatrices.zero(104, 40))
 
 
 @pytest.mark.parametrize("kwargs", [{"bias": True}, {"n_kv_heads": 1}, {"positions": Alibi()}], ids=str)
@@ -518,7 +520,7 @@ def test_heads_are_planted_among_plain_ones_only(kwargs: dict[str, Any]) -> None
     layer = block(n_heads=2, d_head=4, norm=NoNorm(), **kwargs)
     model = DecoderConfig(5, 8, (layer,), max_len=8).build().double()
     with pytest.raises(ConfigError, match="it takes plain heads only"):
-        plant(model, 0, Head.zero(8, 4))
+        plant(model, 0, HeadMatrices.zero(8, 4))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.heads import head_roles, head_scores
-from glassformer.analysis.heads._roles import ROLES, heads, needs, repeated_tokens, role_masks
+from glassformer.analysis.heads._roles import ROLES, heads, repeated_tokens, role_masks
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
@@ -24,7 +24,7 @@ DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
 
 def test_roles_built_into_the_weights_are_recovered() -> None:
     model = induction_model(vocab=26, max_len=101)
-    scores = head_roles(run(model, repeated(26, 4, batch=3), read=needs(model))).scores
+    scores = head_roles(run(model, repeated(26, 4, batch=3), read=[head_roles])).scores
     assert float(scores.select(head="L0H0", role="previous_token").values) == pytest.approx(1.0)
     assert float(scores.select(head="L1H0", role="induction").values) == pytest.approx(1.0)
     # the same head under the paper's sentence, one position off, would score nothing
@@ -74,7 +74,7 @@ def test_role_masks_agree_with_their_definition(tokens: list[int]) -> None:
 def test_scores_stay_in_the_bounds_of_their_reading(name: str) -> None:
     found = subject(name)
     ids = [torch.tensor([[1, 2, 3, 1, 2, 3, 1]])] * len(found.inputs)
-    done = run(found.model, ids[0], *ids[1:], read=needs(found.model))
+    done = run(found.model, ids[0], *ids[1:], read=[head_roles])
     for stack in found.model.stacks:
         result = head_roles(done, stack=stack)
         assert not result.scores.values.isnan().any()
@@ -94,7 +94,7 @@ def test_readings_follow_the_traits(name: str) -> None:
 
 def test_a_role_that_occurs_nowhere_in_the_text_is_nan_with_zero_positions() -> None:
     model = subject("gpt2").model
-    result = head_roles(run(model, [1, 2, 3], read=needs(model)))
+    result = head_roles(run(model, [1, 2, 3], read=[head_roles]))
     assert result.positions.values.tolist() == [2, 0, 0, 2, 2]
     assert result.scores.select(role="induction").values.isnan().all()
 
@@ -102,8 +102,8 @@ def test_a_role_that_occurs_nowhere_in_the_text_is_nan_with_zero_positions() -> 
 def test_scores_of_padded_rows_are_those_of_the_rows_alone() -> None:
     model = subject("gpt2").model
     batch = next_token_batch(torch.tensor([[1, 2, 1, 2, 9, 9], [1, 2, 3, 1, 2, 3]]), lengths=torch.tensor([3, 5]))
-    together = head_roles(run(model, batch, read=needs(model)))
-    alone = [head_roles(run(model, ids, read=needs(model))) for ids in ([1, 2, 1], [1, 2, 3, 1, 2])]
+    together = head_roles(run(model, batch, read=[head_roles]))
+    alone = [head_roles(run(model, ids, read=[head_roles])) for ids in ([1, 2, 1], [1, 2, 3, 1, 2])]
     counts = torch.stack([result.positions.values for result in alone]).double()
     # the mean over all positions is the mean of the rows, weighted by how many positions each has
     expected = sum(result.scores.values.nan_to_num() * n for result, n in zip(alone, counts)) / counts.sum(0)

@@ -9,9 +9,9 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.frozen import frozen_edits, frozen_sites, step_sites
+from glassformer.analysis.frozen import frozen_edits
 from glassformer.analysis.frozen._stack import steps_of
-from glassformer.analysis.paths import Importance, importance
+from glassformer.analysis.paths import Importance, expand_paths, importance
 from glassformer.analysis.paths._importance import World, order_worlds, sweep, term_counts
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
@@ -34,7 +34,7 @@ def frozen(found: Importance, field: str = "losses") -> list[float]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_paths_of_all_orders_are_the_full_model(name: str, live: bool) -> None:
     found = subject(name)
-    done = run(found.model, *found.inputs, read=step_sites(found.model))
+    done = run(found.model, *found.inputs, read=[expand_paths])
     steps = steps_of(done, "the test")
     assert done.logits is not None
     close(steps.logits(sweep(steps, order_worlds(steps.depth), live=live)[-1], live=live), done.logits)
@@ -42,7 +42,7 @@ def test_paths_of_all_orders_are_the_full_model(name: str, live: bool) -> None:
 
 @given(attention_decoders(mlps=True))
 def test_paths_of_all_orders_are_the_full_model_in_any_small_model(found: Subject) -> None:
-    done = run(found.model, *found.inputs, read=step_sites(found.model))
+    done = run(found.model, *found.inputs, read=[expand_paths])
     steps = steps_of(done, "the test")
     assert done.logits is not None
     close(steps.logits(sweep(steps, order_worlds(steps.depth))[-1]), done.logits, 1e-8)
@@ -62,7 +62,7 @@ def test_in_the_virtual_head_model_order_two_explains_everything() -> None:
     looks_back = Batch(ids, ids.roll(2, 1), torch.arange(10)[None] >= 2)
     found = importance(model, looks_back)
     assert frozen(found) == pytest.approx([math.log(10), math.log(10), 0], abs=1e-6)
-    done = run(model, ids, read=step_sites(model))
+    done = run(model, ids, read=[expand_paths])
     steps = steps_of(done, "the test")
     assert not steps.logits(sweep(steps, order_worlds(2))[:2]).any()
 
@@ -102,7 +102,7 @@ def test_the_error_of_a_gain_is_that_of_a_mean_over_rows() -> None:
 def test_a_world_without_a_head_is_the_model_with_that_head_ablated_and_all_else_frozen(name: str) -> None:
     found = subject(name)
     model = found.model
-    done = run(model, *found.inputs, read=[*step_sites(model), *frozen_sites(model)])
+    done = run(model, *found.inputs, read=[expand_paths, frozen_edits])
     steps = steps_of(done, "the test")
     every = frozenset(label for step in steps for label in step.labels)
     kept = every - {"L0H1"}
@@ -166,7 +166,7 @@ def test_no_text_and_no_order_are_refused() -> None:
 def test_terms_are_counted_by_layers_that_can_follow_each_other() -> None:
     def counts(name: str) -> list[int]:
         found = subject(name)
-        return term_counts(steps_of(run(found.model, *found.inputs, read=step_sites(found.model)), "the test"))
+        return term_counts(steps_of(run(found.model, *found.inputs, read=[expand_paths]), "the test"))
 
     assert counts("gpt2") == [1, 8, 16]
     assert counts("parallel") == [1, 4, 4]

@@ -8,8 +8,7 @@ import torch
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import InputGradients, direct_logit_attribution, input_gradients
-from glassformer.analysis.attribution._direct_logit_attribution import needs
-from glassformer.analysis.frozen import frozen_edits, frozen_sites
+from glassformer.analysis.frozen import frozen_edits
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -83,7 +82,7 @@ def test_gradients_are_those_of_a_small_step(name: str) -> None:
 def test_with_patterns_and_scales_frozen_all_three_are_the_paths_from_the_embedding(name: str) -> None:
     found = subject(name if name != "differential" else "attention_only", batch=1, seed=3)
     model, ids = found.model, found.inputs[0]
-    edit = frozen_edits(run(model, ids, read=frozen_sites(model)))
+    edit = frozen_edits(run(model, ids, read=[frozen_edits]))
     vector = torch.zeros(16, dtype=torch.float64)
     whole = input_gradients(model, ids, 2, 4, edit=edit, baseline=vector, steps=1)
     times = input_gradients(model, ids, 2, 4, edit=edit, method="gradient_x_input")
@@ -96,8 +95,8 @@ def test_without_layers_gradient_times_input_is_direct_logit_attribution() -> No
 
     config = DecoderConfig(vocab_size=11, d_model=8, layers=(), final_norm=NoNorm(), tied=False)
     model = config.build().double()
-    done = run(model, [1, 2, 3], read=needs(model))
-    token = direct_logit_attribution(done, 4, 5)["token"]
+    done = run(model, [1, 2, 3], read=[direct_logit_attribution])
+    token = direct_logit_attribution(done, answer=4, against=5)["token"]
     for method in ("gradient_x_input", "integrated"):
         found = input_gradients(model, [1, 2, 3], 4, 5, method=method, baseline="zero", steps=1)
         close(found.values.values[0], torch.tensor([0, 0, token], dtype=torch.float64))

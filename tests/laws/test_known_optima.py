@@ -10,8 +10,8 @@ from torch import Tensor
 
 from closeness import close
 from glassformer.data import DirichletMarkov, SkipTrigram, dirichlet_predictive
-from glassformer.data.in_context import _estimate
-from glassformer.data.one_head import entropy, fitted_loss, ranked_loss
+from glassformer.data.tasks.in_context import _estimate
+from glassformer.data.tasks.one_head import entropy, fitted_loss, ranked_loss
 from glassformer.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.lens import logit_lens
-from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, needs, rank
+from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank
 from glassformer.errors import SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -19,7 +19,7 @@ from strategies import ARCHITECTURES, subject
 def test_the_last_row_is_the_models_output(name: str) -> None:
     found = subject(name)
     inputs = [ids[:1] for ids in found.inputs]
-    done = run(found.model, inputs[0], *inputs[1:], read=needs(found.model))
+    done = run(found.model, inputs[0], *inputs[1:], read=[logit_lens])
     assert done.logits is not None
     result = logit_lens(done, position=3)
     close(result.logits.values[-1], done.logits[0, 3])
@@ -31,7 +31,7 @@ def test_the_last_row_is_the_models_output(name: str) -> None:
 
 def test_the_induction_model_knows_nothing_before_its_last_layer() -> None:
     model, ids = induction_model(), repeated()
-    result = logit_lens(run(model, ids[:, :-1], read=needs(model)), int(ids[0, -1]))
+    result = logit_lens(run(model, ids[:, :-1], read=[logit_lens]), answer=int(ids[0, -1]))
     close(result.entropy_bits.values[:2], torch.full((2,), math.log2(21), dtype=torch.float64))
     close(result.probability.values, torch.tensor([1 / 21, 1 / 21, 1.0], dtype=torch.float64))
     assert result.rank.values.tolist() == [1, 1, 1]

@@ -8,9 +8,9 @@ import torch
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.lens import lens_grid, lens_sites, logit_lens
+from glassformer.analysis.lens import lens_grid, logit_lens
 from glassformer.analysis.lens._grid import MEASURES
-from glassformer.analysis.lens._logit_lens import needs
+from glassformer.analysis.question import card_of
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Learned, parts
@@ -20,13 +20,13 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
 def passed(found: Subject, *more: str) -> Any:
-    return run(found.model, found.inputs[0], *found.inputs[1:], read=[*lens_sites(found.model), *more])
+    return run(found.model, found.inputs[0], *found.inputs[1:], read=[lens_grid, *more])
 
 
 @every
 def test_the_last_site_is_the_models_output(name: str) -> None:
     done = passed(subject(name))
-    found = lens_grid(done, 3, k=11)
+    found = lens_grid(done, answer=3, k=11)
     log_probs = done.logits.log_softmax(-1)
     assert found.top is not None and found.top_probability is not None and found.probability is not None
     assert found.kl_bits is not None and found.rank is not None and found.entropy_bits is not None
@@ -42,10 +42,10 @@ def test_the_last_site_is_the_models_output(name: str) -> None:
 @every
 def test_the_lens_of_one_position_is_a_column_of_the_grid(name: str) -> None:
     found = subject(name)
-    done = passed(found, *needs(found.model))
+    done = passed(found, *card_of(logit_lens).reads(found.model))
     sites = [found.model.stacks[list(found.model.stacks)[-1]].blocks[0].at_resid[0]]
     sites += [block.at_resid[-1] for block in list(found.model.stacks.values())[-1].blocks]
-    grid, single = lens_grid(done, 3, sites=sites), logit_lens(done, 3, row=1, position=4)
+    grid, single = lens_grid(done, answer=3, sites=sites), logit_lens(done, answer=3, row=1, position=4)
     for field in ("probability", "entropy_bits", "kl_bits"):
         close(getattr(grid, field).values[:, 1, 4], getattr(single, field).values)
     assert grid.rank is not None and torch.equal(grid.rank.values[:, 1, 4], single.rank.values)
@@ -87,7 +87,7 @@ def test_where_the_last_likeliest_token_first_leads_and_from_where_it_stays() ->
     with torch.no_grad():
         model.stack.final.weight.fill_(1.0)
         model.stack.final.bias.zero_()
-    for site, winner in zip(lens_sites(model), winners):
+    for site, winner in zip(card_of(lens_grid).reads(model), winners):
         done[site].values.copy_(model.unembed.weight[winner].detach() - model.unembed.weight.detach().mean(0))
     found = lens_grid(done)
     assert found.top is not None
@@ -102,8 +102,8 @@ def test_where_the_last_likeliest_token_first_leads_and_from_where_it_stays() ->
 
 def test_the_induction_model_knows_nothing_before_its_last_layer() -> None:
     model, ids = induction_model(), repeated()
-    done = run(model, ids[:, :-1], read=lens_sites(model))
-    found = lens_grid(done, ids[:, 1:])
+    done = run(model, ids[:, :-1], read=[lens_grid])
+    found = lens_grid(done, answer=ids[:, 1:])
     assert found.entropy_bits is not None and found.probability is not None
     second = slice(ids.shape[1] // 2 + 1, None)
     close(found.entropy_bits.values[:-1], torch.full_like(found.entropy_bits.values[:-1], math.log2(21)))
@@ -113,25 +113,25 @@ def test_the_induction_model_knows_nothing_before_its_last_layer() -> None:
 def test_a_model_without_layers_is_read_at_its_embedding() -> None:
     config = DecoderConfig(7, 6, (), positions=Learned(), max_len=4)
     model = randomise(config.build().double())
-    done = run(model, [1, 2], read=lens_sites(model))
-    found = lens_grid(done, 3)
+    done = run(model, [1, 2], read=[lens_grid])
+    found = lens_grid(done, answer=3)
     assert found.probability is not None and done.logits is not None
     close(found.probability.values[0], done.logits.softmax(-1)[..., 3])
 
 
 def test_positions_are_chosen_and_named() -> None:
     model = induction_model(vocab=6, max_len=12)
-    done = run(model, "t1 t2 t3", read=lens_sites(model))
-    found = lens_grid(done, "t2", positions=[0, -1])
+    done = run(model, "t1 t2 t3", read=[lens_grid])
+    found = lens_grid(done, answer="t2", positions=[0, -1])
     assert found.probability is not None
     assert found.probability.labels("pos") == ["0:<bos>", "3:t3"]
-    close(found.probability.values, lens_grid(done, "t2").probability.values[:, :, [0, -1]])  # type: ignore[union-attr]
+    close(found.probability.values, lens_grid(done, answer="t2").probability.values[:, :, [0, -1]])  # type: ignore[union-attr]
 
 
 def test_half_precision_is_read_in_single() -> None:
     found = subject("gpt2", dtype=torch.bfloat16)
     done = passed(found)
-    grid = lens_grid(done, 3)
+    grid = lens_grid(done, answer=3)
     assert grid.probability is not None and grid.probability.values.dtype == torch.float32
     close(grid.probability.values[-1], done.logits.float().softmax(-1)[..., 3])
 
@@ -144,4 +144,4 @@ def test_what_cannot_be_read_is_refused_with_what_can() -> None:
     with pytest.raises(SiteNotRead, match=r"lens_grid needs sites"):
         lens_grid(run(found.model, [1, 2]))
     with pytest.raises(ShapeMismatch, match="answers have shape"):
-        lens_grid(done, torch.tensor([1, 2, 3]))
+        lens_grid(done, answer=torch.tensor([1, 2, 3]))

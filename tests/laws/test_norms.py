@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from closeness import close
 from glassformer import weights
 from glassformer.analysis import run
-from glassformer.analysis.attribution import direct_effects, direct_sites
+from glassformer.analysis.attribution import direct_effects
 from glassformer.analysis.circuits import circuit_graph
-from glassformer.analysis.frozen import residual_sites, writes
+from glassformer.analysis.frozen import writes
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, Sinusoidal, block
 from glassformer.models.accounting import count_parameters
@@ -100,13 +100,13 @@ def test_norms_behind_sub_layers_only():
 def test_what_enters_the_first_block_is_the_norm_of_the_sum_and_its_parts_add_up(norm, positions):
     model = small(embed_norm=norm, positions=positions)
     places = ["embed.token", *(["embed.position"] if positions else []), "blocks.0.resid_pre"]
-    found = run(model, TOKENS, read=[*places, *residual_sites(model), *direct_sites(model)])
+    found = run(model, TOKENS, read=[*places, writes, direct_effects])
     entered = torch.stack([found[place].values for place in places[:-1]]).sum(0)
     twin = norm.build(8, "n", None).double()
     if model.embed.norm is not None:
         twin.load_state_dict(model.embed.norm.state_dict())
     close(found["blocks.0.resid_pre"].values, twin(entered))
-    parts = writes(found, "blocks.0.resid_pre", position=2)
+    parts = writes(found, site="blocks.0.resid_pre", position=2)
     close(parts.vectors.values.sum(0), found["blocks.0.resid_pre"].values[0, 2])
     split = direct_effects(found)
     close(split.sum.values, split.total.values)
@@ -122,7 +122,7 @@ def test_what_a_norm_on_the_sum_of_tokens_and_positions_forbids_says_so():
     with pytest.raises(AnalysisUnavailable, match="embed_norm"):
         circuit_graph(model, split_embedding=True)
     with pytest.raises(AnalysisUnavailable, match="embed_norm"):
-        direct_effects(run(model, TOKENS, read=direct_sites(model)), norm="live")
+        direct_effects(run(model, TOKENS, read=[direct_effects]), norm="live")
     # without positions each token has a vector of its own behind the norm
     alone = small(embed_norm=LayerNorm())
     close(weights.of(alone).E[TOKENS], run(alone, TOKENS, read=["blocks.0.resid_pre"])["blocks.0.resid_pre"].values)

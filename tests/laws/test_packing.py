@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from glassformer.data import Document, MixtureConfig, Repeat, TextConfig, bytes_tokenizer
-from glassformer.data.sources import read_source
-from glassformer.data.text import Stream, TextData, _cut, pack, split_documents
+from glassformer.data.text.corpus import Stream, TextData, _cut, pack, split_documents
+from glassformer.data.text.sources import read_source
 
 BOS = 256
 DOCUMENTS = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=8)

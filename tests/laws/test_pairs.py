@@ -15,6 +15,8 @@ from tokenizers.models import WordLevel
 from closeness import close
 from glassformer.analysis.causal import answered
 from glassformer.data import (
+    Batch,
+    Contrast,
     Pair,
     Pairs,
     Tokenizer,
@@ -30,8 +32,8 @@ from glassformer.data import (
     word_tokenizer,
     write_pairs,
 )
-from glassformer.data.pairs import SIDES
-from glassformer.data.templates import TEMPLATES
+from glassformer.data.pairs.contrast import SIDES
+from glassformer.data.pairs.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
 from glassformer.handmade import induction_model
 from glassformer.models import Decoder
@@ -225,6 +227,25 @@ def test_a_batch_of_prompts_loses_what_its_answers_cost(name: str) -> None:
         close(model.loss(encoded.batch(side)), -found.probability.values[:, i].log().mean())
     with pytest.raises(DataError, match="padded on the left"):
         pairs.encode(model, pad="left").batch("clean")
+
+
+def test_a_contrast_knows_its_pairs_and_gives_its_sides_as_a_run_reads_them() -> None:
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    of_two = (["a", "b"], ids, (ids, None), {"x": ids})
+    for clean, n in (("a b", 1), ([1, 2, 3], 1), (ids[0], 1), *((clean, 2) for clean in of_two)):
+        assert len(Contrast(clean, clean)) == n
+    pairs = Pairs((Pair((1, 2, 3), (1, 4, 3), 5, 6), Pair((7, 8, 9, 3, 2), (7, 8, 1, 3, 2), 4, 2)))
+    padded, left = pairs.encode(None, pad="right"), pairs.encode(None, pad="left")
+    assert len(padded) == 2 and padded.last.tolist() == [2, 4] and left.last.tolist() == [4, 4]
+    side = padded.side("corrupt")
+    assert isinstance(side, Batch) and torch.equal(side.tokens, padded.corrupt) and side.lengths is padded.lengths
+    assert pairs[:1].encode(None).side("clean").tolist() == [[1, 2, 3]]
+    with pytest.raises(DataError, match="padded on the left"):
+        left.side("clean")
+    with pytest.raises(DataError, match=r"the clean prompts are no ids `batch pos`: Pairs\(…\)\.encode"):
+        Contrast("a b", "a c").batch("clean")
+    with pytest.raises(DataError, match="ids of the answers, one per row"):
+        Contrast(ids, ids, answer=1).batch("clean")
 
 
 def test_a_model_built_to_do_induction_answers_every_pair_and_a_random_one_does_not() -> None:

@@ -12,11 +12,19 @@ from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.causal import Cells, patch
 from glassformer.analysis.causal._patching import Direction
-from glassformer.analysis.sweep import Donor, Metric, answer_rank, logit_difference, probability, sweep
+from glassformer.analysis.sweep import Donor, Metric, answer_rank, logit_difference, probability, sweep, token_loss
 from glassformer.attention import AttentionLayer
-from glassformer.data import Batch, induction
+from glassformer.data import Batch, Contrast, Pair, induction
 from glassformer.data.tokenizer import word_tokenizer
-from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, TextError, UnknownAxis, UnknownSite
+from glassformer.errors import (
+    AnalysisUnavailable,
+    DataError,
+    NoPattern,
+    ShapeMismatch,
+    TextError,
+    UnknownAxis,
+    UnknownSite,
+)
 from glassformer.handmade import induction_model, pointer_model
 from glassformer.trace import At, Set
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
@@ -25,21 +33,20 @@ METRIC = logit_difference(1, 2)
 HYBRIDS = ["gpt2", "llama", "smeared", "lightning_hybrid", "differential", "parallel", "sandwich", "translator_linear"]
 
 
-def pair(name: str, length: int = 4, at: int = 1, batch: int = 2) -> tuple[Subject, dict[str, Any]]:
+def pair(name: str, length: int = 4, at: int = 1, batch: int = 2) -> tuple[Subject, Contrast]:
     """Return a model, and prompts that differ at one position (an encoder-decoder's in the source)."""
     found = subject(name, batch=batch, length=length)
     first = found.inputs[0]
     other = first.clone()
     other[:, at] = (other[:, at] + 1) % 11
-    given = {"clean": first, "corrupt": other}
-    return found, given if len(found.inputs) == 1 else given | {"target": found.inputs[1]}
+    return found, Contrast(first, other, target=found.inputs[1] if len(found.inputs) > 1 else None)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_value_put_in_its_own_place_changes_nothing(name: str) -> None:
-    found, given = pair(name, length=3)
-    given["corrupt"] = given["clean"]
-    for table in patch(found.model, **given, metric=METRIC, sites=["everything", "resid_post", "head"]).values():
+    found, pairs = pair(name, length=3)
+    pairs = dataclasses.replace(pairs, corrupt=pairs.clean)
+    for table in patch(found.model, pairs, METRIC, sites=["everything", "resid_post", "head"]).values():
         assert (table.change.values.abs() < 1e-12).all()
         assert table.undefined.values.all() and table.fraction.values.isnan().all()
 
@@ -47,9 +54,9 @@ def test_a_value_put_in_its_own_place_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_whole_layer_of_the_stream_is_the_whole_difference(name: str, direction: Any) -> None:
-    found, given = pair(name)
+    found, pairs = pair(name)
     cells = [Cells("resid_pre", ("layer",)), Cells("resid_post", ("layer",))]
-    for table, values in patch(found.model, **given, metric=METRIC, sites=cells, direction=direction).items():
+    for table, values in patch(found.model, pairs, METRIC, sites=cells, direction=direction).items():
         # the target is the same in both runs: what the decoder's own stream lacks comes from the source
         if not table.startswith("decoder"):
             arrived = values.clean if direction == "denoising" else values.corrupt
@@ -58,8 +65,8 @@ def test_a_whole_layer_of_the_stream_is_the_whole_difference(name: str, directio
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if not name.startswith("translator")])
 def test_positions_before_the_first_difference_do_nothing(name: str) -> None:
-    found, given = pair(name, length=5, at=2)
-    tables = patch(found.model, **given, metric=METRIC, sites=["stream", Cells("z", ("layer", "pos"))])
+    found, pairs = pair(name, length=5, at=2)
+    tables = patch(found.model, pairs, METRIC, sites=["stream", Cells("z", ("layer", "pos"))])
     for values in tables.values():
         change = values.change.values[:, :, :2]
         assert change.numel() and (change.abs() < 1e-12).all()
@@ -68,8 +75,8 @@ def test_positions_before_the_first_difference_do_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_patterns_and_values_of_a_group_of_heads_are_its_z(name: str) -> None:
-    found, given = pair(name)
-    donor = Donor(given["clean"], given.get("target"))
+    found, pairs = pair(name)
+    donor = Donor(pairs.clean, pairs.target)
     for stack in found.model.stacks.values():
         layer = next(stack.blocks[-1].part(n) for n in stack.blocks[-1].names if n.startswith("attn"))
         assert isinstance(layer, AttentionLayer)
@@ -81,15 +88,13 @@ def test_patterns_and_values_of_a_group_of_heads_are_its_z(name: str) -> None:
                 Set(layer.at.value, donor, at=At(kv_head=kv_head)),
             ]
             plan = [parts, [Set(layer.at.z, donor, at=At(head=heads))]]
-            both, whole = sweep(found.model, given["corrupt"], plan, METRIC, target=given.get("target")).values.values[
-                0
-            ]
+            both, whole = sweep(found.model, pairs.corrupt, plan, METRIC, target=pairs.target).values.values[0]
             close(both, whole)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
-    found, given = pair(name)
+    found, pairs = pair(name)
     cells = [
         "z",
         "query",
@@ -97,10 +102,8 @@ def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
         Cells("key", ("layer", "head", "pos")),
         Cells("pattern_entries", only={"layer": [1]}),
     ]
-    tables = patch(found.model, **given, metric=METRIC, sites=cells)
-    clean = run(
-        found.model, given["clean"], given.get("target"), read=["*.z", "*.query", "*.value", "*.key", "*.pattern"]
-    )
+    tables = patch(found.model, pairs, METRIC, sites=cells)
+    clean = run(found.model, pairs.clean, pairs.target, read=["*.z", "*.query", "*.value", "*.key", "*.pattern"])
     for path, table, at in (
         ("attn.z", "z", {"head": 1}),
         ("attn.query", "query", {"head": 1}),
@@ -111,7 +114,7 @@ def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
         for stack in found.model.stacks:
             prefix = f"{stack}." if stack else ""
             edit = Set(f"{prefix}blocks.1.{path}", clean, at=At(**at))
-            logits = run(found.model, given["corrupt"], given.get("target"), edit=[edit]).logits
+            logits = run(found.model, pairs.corrupt, pairs.target, edit=[edit]).logits
             assert logits is not None
             values = tables[f"{stack} {table}".strip()].values
             place = {axis: i for axis, i in at.items() if axis in values.axes}
@@ -124,7 +127,7 @@ def test_any_cell_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: 
     clean = found.inputs[0]
     corrupt = (clean + data.draw(st.integers(1, 10))) % 11
     direction: Direction = data.draw(st.sampled_from(["denoising", "noising"]))
-    tables = patch(found.model, clean, corrupt, METRIC, "everything", direction=direction)
+    tables = patch(found.model, (clean, corrupt), METRIC, "everything", direction=direction)
     name = data.draw(st.sampled_from(list(tables)))
     values = tables[name].values
     axes = values.axes[1:-1]
@@ -166,7 +169,7 @@ def test_patching_finds_the_wiring_and_nothing_else(kind: str, direction: Any) -
     clean, corrupt = induction_prompts()
     metric = logit_difference([2, 7], [3, 8])
     found = patch(
-        model, clean, corrupt, metric, ["everything", Cells("z", ("layer", "head", "pos"))], direction=direction
+        model, (clean, corrupt), metric, ["everything", Cells("z", ("layer", "head", "pos"))], direction=direction
     )
     arrived = 1.0 if direction == "denoising" else 0.0
     for family in ("query", "key", "value", "pattern"):
@@ -189,7 +192,7 @@ def test_what_the_head_copies_is_in_its_value_alone() -> None:
     clean = torch.tensor([[0, 1, 2, 3, 4, 5, 1]])
     corrupt = clean.clone()
     corrupt[0, 2] = 7
-    found = patch(induction_model(), clean, corrupt, logit_difference(2, 7), ["z", "query", "key", "value", "pattern"])
+    found = patch(induction_model(), Contrast(clean, corrupt, 2, 7), None, ["z", "query", "key", "value", "pattern"])
     named = {
         name: set(zip(*table.fraction.values[0, ..., 0].gt(0.5).nonzero().T.tolist())) for name, table in found.items()
     }
@@ -200,7 +203,7 @@ def test_two_heads_that_do_the_same_hide_from_noising_and_not_from_denoising() -
     model, (clean, corrupt) = induction_model(redundant=True), induction_prompts()
     metric = probability([2, 7])
     directions: list[Direction] = ["denoising", "noising"]
-    found = {d: patch(model, clean, corrupt, metric, "z", direction=d)["z"] for d in directions}
+    found = {d: patch(model, (clean, corrupt), metric, "z", direction=d)["z"] for d in directions}
     close(found["denoising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
     close(found["noising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
 
@@ -213,9 +216,9 @@ def test_shorter_prompts_have_no_cells_beyond_their_end() -> None:
     other[:, 1] += 1
     weight, lengths = torch.ones_like(tokens, dtype=torch.bool), torch.tensor([5, 3])
     batches = [Batch(ids, ids, weight, lengths=lengths) for ids in (tokens, other)]
-    together = patch(model, batches[0], batches[1], METRIC, ["resid_pre", "pattern_entries", "z"])
+    together = patch(model, (batches[0], batches[1]), METRIC, ["resid_pre", "pattern_entries", "z"])
     alone = [
-        patch(model, tokens[i, :n], other[i, :n], METRIC, ["resid_pre", "pattern_entries", "z"])
+        patch(model, (tokens[i, :n], other[i, :n]), METRIC, ["resid_pre", "pattern_entries", "z"])
         for i, n in enumerate((5, 3))
     ]
     close(together["resid_pre"].values.values[..., 0], alone[0]["resid_pre"].values.values[..., 0])
@@ -229,14 +232,14 @@ def test_shorter_prompts_have_no_cells_beyond_their_end() -> None:
 
 
 def test_the_mean_the_error_and_the_interval_are_over_prompts() -> None:
-    found, given = pair("gpt2", batch=6)
-    table = patch(found.model, **given, metric=[METRIC, answer_rank(1)], sites="z")["z"]
+    found, pairs = pair("gpt2", batch=6)
+    table = patch(found.model, pairs, [METRIC, answer_rank(1)], sites="z")["z"]
     close(table.mean("change").values, table.change.values.mean(-1))
     close(table.error("values").values, table.values.values.std(-1) / 6**0.5)
     low, high = table.interval("values").values
     mean = table.mean("values").values
     assert (low <= mean).all() and (mean <= high).all()
-    other = patch(found.model, **given, metric=METRIC, sites="z", direction="noising")["z"]
+    other = patch(found.model, pairs, METRIC, sites="z", direction="noising")["z"]
     close(other.carried.values[0], 1 - other.recovered.values[0])
     close(table.carried.values[0], table.recovered.values[0])
     narrow = table.interval("values", level=0.5).values
@@ -245,9 +248,9 @@ def test_the_mean_the_error_and_the_interval_are_over_prompts() -> None:
 
 
 def test_prompts_with_next_to_no_difference_have_no_fraction() -> None:
-    found, given = pair("gpt2", batch=3)
-    given["corrupt"][1] = given["clean"][1]
-    table = patch(found.model, **given, metric=METRIC, sites="resid_pre")["resid_pre"]
+    found, pairs = pair("gpt2", batch=3)
+    pairs.corrupt[1] = pairs.clean[1]
+    table = patch(found.model, pairs, METRIC, sites="resid_pre")["resid_pre"]
     assert table.undefined.values.tolist() == [[False, True, False]]
     assert table.fraction.values[..., 1].isnan().all()
     others = table.fraction.values[..., [0, 2]]
@@ -257,37 +260,39 @@ def test_prompts_with_next_to_no_difference_have_no_fraction() -> None:
 
 
 def test_one_sweep_serves_all_families_and_names_what_it_cut() -> None:
-    found, given = pair("llama", batch=1)
+    found, pairs = pair("llama", batch=1)
     seen: list[tuple[int, ...]] = []
     cells = ["everything", Cells("z", ("layer", "head", "pos")), Cells("blocks.*.attn.norm", ("site", "pos"))]
-    tables = patch(found.model, **given, metric=METRIC, sites=cells, report=lambda *at: seen.append(at))
+    tables = patch(found.model, pairs, METRIC, sites=cells, report=lambda *at: seen.append(at))
     assert list(tables) == [
         "resid_pre", "attn_out", "mlp_out", "z by layer head", "query", "key", "value", "pattern",
         "z by layer head pos", "blocks.*.attn.norm",
     ]  # fmt: skip
     assert tables["key"].values.axes == ("metric", "layer", "kv_head", "batch")
     assert tables["key"].values.size("kv_head") == 2
-    ids, other = given["clean"][0].tolist(), given["corrupt"][0].tolist()
+    ids, other = pairs.clean[0].tolist(), pairs.corrupt[0].tolist()
     assert tables["resid_pre"].values.labels("pos")[:2] == [f"0:{ids[0]}", f"1:{ids[1]}/{other[1]}"]
     assert seen[-1] == (tables.rows, tables.rows)
     assert len(tables.plot("z by layer head", "key").axes) == 4  # each with its colour bar
     assert len(tables["resid_pre"].plot("recovered").axes) == 2
     words = ["start", "subject", "verb", "end"]
-    named = patch(found.model, **given, metric=METRIC, sites=["resid_pre", "pattern_entries"], labels=words)
+    named = patch(found.model, dataclasses.replace(pairs, labels=words), METRIC, ["resid_pre", "pattern_entries"])
     assert named["resid_pre"].values.labels("pos") == named["pattern_entries"].values.labels("key") == words
     with pytest.raises(ShapeMismatch, match="labels name 1 different positions, and the prompts have 4"):
-        patch(found.model, **given, metric=METRIC, labels=["a"] * 4)
+        patch(found.model, dataclasses.replace(pairs, labels=["a"] * 4), METRIC)
     frame = tables.to_frame()
     assert len(frame) == sum(t.values.values.numel() for t in tables.values())
 
 
 def test_prompt_pairs_are_patched_as_they_come() -> None:
     model = induction_model(max_len=24)
-    pairs = induction(range(1, 21), 3, unit=8, again=4).encode(model)
-    metric = logit_difference(pairs.answer, pairs.wrong)
-    found = patch(model, pairs.batch("clean"), pairs.batch("corrupt"), metric, "resid_pre", labels=pairs.labels)
+    drawn_pairs = induction(range(1, 21), 3, unit=8, again=4)
+    pairs = drawn_pairs.encode(model)
+    found = patch(model, drawn_pairs, sites="resid_pre")
     entering = found["resid_pre"].values.select(layer=0, metric=0)
-    assert entering.labels("pos") == list(pairs.labels)
+    assert pairs.labels is not None and entering.labels("pos") == list(pairs.labels)
+    by_hand = patch(model, (pairs.clean, pairs.corrupt), logit_difference(pairs.answer, pairs.wrong), "resid_pre")
+    assert torch.equal(by_hand["resid_pre"].values.values, found["resid_pre"].values.values)
     # all that differs is what followed the first copy
     carried = found["resid_pre"].carried.values[0, 0]
     assert carried.nonzero().flatten().tolist() == pairs.differs[0].nonzero().flatten().tolist()
@@ -295,13 +300,13 @@ def test_prompt_pairs_are_patched_as_they_come() -> None:
 
 
 def test_only_some_neurons_at_one_position_are_patched() -> None:
-    found, given = pair("gpt2")
+    found, pairs = pair("gpt2")
     cells = Cells("neurons", only={"layer": [0], "neuron": [3, -1], "pos": [1]})
-    table = patch(found.model, **given, metric=METRIC, sites=cells)["neurons"]
+    table = patch(found.model, pairs, METRIC, sites=cells)["neurons"]
     assert table.values.coords["neuron"] == [3, 63] and table.values.coords["layer"] == [0]
-    clean = run(found.model, given["clean"], read=["blocks.0.mlp.hidden"])
+    clean = run(found.model, pairs.clean, read=["blocks.0.mlp.hidden"])
     edit = Set("blocks.0.mlp.hidden", clean, at=At(pos=1, neuron=3))
-    logits = run(found.model, given["corrupt"], edit=[edit]).logits
+    logits = run(found.model, pairs.corrupt, edit=[edit]).logits
     assert logits is not None
     close(table.values.values[0, 0, 0], logits[:, -1, 1] - logits[:, -1, 2])
 
@@ -311,7 +316,7 @@ def test_any_module_is_patched_at_its_boundaries() -> None:
     module = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 5)).double()
     clean, corrupt = torch.tensor([[1, 2]]), torch.tensor([[1, 3]])
     metric = Metric("sum", lambda logits: logits.sum((-1, -2)), (), None)
-    table = patch(module, clean, corrupt, metric, "*.out")["*.out"]
+    table = patch(module, (clean, corrupt), metric, "*.out")["*.out"]
     close(table.values.values[0, :, 0], table.clean.values[0].expand(4))
 
 
@@ -319,36 +324,55 @@ def test_prompts_that_do_not_align_are_explained() -> None:
     model = subject("gpt2").model
     model.tokenizer = word_tokenizer(["the cat sat on mats"], specials=("<bos>",))
     with pytest.raises(ShapeMismatch, match=r"(?s)prompt 0 has 4 tokens clean and 5 corrupt.*part at position 2"):
-        patch(model, "the cat sat", "the mats on cat", METRIC)
+        patch(model, ("the cat sat", "the mats on cat"), METRIC)
     with pytest.raises(ShapeMismatch, match="2 clean prompts and 1 corrupt"):
-        patch(model, ["the cat", "the mats"], "the cat", METRIC)
-    two = patch(model, ["the cat", "the mats sat"], ["the mats", "the cat sat"], METRIC)
-    one = patch(model, "the cat", "the mats", METRIC)
+        patch(model, (["the cat", "the mats"], "the cat"), METRIC)
+    two = patch(model, (["the cat", "the mats sat"], ["the mats", "the cat sat"]), METRIC)
+    one = patch(model, ("the cat", "the mats"), METRIC)
     close(two["resid_pre"].values.values[:, :, :3, :1], one["resid_pre"].values.values)
 
 
+def test_pairs_say_what_is_measured_and_which_run_they_stand_for() -> None:
+    model = subject("gpt2").model
+    model.tokenizer = word_tokenizer(["the cat sat on mats"], specials=("<bos>",))
+    asked = Contrast("the cat", "the mats", answer=" sat", wrong=" on")
+    expected = patch(model, ("the cat", "the mats"), logit_difference(" sat", " on"), "z")["z"].values.values
+    for pairs in (asked, Pair("the cat", "the mats", " sat", " on"), [Pair("the cat", "the mats", " sat", " on")]):
+        found = patch(model, pairs, sites="z")["z"]
+        assert found.values.labels("metric") == ["logit difference"]
+        assert torch.equal(found.values.values, expected)
+    alone = patch(model, dataclasses.replace(asked, wrong=None), sites="z")["z"]
+    assert alone.values.labels("metric") == ["logit"]
+    with pytest.raises(AnalysisUnavailable, match="nothing says what to measure"):
+        patch(model, ("the cat", "the mats"))
+    with pytest.raises(DataError, match=r"patch compares pairs of prompts, and was given str"):
+        patch(model, "the cat")
+    with pytest.raises(ShapeMismatch, match='"token loss" keeps pos'):
+        patch(model, asked, token_loss(torch.tensor([[1, 2]])))
+
+
 def test_what_cannot_be_patched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, given = pair("attention_only")
+    found, pairs = pair("attention_only")
     with pytest.raises(UnknownSite, match=r'(?s)"zz".*Families: resid_pre'):
-        patch(found.model, **given, metric=METRIC, sites="zz")
+        patch(found.model, pairs, METRIC, sites="zz")
     with pytest.raises(AnalysisUnavailable, match="no MLP"):
-        patch(found.model, **given, metric=METRIC, sites="neurons")
+        patch(found.model, pairs, METRIC, sites="neurons")
     with pytest.raises(UnknownAxis, match=r'no axis "neuron".*Axes: batch head pos d_value'):
-        patch(found.model, **given, metric=METRIC, sites=Cells("z", ("neuron",)))
+        patch(found.model, pairs, METRIC, sites=Cells("z", ("neuron",)))
     with pytest.raises(ShapeMismatch, match="the axis has 2 entries"):
-        patch(found.model, **given, metric=METRIC, sites=Cells("z", only={"head": [2]}))
+        patch(found.model, pairs, METRIC, sites=Cells("z", only={"head": [2]}))
     with pytest.raises(ShapeMismatch, match="the axis has 2 entries"):
-        patch(found.model, **given, metric=METRIC, sites=Cells("z", only={"layer": [5]}))
-    linear, given = pair("linear")
+        patch(found.model, pairs, METRIC, sites=Cells("z", only={"layer": [5]}))
+    linear, pairs = pair("linear")
     with pytest.raises(AnalysisUnavailable, match=r'"linear" \(has_scores=False\).*no scores'):
-        patch(linear.model, **given, metric=METRIC, sites="scores")
+        patch(linear.model, pairs, METRIC, sites="scores")
     with pytest.raises(TextError, match="target="):
-        patch(subject("translator_pre").model, given["clean"], given["corrupt"], METRIC)
+        patch(subject("translator_pre").model, (pairs.clean, pairs.corrupt), METRIC)
     without = subject("gpt2", seed=5)
     mixer = without.model.stack.blocks[0].attn.mixer
     monkeypatch.setattr(mixer, "traits", dataclasses.replace(mixer.traits, linear_in_value="no"))
     with pytest.raises(NoPattern, match=r'"blocks.0.attn" uses "softmax".*no pattern'):
-        patch(without.model, given["clean"], given["corrupt"], METRIC, "pattern")
+        patch(without.model, (pairs.clean, pairs.corrupt), METRIC, "pattern")
     only = Cells("pattern", only={"layer": [1]})
-    assert "pattern" in patch(without.model, given["clean"], given["corrupt"], METRIC, only)
-    assert "pattern" not in patch(without.model, given["clean"], given["corrupt"], METRIC, "everything")
+    assert "pattern" in patch(without.model, (pairs.clean, pairs.corrupt), METRIC, only)
+    assert "pattern" not in patch(without.model, (pairs.clean, pairs.corrupt), METRIC, "everything")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from circuit_pairs import Pair, novelty, pair, repetition
+from circuit_pairs import Compared, novelty, pair, repetition
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.analysis.attribution._direct_logit_attribution import needs
 from glassformer.analysis.circuits import edge_effects, path_patching, sender_effects
+from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import (
     induction_model,
@@ -34,11 +34,11 @@ ADDED = [n for n in ARCHITECTURES if n not in OTHERS]
 def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attributions(name: str) -> None:
     found = pair(name)
     senders = [s.label for s in found.wires().graph.senders if s.kind in ("head", "mlp")]
-    effect = path_patching(*found.args, senders=senders, norm="frozen", **found.targets).effect
-    both = [run(found.model, *prompt, read=needs(found.model)) for prompt in (found.clean, found.corrupt)]
+    effect = path_patching(*found.args, senders=senders, norm="frozen").effect
+    both = [run(found.model, *prompt, read=[direct_logit_attribution]) for prompt in (found.clean, found.corrupt)]
     final = found.wires().stack.final
     for row in range(2):
-        clean, corrupt = (direct_logit_attribution(each, 1, 2, row=row) for each in both)
+        clean, corrupt = (direct_logit_attribution(each, answer=1, against=2, row=row) for each in both)
         # attribution divides by the scale of its own run
         scales = [1.0, 1.0] if final.identity else [float(each[final.at_scale].values[row, -1]) for each in both]
         expected = [corrupt[label] * scales[1] / scales[0] - clean[label] for label in senders]
@@ -76,7 +76,7 @@ def test_differences_of_single_edges_add_up_in_what_a_receiver_reads(name: str) 
 def test_patching_all_senders_into_the_logits_is_the_corrupt_run(name: str) -> None:
     found = pair(name)
     senders = [[s.label for s in found.wires().graph.senders if s.kind != "source"]]
-    result = path_patching(*found.args, senders=senders, **found.targets)
+    result = path_patching(*found.args, senders=senders)
     close(result.effect.values[0] + result.clean.values, result.corrupt.values)
     close(result.corrupt.values, found.value(found.model(*found.corrupt)))
 
@@ -86,7 +86,7 @@ def test_total_effects_are_direct_and_indirect_ones(name: str) -> None:
     found = pair(name)
     wires = found.wires()
     last = [s.label for s in wires.graph.senders if s.step == len(wires.steps) - 1][:2]
-    result = sender_effects(*found.args, senders=["embed", *last], **found.targets)
+    result = sender_effects(*found.args, senders=["embed", *last])
     close(result.direct.values + result.indirect.values, result.total.values)
     assert bool(result.indirect.select(sender="embed").values.any())
     # behind the last sub-layer there is nothing but the logits
@@ -112,8 +112,8 @@ def test_with_mlps_recomputed_it_is_a_run_with_the_other_heads_held(name: str) -
 def test_without_mlps_on_the_way_both_choices_agree(name: str) -> None:
     found = pair(name)
     # between the embedding and the first head there is nothing
-    frozen = path_patching(*found.args, receivers="L0H0.q", mlps="frozen", **found.targets)
-    recomputed = path_patching(*found.args, receivers="L0H0.q", mlps="recomputed", **found.targets)
+    frozen = path_patching(*found.args, receivers="L0H0.q", mlps="frozen")
+    recomputed = path_patching(*found.args, receivers="L0H0.q", mlps="recomputed")
     close(frozen.effect.values, recomputed.effect.values)
 
 
@@ -121,22 +121,22 @@ def test_without_mlps_on_the_way_both_choices_agree(name: str) -> None:
 def test_an_edge_is_a_path_to_one_receiver(name: str) -> None:
     found = pair(name)
     edges = found.wires().graph.edges[::11]
-    result = edge_effects(*found.args, edges=edges, **found.targets)
+    result = edge_effects(*found.args, edges=edges)
     for i in (0, len(edges) - 1):
-        one = path_patching(*found.args, senders=[edges[i].sender], receivers=edges[i].receiver, **found.targets)
+        one = path_patching(*found.args, senders=[edges[i].sender], receivers=edges[i].receiver)
         close(one.effect.values[0], result.effect.values[i])
 
 
 @given(attention_decoders(mlps=True))
 def test_a_path_from_a_run_to_itself_does_nothing(found: Subject) -> None:
-    prompts = Pair(found)
-    result = edge_effects(prompts.model, prompts.clean[0], prompts.clean[0], prompts.metric)
+    prompts = Compared(found)
+    result = edge_effects(prompts.model, (prompts.clean[0], prompts.clean[0]), prompts.metric)
     # rounding differs with how many rows share a product
     assert float(result.effect.values.abs().max()) < 1e-12
 
 
-def _wired(model: Decoder, clean: torch.Tensor, corrupt: torch.Tensor, metric: object) -> set[tuple[str, str]]:
-    found = edge_effects(model, clean, corrupt, metric)  # type: ignore[arg-type]
+def _wired(model: Decoder, pairs: Contrast, metric: object) -> set[tuple[str, str]]:
+    found = edge_effects(model, pairs, metric)  # type: ignore[arg-type]
     return {edge for edge, effect in zip(found.edges, found.share.values.abs().tolist()) if effect > 1e-3}
 
 
@@ -150,10 +150,10 @@ POINTER = {
 
 def test_paths_tell_key_composition_from_query_composition() -> None:
     assert _wired(induction_model(), *repetition()) == INDUCTION
-    clean, corrupt, metric = novelty()
-    assert _wired(pointer_model(vocab=25), clean, corrupt, metric) <= POINTER
-    assert ("L0H0", "L1H0.q") in _wired(pointer_model(vocab=25), clean, corrupt, metric)
-    assert ("L0H0", "L1H0.k") not in _wired(pointer_model(vocab=25), clean, corrupt, metric)
+    pairs, metric = novelty()
+    assert _wired(pointer_model(vocab=25), pairs, metric) <= POINTER
+    assert ("L0H0", "L1H0.q") in _wired(pointer_model(vocab=25), pairs, metric)
+    assert ("L0H0", "L1H0.k") not in _wired(pointer_model(vocab=25), pairs, metric)
 
 
 def test_paths_are_found_in_a_hidden_basis_and_beside_decoys() -> None:
@@ -166,7 +166,7 @@ def test_paths_are_found_in_a_hidden_basis_and_beside_decoys() -> None:
 def test_a_virtual_head_is_a_path_through_values() -> None:
     generator = torch.Generator().manual_seed(0)
     clean, corrupt = (torch.randint(1, 10, (4, 8), generator=generator) for _ in range(2))
-    found = path_patching(virtual_head_model(), clean, corrupt, lambda z: z[:, :, -1, 3], receivers="L1H0.v")
+    found = path_patching(virtual_head_model(), (clean, corrupt), lambda z: z[:, :, -1, 3], receivers="L1H0.v")
     wired = {
         label for label, effect in zip(found.effect.labels("sender"), found.effect.values) if effect.abs().max() > 1
     }
@@ -174,8 +174,8 @@ def test_a_virtual_head_is_a_path_through_values() -> None:
 
 
 def test_redundant_heads_share_the_effect() -> None:
-    clean, corrupt, metric = repetition()
-    found = path_patching(induction_model(redundant=True), clean, corrupt, metric)
+    pairs, metric = repetition()
+    found = path_patching(induction_model(redundant=True), pairs, metric)
     share = found.share
     close(share.select(sender="L1H0").values, torch.tensor(0.5, dtype=torch.float64))
     close(share.select(sender="L1H1").values, torch.tensor(0.5, dtype=torch.float64))

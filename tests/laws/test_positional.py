@@ -128,14 +128,14 @@ def test_alibi_falls_by_its_slope():
 def test_what_heads_do_on_random_tokens_agrees_with_the_weights():
     model = handmade.induction_model()
     ids = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.randint(1, 21, (4, 40))], 1)
-    run = gf.run(model, ids, read=analysis.from_weights.offset_needs(model))
+    run = gf.run(model, ids, read=[analysis.from_weights.offset_scores])
     found = analysis.from_weights.offset_scores(run)
     assert float(found.scores.select(head="L0H0", offset="1").values) > 0.999
     close(found.explained.select(head="L0H0").values, torch.tensor(1.0, dtype=torch.float64), 0.2)
     # the induction head rests on the first token, which has no offset of its own
     assert float(found.explained.select(head="L1H0").values) < 0.5
     rope = handmade.rope_model(max_len=41)
-    found = analysis.from_weights.offset_scores(gf.run(rope, ids, read=analysis.from_weights.offset_needs(rope)))
+    found = analysis.from_weights.offset_scores(gf.run(rope, ids, read=[analysis.from_weights.offset_scores]))
     close(found.explained.values, torch.ones(1, dtype=torch.float64))
     close(found.without_first.values, found.scores.values, 1e-6)
 
@@ -143,7 +143,7 @@ def test_what_heads_do_on_random_tokens_agrees_with_the_weights():
 def test_attention_to_the_first_key_can_be_left_out():
     model = subject("gpt2").model
     ids = torch.randint(0, 11, (2, 20), generator=torch.Generator().manual_seed(0))
-    run = gf.run(model, ids, read=analysis.from_weights.offset_needs(model))
+    run = gf.run(model, ids, read=[analysis.from_weights.offset_scores])
     found = analysis.from_weights.offset_scores(run, offsets=3, first_query=5)
     pattern = run["blocks.1.attn.pattern"].values.clone()
     pattern[..., 0] = 0

@@ -114,10 +114,10 @@ def test_analyses_of_what_is_clipped_are_refused_by_name() -> None:
         w["L1H0"].qk(0)
     ids = torch.arange(5)[None]
     with pytest.raises(AnalysisUnavailable, match=r"expand_paths: layer 0 cuts its values off"):
-        analysis.paths.expand_paths(analysis.run(model, ids, read=analysis.frozen.step_sites(model)), answer=1)
-    done = analysis.run(model, ids, read=analysis.paths.score_sites(model))
+        analysis.paths.expand_paths(analysis.run(model, ids, read=[analysis.paths.expand_paths]), answer=1)
+    done = analysis.run(model, ids, read=[analysis.paths.score_paths])
     with pytest.raises(AnalysisUnavailable, match=r"score_paths: layer 1 cuts its queries and keys off at 0.5"):
-        analysis.paths.score_paths(done, "L1H0")
+        analysis.paths.score_paths(done, head="L1H0")
 
 
 def test_circuits_of_capped_scores_are_refused_and_what_heads_move_is_not() -> None:

@@ -6,8 +6,10 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution._direct_logit_attribution import source_needs
-from glassformer.analysis.frozen import residual_sites, write_projections, write_shares, write_sources, writes
+from glassformer.analysis.attribution import sources
+from glassformer.analysis.frozen import write_projections, write_shares, write_sources, writes
+from glassformer.analysis.frozen._writes import residual_sites
+from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
@@ -27,7 +29,7 @@ def places(done: Run) -> list[str]:
 def test_writes_sum_to_the_stream_at_every_place(name: str) -> None:
     done = passed(subject(name))
     for site in places(done):
-        found = writes(done, site, position=3, row=1)
+        found = writes(done, site=site, position=3, row=1)
         close(found.vectors.values.sum(0), done[site].values[1, 3])
         close(found.signed_share.values.sum(), torch.ones((), dtype=torch.float64))
 
@@ -36,14 +38,14 @@ def test_writes_sum_to_the_stream_at_every_place(name: str) -> None:
 def test_writes_sum_to_the_stream_in_any_small_model(found: Subject) -> None:
     done = passed(found)
     for site in places(done):
-        close(writes(done, site).vectors.values.sum(0), done[site].values[0, -1])
+        close(writes(done, site=site).vectors.values.sum(0), done[site].values[0, -1])
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name.startswith("translator")])
 def test_the_encoders_stream_is_split_like_any_other(name: str) -> None:
     done = passed(subject(name), stack="encoder")
     site = "encoder.blocks.1.resid_post"
-    found = writes(done, site, position=-1)
+    found = writes(done, site=site, position=-1)
     assert found.components[-1].label.startswith("enc L1 mlp")
     close(found.vectors.values.sum(0), done[site].values[0, -1])
 
@@ -52,7 +54,7 @@ def test_the_encoders_stream_is_split_like_any_other(name: str) -> None:
 def test_shares_and_projections_at_all_positions_are_those_of_the_vectors(name: str) -> None:
     done = passed(subject(name))
     directions = torch.randn(3, 16, dtype=torch.float64)
-    shares, along = write_shares(done, row=1), write_projections(done, directions, row=1)
+    shares, along = write_shares(done, row=1), write_projections(done, directions=directions, row=1)
     for position in (0, 4):
         found = writes(done, position=position, row=1)
         close(shares.signed.values[:, position], found.signed_share.values)
@@ -64,15 +66,15 @@ def test_shares_and_projections_at_all_positions_are_those_of_the_vectors(name: 
 @every
 def test_what_a_head_takes_from_each_key_sums_to_its_write(name: str) -> None:
     model = subject(name)
-    done = passed(model, *source_needs(model.model))
+    done = passed(model, *card_of(sources).reads(model.model))
     # right behind the layer, before a later norm of a post-norm block changes what was written
     heads = [f"{path}H{h}" for path in ("L0", "L1") for h in range(2)]
     for label in heads:
         block = list(model.model.stacks.values())[-1].blocks[int(label[1])]
         written = done[block.part("attn").at.head_out].values[1, int(label[3]), 5]
         if block.wiring == "sandwich":
-            written = writes(done, block.at_resid[1], position=5, row=1).vectors.select(component=label).values
-        close(write_sources(done, label, position=5, row=1).values.sum(0), written, 1e-8)
+            written = writes(done, site=block.at_resid[1], position=5, row=1).vectors.select(component=label).values
+        close(write_sources(done, label=label, position=5, row=1).values.sum(0), written, 1e-8)
 
 
 def test_cosines_are_those_between_the_vectors() -> None:
@@ -85,7 +87,7 @@ def test_cosines_are_those_between_the_vectors() -> None:
 
 def test_in_the_induction_model_two_heads_write_into_blocks_of_their_own() -> None:
     model = induction_model()
-    found = writes(run(model, repeated(), read=residual_sites(model)))
+    found = writes(run(model, repeated(), read=[writes]))
     sizes = {c.label: float(s) for c, s in zip(found.components, found.norm_share.values) if c.kind == "head"}
     assert {label for label, size in sizes.items() if size > 1e-9} == {"L0H0", "L1H0"}
     assert float(found.cosine.select(component="L0H0", other="L1H0").values) == 0
@@ -94,7 +96,7 @@ def test_in_the_induction_model_two_heads_write_into_blocks_of_their_own() -> No
 def test_a_place_that_is_none_is_refused_with_the_nearest() -> None:
     done = passed(subject("gpt2"))
     with pytest.raises(UnknownSite, match=r'"blocks.1.resid_prae" is no place .* Nearest: "blocks.1.resid_pre"'):
-        writes(done, "blocks.1.resid_prae")
+        writes(done, site="blocks.1.resid_prae")
 
 
 def test_a_run_without_the_sites_is_told_what_to_read() -> None:
@@ -105,9 +107,9 @@ def test_a_run_without_the_sites_is_told_what_to_read() -> None:
 
 def test_directions_of_another_width_are_refused() -> None:
     with pytest.raises(ShapeMismatch, match="directions are 1x3; the stream has d_model=16"):
-        write_projections(passed(subject("gpt2")), torch.zeros(3, dtype=torch.float64))
+        write_projections(passed(subject("gpt2")), directions=torch.zeros(3, dtype=torch.float64))
 
 
 def test_an_unknown_head_is_refused_with_the_nearest() -> None:
     with pytest.raises(AnalysisUnavailable, match=r'no head "L1H7".* Nearest: "L1H'):
-        write_sources(passed(subject("gpt2")), "L1H7")
+        write_sources(passed(subject("gpt2")), label="L1H7")

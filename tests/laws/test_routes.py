@@ -8,8 +8,7 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.frozen import flow_sites
-from glassformer.analysis.token_flow import FlowRoutes, information_flow_routes
+from glassformer.analysis.token_flow import FlowRoutes, information_flow_routes, rollout
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -19,7 +18,7 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 def passed(name: str) -> Run:
     found = subject(name)
-    return run(found.model, *found.inputs, read=flow_sites(found.model))
+    return run(found.model, *found.inputs, read=[rollout])
 
 
 def keys(found: FlowRoutes) -> set[tuple[str, str, str]]:
@@ -43,7 +42,7 @@ def test_shares_of_a_node_sum_to_one_before_and_after_anything_is_dropped(name: 
 @every
 def test_importance_is_conserved_down_to_tokens_and_constants(name: str) -> None:
     for threshold in (0.0, 0.1):
-        found = information_flow_routes(passed(name), (-1, 2), threshold=threshold)
+        found = information_flow_routes(passed(name), positions=(-1, 2), threshold=threshold)
         total = found.inputs.values.sum() + found.constants + found.dropped
         close(total, torch.tensor(2.0, dtype=torch.float64))
     assert found.dropped == 0 or threshold > 0
@@ -104,8 +103,8 @@ def test_routes_of_a_decoder_lead_through_cross_attention_to_source_tokens(name:
 
 def test_on_the_induction_model_the_routes_are_the_wiring() -> None:
     model = induction_model()
-    done = run(model, repeated(), read=flow_sites(model))
-    found = information_flow_routes(done, (30,), threshold=0.05)
+    done = run(model, repeated(), read=[rollout])
+    found = information_flow_routes(done, positions=(30,), threshold=0.05)
     labels = found.inputs.labels("key")
     reached = {labels.index(key) for (key,), value in found.inputs.top(41) if value > 0}
     assert reached == {30, 29, 11, 10}
@@ -116,6 +115,6 @@ def test_on_the_induction_model_the_routes_are_the_wiring() -> None:
 def test_positions_and_thresholds_that_make_no_sense_are_refused() -> None:
     done = passed("gpt2")
     with pytest.raises(ShapeMismatch, match="position 7: there are 7 tokens"):
-        information_flow_routes(done, (7,))
+        information_flow_routes(done, positions=(7,))
     with pytest.raises(AnalysisUnavailable, match="a share lies between 0 and 1"):
         information_flow_routes(done, threshold=1.5)

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.paths import ScorePaths, score_paths, score_sites
+from glassformer.analysis.paths import ScorePaths, score_paths
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, repeated
 from strategies import ARCHITECTURES, Subject, attention_decoders, subject
@@ -27,14 +27,18 @@ def compare(found: Subject) -> int:
     stack = list(found.model.stacks.values())[-1]
     parts = [(b, n) for b in stack.blocks for n in b.names if n.startswith("attn")]
     parts = [(b, n) for b, n in parts if b.part(n).mixer.traits.bilinear_scores]
-    done = run(found.model, *found.inputs, read=[*score_sites(found.model), *(b.part(n).at.scores for b, n in parts)])
+    done = run(
+        found.model,
+        *found.inputs,
+        read=[score_paths, *(b.part(n).at.scores for b, n in parts)],
+    )
     for block, name in parts:
         scores = done[block.part(name).at.scores].values[1]
         again = "#2" if name == "attn_1" else ""
         for h in (0, 1):
-            whole = score_paths(done, f"L{block.layer}H{h}{again}", row=1)
+            whole = score_paths(done, head=f"L{block.layer}H{h}{again}", row=1)
             allowed(whole, scores[..., h, :, :])
-            one = score_paths(done, f"L{block.layer}H{h}{again}", row=1, query=-1, key=-1)
+            one = score_paths(done, head=f"L{block.layer}H{h}{again}", row=1, query=-1, key=-1)
             close(one.total.values, scores[..., h, -1, -1])
             close(one.terms.values, whole.terms.values[..., -1, -1])
             close(one.classes.values, whole.classes.values[..., -1, -1])
@@ -54,9 +58,9 @@ def test_terms_sum_to_the_scores_in_any_small_model(found: Subject) -> None:
 
 def at_the_match(model: torch.nn.Module) -> tuple[Run, ScorePaths]:
     ids = repeated()
-    done = run(model, ids, read=score_sites(model))
+    done = run(model, ids, read=[score_paths])
     # the second time a token is seen, induction looks behind where it was first
-    return done, score_paths(done, "L1H0", query=30, key=11)
+    return done, score_paths(done, head="L1H0", query=30, key=11)
 
 
 def test_the_induction_head_scores_by_k_composition_alone() -> None:
@@ -76,16 +80,16 @@ def test_the_pointer_head_scores_by_q_composition_alone() -> None:
 def test_scores_that_are_not_bilinear_are_refused_by_name() -> None:
     model = subject("linear").model
     with pytest.raises(AnalysisUnavailable, match=r'"linear", whose scores are not bilinear .*bilinear_scores=False'):
-        score_paths(run(model, [1, 2], read=score_sites(model)), "L0H0")
+        score_paths(run(model, [1, 2], read=[score_paths]), head="L0H0")
 
 
 def test_cross_attention_is_refused_with_what_to_read() -> None:
     model = subject("translator_pre").model
     with pytest.raises(AnalysisUnavailable, match=r"another stack.*\n.*decoder.blocks.0.cross.scores"):
-        score_paths(run(model, [1, 2], [1, 2], read=score_sites(model)), "L0X0")
+        score_paths(run(model, [1, 2], [1, 2], read=[score_paths]), head="L0X0")
 
 
 def test_an_unknown_head_is_refused_with_the_nearest() -> None:
     model = subject("gpt2").model
     with pytest.raises(AnalysisUnavailable, match=r'no head "L1H8".* Nearest: "L1H'):
-        score_paths(run(model, [1, 2], read=score_sites(model)), "L1H8")
+        score_paths(run(model, [1, 2], read=[score_paths]), head="L1H8")

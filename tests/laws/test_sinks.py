@@ -9,8 +9,7 @@ import torch
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
-from glassformer.analysis.frozen import flow_sites
-from glassformer.analysis.token_flow import value_norms
+from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from strategies import subject
@@ -28,7 +27,7 @@ def measured(name: str, length: int = 9) -> AttentionSinks:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "bare"])
 def test_measures_are_means_of_weights_and_of_written_sizes(name: str) -> None:
     found, model = measured(name), subject(name, batch=3, length=9)
-    done = run(model.model, *model.inputs, read=[*flow_sites(model.model), "blocks.*.attn.scores"])
+    done = run(model.model, *model.inputs, read=[rollout, "blocks.*.attn.scores"])
     masses, firsts, others, scores = [], [], [], []
     for row in range(3):
         written = value_norms(done, row=row).written.values[:, 1:]

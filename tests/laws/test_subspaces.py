@@ -109,7 +109,7 @@ def test_a_head_that_takes_out_what_it_reads_has_a_cosine_of_minus_one():
     with torch.no_grad():
         layer.merge.matrix()[0].copy_(-layer.projection.matrix("value")[0].mT)
     ids = torch.tensor([[0, 1, 2, 3]])
-    found = analysis.subspaces.erasure(gf.run(model, ids, read=analysis.subspaces.erasure_needs(model)))
+    found = analysis.subspaces.erasure(gf.run(model, ids, read=[analysis.subspaces.erasure]))
     close(found.cosine.values, -torch.ones(1, dtype=torch.float64))
     close(analysis.subspaces.erasers(model).head_ratio.values, -torch.ones(1, dtype=torch.float64))
 
@@ -117,7 +117,7 @@ def test_a_head_that_takes_out_what_it_reads_has_a_cosine_of_minus_one():
 @pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "sandwich", "post", "differential", "translator_pre"])
 def test_erasure_is_defined_on_every_wiring(name):
     model = subject(name)
-    run = gf.run(model.model, *model.inputs, read=analysis.subspaces.erasure_needs(model.model))
+    run = gf.run(model.model, *model.inputs, read=[analysis.subspaces.erasure])
     found = analysis.subspaces.erasure(run)
     assert (found.cosine.values.abs() <= 1 + 1e-9).all()
     assert all("X" in label for label in found.left_out)

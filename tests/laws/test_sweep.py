@@ -18,6 +18,7 @@ from glassformer.analysis.sweep import (
     next_token_loss,
     one_by_one,
     sweep,
+    token_loss,
 )
 from glassformer.data import Batch
 from glassformer.errors import CheckpointError, ShapeMismatch
@@ -153,6 +154,8 @@ def metric_sets(draw: Callable[..., Any], case: Subject) -> list[Metric]:
         [logit_difference(1, 2, pos=2), kl_divergence(reference)],
         [next_token_loss(tokens.roll(-1, 1))],
         [Metric("stream", lambda x: x.square().mean((2, 3)), site=site)],
+        [token_loss(tokens.roll(-1, 1)), Metric("top", lambda logits: logits.amax(-1), pos=None, axes=("pos",))],
+        [Metric("size", lambda x: x.square().mean(3), site=site, axes=("pos",))],
         [logit_difference(1, 2), Metric("stream", lambda x: x[..., 0], site=site, at=At(pos=-3))],
     ]
     return draw(st.sampled_from(sets))
@@ -245,6 +248,29 @@ def test_an_interrupted_sweep_goes_on_from_its_file(tmp_path: Any) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match="cannot read"):
         sweep(case.model, case.inputs[0], plan, logit_difference(1, 2), save_to=path)
+
+
+def test_metrics_keep_axes_through_plans_means_and_files(tmp_path: Any) -> None:
+    case = subject("gpt2")
+    ids = case.inputs[0]
+    plan = grid(lambda layer, head: [Scale(f"blocks.{layer}.attn.z", 0.0, at=At(head=head))], layer=range(2), head=[0])
+    metric = token_loss(ids.roll(-1, 1))
+    found = sweep(case.model, ids, plan, metric, save_to=tmp_path / "rows.safetensors")
+    assert found.values.axes == ("metric", "layer", "head", "batch", "pos")
+    assert found.base.axes == ("metric", "batch", "pos")
+    assert found.mean.axes == ("metric", "layer", "head", "pos") == found.spread.axes
+    close(found.change.values[0, 1, 0], found.values.values[0, 1, 0] - found.base.values[0])
+    close(found.values.values.mean(-1), sweep(case.model, ids, plan, next_token_loss(ids.roll(-1, 1))).values.values)
+    again = sweep(case.model, ids, plan, metric, save_to=tmp_path / "rows.safetensors")
+    assert torch.equal(again.values.values, found.values.values)
+    with pytest.raises(ShapeMismatch, match='"token loss" pos, "loss" none'):
+        sweep(case.model, ids, plan, [metric, next_token_loss(ids)])
+    with pytest.raises(ShapeMismatch, match="axes of one size"):
+        sweep(case.model, ids, plan, [metric, Metric("last", lambda x: x[:, :, -2:, 0], pos=None, axes=("pos",))])
+    with pytest.raises(ShapeMismatch, match='keep an axis "pos", and the result has one of that name'):
+        sweep(case.model, ids, Plan(plan.rows, {"pos": [0, 1]}), metric)
+    with pytest.raises(ShapeMismatch, match="world, batch and its axes pos"):
+        sweep(case.model, ids, plan, Metric("all", lambda x: x, pos=None, axes=("pos",)))
 
 
 def test_errors_say_what_would_work() -> None:

@@ -23,7 +23,7 @@ from glassformer.data import (
     TextConfig,
     ZhEnConfig,
 )
-from glassformer.data.puzzles import is_balanced
+from glassformer.data.tasks.puzzles import is_balanced
 
 TASKS = [
     Repeat(batch_size=32, length=40, unit_min=3, unit_max=12, vocab_size=30),

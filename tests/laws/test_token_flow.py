@@ -8,8 +8,8 @@ from hypothesis import given
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.frozen import flow_sites
-from glassformer.analysis.frozen._mixing import Unit, units
+from glassformer.analysis.frozen._mixing import Unit, flow_sites, units
+from glassformer.analysis.question import card_of
 from glassformer.analysis.token_flow import alti, information_flow_routes, rollout, value_norms
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
@@ -128,7 +128,7 @@ def known() -> tuple[Run, int, int]:
     """Return a run of the induction model, a query in the second copy, and the place after the first copy."""
     model = induction_model()
     ids = repeated()
-    done = run(model, ids, read=flow_sites(model))
+    done = run(model, ids, read=[rollout])
     return done, 30, 30 - 20 + 1
 
 
@@ -163,10 +163,10 @@ def test_a_run_without_the_sites_is_told_what_to_read() -> None:
 
 def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
     model = subject("attention_only").model
-    done = run(model, [1, 2], read=flow_sites(model))
+    done = run(model, [1, 2], read=[rollout])
     mixer = model.stack.blocks[1].attn.mixer
     mixer.traits = dataclasses.replace(mixer.traits, linear_in_value="no")
-    assert not any(site.startswith("blocks.1.attn.pattern") for site in flow_sites(model))
+    assert not any(site.startswith("blocks.1.attn.pattern") for site in card_of(rollout).reads(model))
     for analysis in (alti, rollout, value_norms, information_flow_routes):
         name = analysis.__name__
         with pytest.raises(NoPattern, match=rf'{name}: layer 1 uses "softmax" \(linear_in_value="no"\).*\n.*gradients'):
@@ -176,7 +176,7 @@ def test_a_mechanism_without_a_pattern_is_refused_by_name() -> None:
 def test_a_query_that_an_edit_left_nothing_to_attend_to_is_no_row_of_shares() -> None:
     found = subject("gpt2")
     silent = Set("blocks.1.attn.pattern", 0.0, at=At(head=2, query=3))
-    done = run(found.model, *found.inputs, read=flow_sites(found.model), edit=[silent])
+    done = run(found.model, *found.inputs, read=[rollout], edit=[silent])
     with pytest.raises(AnalysisUnavailable, match="the layer of L1H0 has a query that attends to nothing"):
         rollout(done)
     close(alti(done).final.values.sum(-1), torch.ones(7, dtype=torch.float64))
@@ -186,14 +186,14 @@ def test_stacks_that_attend_to_nothing_are_refused() -> None:
     layer = block(n_heads=2, mlp=Mlp(8))
     model = DecoderConfig(vocab_size=5, d_model=8, layers=(layer.replace(parts=layer.parts[1:]),)).build()
     with pytest.raises(AnalysisUnavailable, match="no layer attends to anything"):
-        alti(run(model, [1, 2], read=flow_sites(model)))
+        alti(run(model, [1, 2], read=[rollout]))
 
 
 def test_padding_has_no_part_in_anything() -> None:
     found = subject("gpt2")
     ids = found.inputs[0]
     batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=torch.tensor([7, 4]))
-    padded = run(found.model, batch, read=flow_sites(found.model))
-    alone = run(found.model, ids[1:, :4], read=flow_sites(found.model))
+    padded = run(found.model, batch, read=[rollout])
+    alone = run(found.model, ids[1:, :4], read=[rollout])
     close(alti(padded, row=1).final.values, alti(alone).final.values)
     close(rollout(padded, row=1).final.values, rollout(alone).final.values)

@@ -9,7 +9,7 @@ import torch
 
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.lens import TunedLens, fit_tuned_lens, lens_divergence, lens_grid, lens_sites
+from glassformer.analysis.lens import TunedLens, fit_tuned_lens, lens_divergence, lens_grid
 from glassformer.analysis.lens._fit import _gradients, _log_probs, _streams
 from glassformer.analysis.lens._tuned import tuned_sites
 from glassformer.data import Batch
@@ -36,9 +36,9 @@ def texts(found: Subject, count: int, seed: int = 0) -> list[Batch]:
 def test_an_untrained_tuned_lens_is_the_logit_lens(name: str) -> None:
     found = subject(name)
     tuned = TunedLens.identity(found.model)
-    done = run(found.model, found.inputs[0], *found.inputs[1:], read=lens_sites(found.model))
+    done = run(found.model, found.inputs[0], *found.inputs[1:], read=[lens_grid])
     sites = tuned.reads(found.model)
-    one, other = lens_grid(done, 3, translators=tuned), lens_grid(done, 3, sites=sites)
+    one, other = lens_grid(done, answer=3, translators=tuned), lens_grid(done, answer=3, sites=sites)
     assert one.tuned and not other.tuned and one.sites == other.sites
     for field in ("probability", "kl_bits", "entropy_bits", "top_probability"):
         close(getattr(one, field).values, getattr(other, field).values)
@@ -159,7 +159,7 @@ def test_a_saved_lens_comes_back_and_is_refused_by_any_other_model(tmp_path: Pat
     with pytest.raises(CheckpointError, match="a model of another config"):
         TunedLens.load(path, subject("parallel").model)
     with pytest.raises(CheckpointError, match="same config with other weights"):
-        lens_grid(run(other, [1, 2], read=lens_sites(other)), translators=TunedLens.load(path))
+        lens_grid(run(other, [1, 2], read=[lens_grid]), translators=TunedLens.load(path))
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "strange"])
@@ -184,7 +184,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         fit_tuned_lens(found.model, [])
     with pytest.raises(UnknownSite, match="is no place of the stream"):
         fit_tuned_lens(found.model, texts(found, 1), sites=["blocks.0.attn.z"])
-    done = run(found.model, [1, 2], read=lens_sites(found.model))
+    done = run(found.model, [1, 2], read=[lens_grid])
     with pytest.raises(UnknownSite, match=r'no translator for "blocks.0.resid_mid"'):
         lens_grid(done, sites=["blocks.0.resid_mid"], translators=TunedLens.identity(found.model))
 

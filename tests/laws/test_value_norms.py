@@ -5,9 +5,10 @@ import torch
 
 from closeness import close
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution._direct_logit_attribution import source_needs
-from glassformer.analysis.frozen import flow_sites, residual_sites, write_sources
-from glassformer.analysis.token_flow import value_norms
+from glassformer.analysis.attribution import sources
+from glassformer.analysis.frozen import write_sources, writes
+from glassformer.analysis.question import card_of
+from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated
 from strategies import ARCHITECTURES, subject
@@ -19,7 +20,7 @@ BEFORE_POST = [name for name in ARCHITECTURES if "post" not in name]
 
 def passed(name: str) -> Run:
     model = subject(name).model
-    read = [*flow_sites(model), *residual_sites(model), *source_needs(model)]
+    read = [*card_of(rollout).reads(model), *card_of(writes).reads(model), *card_of(sources).reads(model)]
     return run(model, *subject(name).inputs, read=read)
 
 
@@ -28,7 +29,7 @@ def test_sizes_are_those_of_what_each_head_takes_from_each_key(name: str) -> Non
     done = passed(name)
     found = value_norms(done, row=1)
     for label in found.written.labels("head"):
-        vectors = write_sources(done, str(label), position=5, row=1).values
+        vectors = write_sources(done, label=str(label), position=5, row=1).values
         close(found.written.select(head=str(label)).values[5], vectors.norm(dim=-1))
 
 
@@ -61,12 +62,12 @@ def test_a_decoders_cross_attention_is_measured_over_source_tokens() -> None:
     found = value_norms(done, cross=True)
     assert found.written.labels("head")[0] == "L0X0"
     assert found.written.shape == (8, 7, 9)
-    close(found.written.values[0, 5], write_sources(done, "L0X0", position=5).values.norm(dim=-1))
+    close(found.written.values[0, 5], write_sources(done, label="L0X0", position=5).values.norm(dim=-1))
 
 
 def test_the_resting_place_of_the_induction_head_has_all_the_weight_and_no_vector() -> None:
     model = induction_model()
-    done = run(model, repeated(), read=flow_sites(model))
+    done = run(model, repeated(), read=[rollout])
     found = value_norms(done)
     assert done["blocks.1.attn.pattern"].values[0, 0, 1:20, 0].min() > 0.99999
     assert found.written.select(head="L1H0").values[1:20, 0].max() == 0

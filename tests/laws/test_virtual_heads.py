@@ -9,8 +9,7 @@ from hypothesis import given
 from closeness import close
 from glassformer import weights
 from glassformer.analysis import run
-from glassformer.analysis.frozen import step_sites
-from glassformer.analysis.frozen._stack import steps_of
+from glassformer.analysis.frozen._stack import step_sites, steps_of
 from glassformer.analysis.paths import composed_pattern, expand_paths, virtual_copying, virtual_heads
 from glassformer.analysis.paths._importance import order_worlds, sweep
 from glassformer.analysis.paths._virtual_heads import pair_contributions
@@ -21,7 +20,7 @@ from strategies import ARCHITECTURES, Subject, attention_decoders, randomise, su
 
 
 def check_sum(found: Subject, centred: bool) -> None:
-    done = run(found.model, *found.inputs, read=step_sites(found.model))
+    done = run(found.model, *found.inputs, read=[expand_paths])
     steps = steps_of(done, "the test")
     if steps.depth < 2:
         with pytest.raises(AnalysisUnavailable, match="no head follows another here"):
@@ -50,18 +49,18 @@ def test_all_pairs_together_are_the_paths_of_order_two_in_any_small_model(found:
 @pytest.mark.parametrize("name", ["gpt2", "post", "differential", "sandwich"])
 def test_a_pair_contributes_what_the_paths_through_it_do(name: str) -> None:
     found = subject(name)
-    done = run(found.model, *found.inputs, read=step_sites(found.model))
+    done = run(found.model, *found.inputs, read=[expand_paths])
     steps = steps_of(done, "the test")
     u = steps.final.adjoint(steps.unembed.weight[3].expand_as(steps.token))
     ((pairs, values),) = pair_contributions(steps, u)
-    split = expand_paths(done, 3, position=5, row=1)
+    split = expand_paths(done, answer=3, position=5, row=1)
     for pair, value in zip(pairs, values.flatten(0, 1)[:, 1, 5].tolist()):
         assert value == pytest.approx(sum(p.value for p in split.paths if p.heads == pair), abs=1e-12)
 
 
 def test_pieces_of_first_heads_give_what_all_at_once_do(monkeypatch: pytest.MonkeyPatch) -> None:
     found = subject("gpt2")
-    done = run(found.model, *found.inputs, read=step_sites(found.model))
+    done = run(found.model, *found.inputs, read=[expand_paths])
     whole = virtual_heads(done)
     monkeypatch.setattr(sys.modules[pair_contributions.__module__], "BUDGET", 1)
     close(virtual_heads(done).size.values, whole.size.values)
@@ -69,8 +68,8 @@ def test_pieces_of_first_heads_give_what_all_at_once_do(monkeypatch: pytest.Monk
 
 def test_the_hand_built_virtual_head_is_found() -> None:
     model, ids = virtual_head_model(), repeated(10, batch=2)
-    done = run(model, ids, read=step_sites(model))
-    pattern = composed_pattern(done, "L0H0", "L1H0").values
+    done = run(model, ids, read=[expand_paths])
+    pattern = composed_pattern(done, first="L0H0", second="L1H0").values
     close(pattern.diagonal(-2), torch.ones(ids.shape[1] - 2, dtype=torch.float64))
     found = virtual_heads(done, n_offsets=4, centred=False)
     assert found.pairs[0] == ("L0H0", "L1H0")
@@ -87,7 +86,7 @@ def test_the_hand_built_virtual_head_is_found() -> None:
 
 def test_rows_of_a_composed_pattern_sum_to_one_and_see_nothing_later() -> None:
     done = run(subject("gpt2").model, [1, 2, 3, 4, 5], read=step_sites(subject("gpt2").model))
-    pattern = composed_pattern(done, "L0H1", "L1H3").values
+    pattern = composed_pattern(done, first="L0H1", second="L1H3").values
     close(pattern.sum(-1), torch.ones(5, dtype=torch.float64))
     assert not pattern.triu(1).any()
 
@@ -129,7 +128,7 @@ def test_layers_that_do_not_follow_each_other_are_refused() -> None:
         virtual_copying(subject("gpt2").model, 1, 0)
     done = run(subject("gpt2").model, [1, 2], read=step_sites(subject("gpt2").model))
     with pytest.raises(AnalysisUnavailable, match='"L0H1" does not read what "L1H1" writes'):
-        composed_pattern(done, "L1H1", "L0H1")
+        composed_pattern(done, first="L1H1", second="L0H1")
 
 
 def test_two_attention_parts_of_a_parallel_block_make_no_virtual_head() -> None:
@@ -137,7 +136,7 @@ def test_two_attention_parts_of_a_parallel_block_make_no_virtual_head() -> None:
     config = DecoderConfig(7, 8, repeat(layer.replace(parts=layer.parts * 2), 1), max_len=8)
     model = randomise(config.build().double())
     with pytest.raises(AnalysisUnavailable, match="no head follows another"):
-        virtual_heads(run(model, [1, 2, 3], read=step_sites(model)))
+        virtual_heads(run(model, [1, 2, 3], read=[expand_paths]))
     with pytest.raises(AnalysisUnavailable, match="parallel block 0"):
         virtual_copying(model, 0, 1)
 
@@ -145,4 +144,4 @@ def test_two_attention_parts_of_a_parallel_block_make_no_virtual_head() -> None:
 def test_a_text_of_one_token_is_refused() -> None:
     model = subject("gpt2").model
     with pytest.raises(AnalysisUnavailable, match="one token and so no next one"):
-        virtual_heads(run(model, [1], read=step_sites(model)))
+        virtual_heads(run(model, [1], read=[expand_paths]))

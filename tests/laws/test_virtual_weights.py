@@ -9,6 +9,7 @@ import glassformer as gf
 from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.analysis.from_weights._virtual_weights import product_norms
+from glassformer.analysis.question import card_of
 from glassformer.analysis.subspaces._basis import _kurtosis
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from strategies import subject
@@ -111,7 +112,7 @@ def test_augmented_weights_are_not_turned():
 def test_tails_are_those_of_the_coordinates_after_the_first_position():
     model = subject("gpt2").model
     ids = torch.randint(0, 11, (40, 20), generator=torch.Generator().manual_seed(0))
-    found = analysis.subspaces.kurtosis(gf.run(model, ids, read=analysis.subspaces.kurtosis_needs(model)))
+    found = analysis.subspaces.kurtosis(gf.run(model, ids, read=[analysis.subspaces.kurtosis]))
     assert found.tokens == 40 * 19
     assert found.coordinates.labels("site") == ["blocks.0.resid_pre", "blocks.1.resid_pre", "blocks.1.resid_post"]
     x = gf.run(model, ids, read=["blocks.0.resid_pre"])["blocks.0.resid_pre"].values[:, 1:].flatten(0, 1)
@@ -122,7 +123,7 @@ def test_tails_are_those_of_the_coordinates_after_the_first_position():
 def test_a_stream_with_a_basis_of_its_own_has_heavier_tails_than_the_same_stream_turned():
     model = handmade.induction_model()
     ids = handmade.repeated(batch=30)
-    read = analysis.subspaces.kurtosis_needs(model)
+    read = card_of(analysis.subspaces.kurtosis).reads(model)
     plain = analysis.subspaces.kurtosis(gf.run(model, ids, read=read))
     assert (plain.coordinates.values > 3 * plain.rotated.values).all()
     hidden = analysis.subspaces.kurtosis(gf.run(handmade.rotated(model, 7), ids, read=read))

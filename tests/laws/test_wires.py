@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from circuit_pairs import Pair, pair
+from circuit_pairs import Compared, pair
 from closeness import close
 from glassformer.analysis import run
+from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import Wires
 from glassformer.analysis.sweep import Metric
 from glassformer.data import Batch
@@ -42,7 +43,7 @@ def test_with_all_edges_it_is_the_clean_run_and_with_none_the_corrupt_one(name: 
 
 @given(attention_decoders(mlps=True))
 def test_with_no_edges_it_is_the_corrupt_run_in_any_mixture_of_mechanisms(found: Subject) -> None:
-    prompts = Pair(found)
+    prompts = Compared(found)
     wires = prompts.wires()
     close(_logits(wires, wires.run(wires.graph.allowed.values[None]).final), prompts.model(*prompts.corrupt).detach())
 
@@ -137,7 +138,7 @@ def test_rows_of_unequal_length_are_measured_at_their_own_end() -> None:
         Batch(tokens=t, targets=t, weight=torch.ones_like(t, dtype=torch.bool), lengths=lengths)
         for t in (tokens, other)
     )
-    metric = Pair(found).metric
+    metric = Compared(found).metric
     wires = Wires(found.model, batch, corrupt, metric)
     whole = wires.evaluate(torch.stack([torch.zeros_like(wires.graph.allowed.values), wires.graph.allowed.values]))
     for prompt, value in zip((tokens, other), whole):
@@ -150,7 +151,7 @@ def test_packed_documents_do_not_see_each_other() -> None:
     tokens, ids = found.inputs[0], torch.tensor([[0, 0, 0, 1, 1, 1]]).expand(2, -1)
     weight = torch.ones_like(tokens, dtype=torch.bool)
     batch, corrupt = (Batch(tokens=t, targets=t, weight=weight, documents=ids) for t in (tokens, (tokens + 3) % 11))
-    wires = Wires(found.model, batch, corrupt, Pair(found).metric)
+    wires = Wires(found.model, batch, corrupt, Compared(found).metric)
     values = wires.evaluate(wires.graph.allowed.values.repeat(2, 1, 1))
     # the last document alone, at its own positions
     alone = found.model(((tokens + 3) % 11)[:, 3:])[:, -1].detach()
@@ -184,4 +185,4 @@ def test_a_metric_of_another_site_is_refused() -> None:
     found = pair("gpt2")
     metric = Metric("size", lambda x: x.norm(dim=-1), site="blocks.0.resid_post", at=At(pos=-1))
     with pytest.raises(AnalysisUnavailable, match=r'"size" is read at "blocks\.0\.resid_post"'):
-        Wires(*found.prompts, metric)
+        two_runs(*found.prompts, metric, "a test")

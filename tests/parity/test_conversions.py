@@ -12,7 +12,7 @@ import glassformer as gf
 from closeness import close
 from families import all_cases, reference_folder
 from glassformer.checkpoints import convert
-from glassformer.checkpoints.parity import wide
+from glassformer.checkpoints.comparison.reference import wide
 from glassformer.errors import CheckpointError
 from layouts import (
     TOKENS,

@@ -8,7 +8,7 @@ import torch
 import glassformer as gf
 from families import all_cases, reference_folder
 from glassformer.checkpoints import convert, save
-from glassformer.checkpoints.parity import compared, reference
+from glassformer.checkpoints.comparison.reference import compared, reference
 
 CASES = all_cases()
 FAMILIES = ("DiffLlama", "Gemma", "Gemma 2", "Gemma 3", "OLMo", "OLMo 2", "Qwen 2", "Qwen 3", "StableLM")

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import glassformer as gf
 from closeness import close
 from glassformer.checkpoints import convert, save
-from glassformer.checkpoints.parity import wide
+from glassformer.checkpoints.comparison.reference import wide
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Learned, Mlp, block
 from layouts import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import glassformer as gf
 from families import all_cases, reference_folder
-from glassformer.checkpoints.checkpoint import translated
+from glassformer.checkpoints.published import translated
 from glassformer.models.accounting import count_parameters
 
 WHERE = Path("config.json")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from closeness import close
+from glassformer.checkpoints.comparison.reference import wide
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import longest, rope, rope_parameters
-from glassformer.checkpoints.parity import wide
 from glassformer.errors import CheckpointError
 
 FACTORS = {

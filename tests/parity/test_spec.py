@@ -13,14 +13,15 @@ from torch import Tensor, nn
 import glassformer as gf
 from closeness import close
 from glassformer import analysis, weights
-from glassformer.analysis.attribution._direct_logit_attribution import needs as attribution_needs
+from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
-from glassformer.analysis.lens._logit_lens import needs as lens_needs
-from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep
+from glassformer.analysis.lens import logit_lens
+from glassformer.analysis.question import card_of
+from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep, token_loss
 from glassformer.attention import Rope
 from glassformer.checkpoints import disagreement
+from glassformer.checkpoints.comparison.reference import Wide
 from glassformer.checkpoints.families.family import Piece
-from glassformer.checkpoints.parity import Wide
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import (
     AnalysisUnavailable,
@@ -345,6 +346,10 @@ def test_rows_of_a_sweep_run_side_by_side_with_the_numbers_of_the_plain_loop(nam
     close(found.values.values, one_by_one(model, CORRUPT, plan, METRIC).values.values)
     close(found.values.values, sweep(model.parts(), CORRUPT, plan, METRIC).values.values)
     assert found.values.axes == ("metric", "layer", "pos", "batch")
+    losses, rows = token_loss(CORRUPT.roll(-1, 1)), plan.rows[:3]
+    by_token = sweep(model, CORRUPT, rows, losses)
+    assert (by_token.how, by_token.values.axes) == ("side by side", ("metric", "row", "batch", "pos"))
+    close(by_token.values.values, one_by_one(model, CORRUPT, rows, losses).values.values)
 
 
 def test_rows_that_take_from_each_other_run_in_one_pass() -> None:
@@ -436,7 +441,7 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
     ours = model.parts()
     clean, corrupt = CLEAN[:, :4], CORRUPT[:, :4]
     asked = ["stream", Cells("value", only={"layer": [1]})]
-    theirs, mine = patch(model, clean, corrupt, METRIC, asked), patch(ours, clean, corrupt, METRIC, asked)
+    theirs, mine = (patch(each, (clean, corrupt), METRIC, asked) for each in (model, ours))
     assert list(theirs) == list(mine)
     for table in mine:
         assert theirs[table].values.axes == mine[table].values.axes
@@ -451,14 +456,14 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
 @every
 def test_lens_and_attribution_take_runs_of_the_module(name: str) -> None:
     model = MODELS[name]()
-    sites = {*lens_needs(model.parts()), *attribution_needs(model.parts())}
+    sites = {*card_of(logit_lens).reads(model.parts()), *card_of(direct_logit_attribution).reads(model.parts())}
     run, mine = gf.run(model, CLEAN, read=sites), gf.run(model.parts(), CLEAN, read=sites)
     close(analysis.lens.logit_lens(run, row=1).logits.values, analysis.lens.logit_lens(mine, row=1).logits.values)
-    found = analysis.attribution.direct_logit_attribution(run, 3, 5, row=1)
+    found = analysis.attribution.direct_logit_attribution(run, answer=3, against=5, row=1)
     close(torch.tensor(found.sum), torch.tensor(found.total, dtype=torch.float64), 1e-7)
     close(
         found.contributions.values,
-        analysis.attribution.direct_logit_attribution(mine, 3, 5, row=1).contributions.values,
+        analysis.attribution.direct_logit_attribution(mine, answer=3, against=5, row=1).contributions.values,
     )
 
 
@@ -468,7 +473,7 @@ def test_weights_are_those_of_the_module_and_give_its_log_probabilities(name: st
     expected = logits(model)
     w = weights.of(model)
     with pytest.raises(AnalysisUnavailable, match=r"model\.parts\(\)"):
-        lens_needs(model)
+        card_of(logit_lens).reads(model)
     close(weights.logits(w, CLEAN), expected)
     close(weights.logits(weights.of(model, fold=True), CLEAN).log_softmax(-1), expected.log_softmax(-1))
     storage = {p.untyped_storage().data_ptr() for p in model.module.parameters()}
@@ -598,11 +603,11 @@ def test_without_a_config_sites_work_and_analyses_of_parts_say_what_is_missing()
     module = gpt2().module
     model = gf.foreign(module, gf.Spec({"blocks.{i}.attn.z": f"{LAYER}.attn.c_proj.in"}, {"head": 3}))
     assert model.sites()["blocks.1.attn.z"].axes == ("batch", "head", "pos", "d_value")
-    for analysis_of in (weights.of, lens_needs, lambda m: disagreement(m, CLEAN)):
+    for analysis_of in (weights.of, card_of(logit_lens).reads, lambda m: disagreement(m, CLEAN)):
         with pytest.raises(AnalysisUnavailable, match="config=…, weights=…"):
             analysis_of(model)
     with pytest.raises(AnalysisUnavailable, match='names no site of the family "mlp_out"'):
-        patch(model, CLEAN, CORRUPT, METRIC, "mlp_out")
+        patch(model, (CLEAN, CORRUPT), METRIC, "mlp_out")
     close(logits(model), module(CLEAN).logits)
 
 
@@ -613,13 +618,13 @@ def test_a_tokenizer_lets_a_module_read_text() -> None:
     run = gf.run(model, "a b c", read="*")
     assert run.tokens == ["<bos>", "a", "b", "c"]
     assert run["blocks.0.mlp.out"].labels("pos") == ["0:<bos>", "1:a", "2:b", "3:c"]
-    assert patch(model, ["a b c", "b c d"], ["a a c", "b d d"], metric, "mlp_out")["mlp_out"].values.shape == (
+    assert patch(model, (["a b c", "b c d"], ["a a c", "b d d"]), metric, "mlp_out")["mlp_out"].values.shape == (
         1,
         2,
         4,
         2,
     )
     with pytest.raises(TextError, match="one length"):
-        patch(model, ["a b c", "b"], ["a a c", "c"], metric, "mlp_out")
+        patch(model, (["a b c", "b"], ["a a c", "c"]), metric, "mlp_out")
     with pytest.raises(TextError, match="no tokenizer"):
         gf.run(named, "a b c")

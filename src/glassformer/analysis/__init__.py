@@ -47,11 +47,13 @@ ROOMS = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in ROOMS or name in ("losses",):
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Rooms: {', '.join(ROOMS)}.")
+# to type checkers, which see the imports above, any other name is an error
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> Any:
+        if name in ROOMS or name in ("losses",):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Rooms: {', '.join(ROOMS)}.")
 
-def __dir__() -> list[str]:
-    return sorted([*globals(), *ROOMS])
+    def __dir__() -> list[str]:
+        return sorted([*globals(), *ROOMS])

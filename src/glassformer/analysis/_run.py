@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
-from glassformer.trace import Edit, Foreign, Read, Site, Tape, parts_of
-from glassformer.weights import head_label
+from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
@@ -81,6 +81,8 @@ class Run(Mapping[str, Labelled]):
 
     def __getitem__(self, name: str) -> Labelled:
         if name not in self.sites:
+            if (found := self._of_head(name)) is not None:
+                return found
             read = (
                 ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
             )
@@ -89,6 +91,20 @@ class Run(Mapping[str, Labelled]):
                 f'    Run again with read=["{name}"].'
             )
         return self.sites[name]
+
+    def _of_head(self, name: str) -> Labelled | None:
+        """Return what one head has of a site that was read, `L1H6.z`; the site's labels say where it is."""
+        head = HeadAddress.parse(name)
+        if head is None:
+            return None
+        for site, value in self.sites.items():
+            axis = next((axis for axis in ("head", "kv_head") if axis in value.axes), "")
+            if axis and Site.named(site).quantity == head.quantity:
+                # a key head is labelled by all heads that read it
+                places = [i for i, of in enumerate(value.labels(axis)) if head.label in str(of).split(", ")]
+                if places:
+                    return dataclasses.replace(value.select(**{axis: places[0]}), of=str(value.labels(axis)[places[0]]))
+        return None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sites)
@@ -107,7 +123,9 @@ class Run(Mapping[str, Labelled]):
         """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""
         missing = [name for name in names if name not in self.sites]
         if missing:
-            raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}")
+            carded = analysis in {card.name for card in cards()}
+            whole = f"\n    The analysis stands for all it reads: read=[{analysis}]." if carded else ""
+            raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}{whole}")
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
@@ -135,8 +153,8 @@ class Run(Mapping[str, Labelled]):
                 header = json.loads((file.metadata() or {})["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             sites = {
-                name: Labelled(tensors[f"site.{name}"], tuple(axes), coords)
-                for name, (axes, coords) in header.pop("sites").items()
+                name: Labelled(tensors[f"site.{name}"], tuple(axes), *rest)
+                for name, (axes, *rest) in header.pop("sites").items()
             }
             extra = {k.removeprefix("run."): v for k, v in tensors.items() if k.startswith("run.")}
             return cls(sites, **extra, **header, model=model)
@@ -146,7 +164,7 @@ class Run(Mapping[str, Labelled]):
     def _header(self) -> str:
         import json
 
-        sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}) for n, s in self.sites.items()}
+        sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}, s.of) for n, s in self.sites.items()}
         rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
         return json.dumps({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
 
@@ -171,7 +189,7 @@ def run(
     inputs: Any,
     target: TextOrIds | None = None,
     *,
-    read: Iterable[str | Read] | str = (),
+    read: Iterable[str | Read | Callable[..., Any]] | str = (),
     edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
     specials: bool | None = None,
     grad: bool = False,
@@ -188,7 +206,8 @@ def run(
         inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
             tuple of arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
-        read: Site names, globs, or `Read` for a part or a reduced value.
+        read: Site names, globs, heads (`L1H6.pattern`), `Read` for a part or a reduced value, and analyses of one pass,
+            which stand for what they read; see `Tape` for several reads of one site.
         edit: Edits, or pairs of a site and a plain function.
         specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
             the tokenizer was made or published.
@@ -206,7 +225,7 @@ def run(
     """
     require_module(model, "run")
     view: Any = model if hasattr(model, "sites") else Foreign(model)
-    tape = Tape(view, read, edit, grad=grad)
+    tape = Tape(view, _sites(read, view), edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, inputs, target, specials)
         output = view(*given.args, **given.kwargs, tape=tape)
@@ -214,11 +233,59 @@ def run(
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
-    sites = {name: _with_coordinates(tape[name], tape.table.get(name), tape.reads.get(name), given) for name in tape}
+    sites = {name: _with_coordinates(tape[name], tape, name, given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.added, None if ours and not silent else output, parts_of(model),
     )  # fmt: skip
+
+
+def run_for(
+    analysis: Callable[..., Any], given: Any, text: Any = None, target: Any = None, reads: Reads | None = None
+) -> Run:
+    """Return the run that an analysis is asked of: the one given, or a pass over the text.
+
+    Args:
+        analysis: Has a card, which says what it reads by default.
+        given: A run, or a model.
+        text: What the model reads; None with a run.
+        target: Text or ids of the decoder, for an encoder-decoder.
+        reads: What it reads with the options at hand, if these change it.
+
+    Raises:
+        AnalysisUnavailable: What is given is neither, or a text is missing or too many.
+    """
+    name = card_of(analysis).name
+    if isinstance(given, Run):
+        if text is not None or target is not None:
+            raise AnalysisUnavailable(
+                f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
+                f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
+            )
+        return given
+    if not isinstance(given, nn.Module):
+        found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
+        raise AnalysisUnavailable(
+            f"{name} is asked of a run, {name}(run), or of a model and a text, {name}(model, text); it was {found}."
+        )
+    if text is None:
+        raise AnalysisUnavailable(
+            f"{name}: a model alone says nothing of a text. Give the text too: {name}(model, text);\n"
+            f"    or a run: {name}(gf.run(model, text, read=[{name}]))."
+        )
+    sites = (reads or card_of(analysis).reads)(parts_of(given))
+    return run(given, text, target, read=sites)
+
+
+def _sites(read: Iterable[str | Read | Callable[..., Any]] | str, view: Any) -> list[str | Read]:
+    """Return what to read, with an analysis replaced by the sites it reads."""
+    found: list[str | Read] = []
+    for asked in [read] if isinstance(read, str) or not isinstance(read, Iterable) else read:
+        if isinstance(asked, str | Read):
+            found.append(asked)
+        else:
+            found += card_of(asked).reads(parts_of(view))
+    return found
 
 
 @contextmanager
@@ -241,9 +308,11 @@ def output_logits(output: Any) -> Tensor | None:
     return None
 
 
-def _with_coordinates(value: Labelled, site: Site | None, read: Read | None, given: Inputs) -> Labelled:
+def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> Labelled:
     """Name positions and heads along the axes of a site; rows with different tokens get no position names."""
-    if site is None or not site.axes or (read is not None and read.reduce is not None):
+    request = tape.requests.get(name)
+    site = None if request is None else tape.table[request.read.site]
+    if request is None or site is None or not site.axes or request.read.reduce is not None:
         return value
     coords: dict[str, list[Coordinate]] = {}
     for axis in value.axes:
@@ -252,12 +321,27 @@ def _with_coordinates(value: Labelled, site: Site | None, read: Read | None, giv
             rows = given.source_rows if site.reads_source(axis) else given.token_rows
             if len(rows) == 1:
                 labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
-        elif axis == "head" and site.layer is not None:
-            labels = [head_label(site.stack, site.part, site.layer, h) for h in range(site.sizes["head"])]
-        where = read.at.where.get(axis) if read is not None else None
+        elif axis in ("head", "kv_head") and site.layer is not None:
+            labels = _head_labels(site, axis, tape.table)
+        where = request.read.at.where.get(axis)
         if where is not None and labels:
             labels = labels[where] if isinstance(where, slice) else [labels[int(i)] for i in where]  # type: ignore[union-attr]
         # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
         if labels and len(labels) == value.size(axis):
             coords[axis] = labels
-    return Labelled(value.values, value.axes, coords)
+    return dataclasses.replace(value, coords=coords)
+
+
+def _head_labels(site: Site, axis: str, table: Mapping[str, Site]) -> list[Coordinate]:
+    """Return what heads are called along an axis; key heads by all heads that read them."""
+    assert site.layer is not None
+    if axis == "head":
+        return [head_label(site.stack, site.part, site.layer, h) for h in range(site.sizes["head"])]
+    inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (site.stack, site.layer, site.part)]
+    heads = next((s.sizes["head"] for s in inside if "head" in s.sizes), None)
+    groups = site.sizes.get(axis)
+    if heads is None or groups is None:
+        return []
+    shared = heads // groups
+    first = site.stack, site.part, site.layer
+    return [key_head_label(*first, range(g * shared, (g + 1) * shared)) for g in range(groups)]

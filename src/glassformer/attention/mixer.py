@@ -61,6 +61,8 @@ class MixerConfig(Config, family=True):
     """Hyper-parameters of a mechanism: what a paper would list in its table."""
 
     traits: ClassVar[Traits] = Traits()
+    # settings worth testing beside the default, as fields; the law suite draws from all of them
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @property
     def crosses(self) -> bool:

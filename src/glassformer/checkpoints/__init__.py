@@ -1,12 +1,13 @@
 """Saving and loading models, ours and published ones: safetensors and JSON, never a pickle."""
 
 from glassformer.checkpoints.comparison import Parity, parity
-from glassformer.checkpoints.convert import convert
-from glassformer.checkpoints.expressed import LAYOUTS
-from glassformer.checkpoints.folder import config_of, folder_of, load, open_folder, save, sha256, shipped
+from glassformer.checkpoints.conversion import LAYOUTS, convert
+from glassformer.checkpoints.foreign_modules import Spec, disagreement, foreign
 from glassformer.checkpoints.hub import is_id
+from glassformer.checkpoints.loading import config_of, load, open_folder
+from glassformer.checkpoints.names import folder_of, shipped
+from glassformer.checkpoints.own import save, sha256
 from glassformer.checkpoints.shards import AttentionReader, save_shards
-from glassformer.checkpoints.spec import Spec, disagreement, foreign
 
 __all__ = [
     "LAYOUTS",

@@ -8,9 +8,7 @@
 Whose layout the folder has, ours or a published family's, matters nowhere else.
 """
 
-import contextlib
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glassformer.checkpoints.families import Family, Fields, Piece, Source, assembled, recognise, sources, stored_names
+from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
@@ -98,15 +96,22 @@ class Checkpoint:
         """Return the tensors in the files that one of ours is made of."""
         return [self.stored[piece.name] for piece in self.parts[name].pieces]
 
-    def fill(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Any:
-        """Return the model with its weights, in evaluation mode: one copy of them, mapped where that is possible.
+    def fill(
+        self, dtype: torch.dtype | None = None, device: torch.device | str | None = None, *, mapped: bool = True
+    ) -> Any:
+        """Return the model with its weights, in evaluation mode: one copy of them.
 
         Args:
             dtype: Of the weights; the checkpoint's by default.
             device: Where to; the CPU by default.
+            mapped: Leave weights in their files where they lie as they are wanted, instead of copying them. Where in a
+                file a tensor begins decides which instructions read it, and so the last bits of results.
         """
         for name in self.parts:
             value = self.read([name], dtype)[name]
+            if not mapped and self.is_mapped(name, dtype):
+                value = value.clone()
+                self.files.release(self.stored_as(name))
             place(self.model, name, value if device is None else value.to(device))
         self.model.origin = self.origin
         return self.model.eval()
@@ -119,101 +124,6 @@ def place(model: torch.nn.Module, name: str, value: Tensor) -> None:
     before = getattr(module, last)
     is_parameter = isinstance(before, torch.nn.Parameter)
     setattr(module, last, torch.nn.Parameter(value, before.requires_grad) if is_parameter else value)
-
-
-def open_published(folder: Path, config: Mapping[str, Any], where: Path) -> Checkpoint:
-    """Open a folder whose config.json another library wrote.
-
-    Raises:
-        CheckpointError: No family covers it, it is quantised, or config and tensors do not fit each other.
-    """
-    # what no family covers is told before the files are looked for
-    translated(config, where)
-    files = TensorFiles(folder)
-    family, ours = translated(config, where, files)
-    quantised = [(name, place.stored_as) for name, place in files.items() if place.dtype is None]
-    # a tensor may hold all layers
-    n_tensors = len(files) if not family.holds else sum(place.shape[0] for place in files.values() if place.shape)
-    model = skeleton(ours, n_tensors, folder)
-    with _read_as(family, where):
-        table = family.table(Fields(config, str(where)), ours)
-    parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
-    stored = stored_names(family, parts, files)
-    wanted = set(stored.values())
-    for name, kind in quantised:
-        if name in wanted:
-            raise CheckpointError(
-                f'"{folder}": "{name}" is stored as {kind}; weights of F16, BF16, F32 and F64 are read, quantised ones '
-                "are not."
-            )
-    return Checkpoint(folder, ours, model, parts, files, stored, Origin(family.name, dict(config)))
-
-
-def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = ()) -> tuple[Family, ModelConfig]:
-    """Return the family of a published config beside tensors of these names, and our config of it.
-
-    Raises:
-        CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
-    """
-    if isinstance(method := config.get("quantization_config"), Mapping):
-        raise CheckpointError(
-            f'"{where}" describes a quantised model ({method.get("quant_method", "unknown method")}), and quantised '
-            "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
-        )
-    family = recognise(config, str(where), names)
-    with _read_as(family, where):
-        return family, family.config(Fields(config, str(where)))
-
-
-@contextlib.contextmanager
-def _read_as(family: Family, where: Path) -> Iterator[None]:
-    """Turn what goes wrong while a config is translated into an error about that config."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except ConfigError as error:
-        raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # no heads to divide by, no layers to look at, a list where a number belongs
-        raise CheckpointError(
-            f'"{where}" contradicts itself, read as {family.name} ({type(error).__name__}: {error}); check its sizes '
-            "and lists."
-        ) from error
-
-
-def open_own(folder: Path, config: ModelConfig, origin: Origin | None = None) -> Checkpoint:
-    """Open a folder in our own layout, whole or in several files, whose config was read already."""
-    files = TensorFiles(folder)
-    model = skeleton(config, len(files), folder)
-    shapes = {name: tuple(v.shape) for name, v in model.state_dict().items()}
-    missing = [name for name in shapes if name not in files]
-    extra = [name for name in files if name not in shapes]
-    if missing or extra:
-        problems = [f'"{name}" is missing.{nearest(name, files)}' for name in missing[:3]]
-        problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in extra[:3]]
-        raise CheckpointError(f'"{folder}" does not fit its config: {" ".join(problems)}')
-    parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-    return Checkpoint(folder, config, model, parts, files, {name: name for name in shapes}, origin)
-
-
-def config_file(folder: Path) -> tuple[dict[str, Any], Path]:
-    """Return what the config file of a folder says, and where it is.
-
-    Raises:
-        CheckpointError: There is none, or it is no JSON object.
-    """
-    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), folder / CONFIG)
-    if not path.is_file():
-        found = ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
-        raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).')
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f'"{path}" must hold a JSON object, found {type(data).__name__}.')
-    return data, path
 
 
 def skeleton(config: ModelConfig, n_tensors: int, folder: Path) -> Any:

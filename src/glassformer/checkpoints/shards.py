@@ -20,7 +20,8 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.checkpoints.checkpoint import CONFIG, place
-from glassformer.checkpoints.folder import FORMAT, HALF, digest_of, open_folder, sha256
+from glassformer.checkpoints.loading import open_folder
+from glassformer.checkpoints.own import HALF, envelope, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
 from glassformer.models import Block, Decoder, ModelConfig
@@ -49,11 +50,9 @@ def save_shards(config: ModelConfig, shards: Sequence[Mapping[str, Tensor]], fol
         files.write(folder / name, content)
         digests[name] = sha256(content)
         places |= dict.fromkeys(tensors, name)
-    model = config.to_dict()
-    envelope = {"format": FORMAT, "model": model, "sha256": digests | {"model": digest_of(model)}}
     index = {"weight_map": places}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, {INDEX: json.dumps(index, indent=1), CONFIG: json.dumps(envelope, indent=1)})
+    return files.write_all(folder, {INDEX: json.dumps(index, indent=1), CONFIG: envelope(config, digests)})
 
 
 class AttentionReader:

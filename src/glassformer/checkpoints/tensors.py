@@ -32,7 +32,7 @@ _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
-class Place(NamedTuple):
+class StoredTensor(NamedTuple):
     """Where a tensor lies: its bytes in the file; `dtype` is None for a type that weights do not have."""
 
     path: Path
@@ -43,8 +43,8 @@ class Place(NamedTuple):
     stop: int
 
 
-class TensorFiles(Mapping[str, Place]):
-    """What lies in a folder's safetensors files: a mapping from tensor name to place.
+class TensorFiles(Mapping[str, StoredTensor]):
+    """What lies in a folder's safetensors files: a mapping from tensor name to where it lies.
 
     Args:
         folder: Holds `model.safetensors`, or several files and their index, or any one safetensors file.
@@ -55,7 +55,7 @@ class TensorFiles(Mapping[str, Place]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, StoredTensor] = {}
         self._mapped: dict[Path, mmap.mmap] = {}
         files, index = _files(folder)
         for path in files:
@@ -74,7 +74,7 @@ class TensorFiles(Mapping[str, Place]):
                 "two is of another checkpoint."
             )
 
-    def __getitem__(self, name: str) -> Place:
+    def __getitem__(self, name: str) -> StoredTensor:
         return self._places[name]
 
     def __iter__(self):
@@ -203,7 +203,7 @@ def way_from_pickle(name: str) -> str:
     )
 
 
-def _header(path: Path) -> dict[str, Place]:
+def _header(path: Path) -> dict[str, StoredTensor]:
     try:
         with path.open("rb") as raw:
             start = raw.read(32)
@@ -230,9 +230,9 @@ def _header(path: Path) -> dict[str, Place]:
             f'"{path}" ({size:,} bytes) is not a whole safetensors file ({error}); it is truncated or damaged. '
             "Copy or download it again."
         ) from error
-    found: dict[str, Place] = {}
+    found: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         if name != "__metadata__":
             kind, (start, stop) = entry["dtype"], (8 + size + offset for offset in entry["data_offsets"])
-            found[name] = Place(path, tuple(entry["shape"]), _TYPES.get(kind), kind, start, stop)
+            found[name] = StoredTensor(path, tuple(entry["shape"]), _TYPES.get(kind), kind, start, stop)
     return found

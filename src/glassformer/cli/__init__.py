@@ -17,7 +17,10 @@ from glassformer.errors import GlassformerError, nearest
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
     "explain": "explain the next token of a text",
-    "patch": "patch activations, paths and edges: which values carry an answer",
+    "patch": "patch activations: which values carry an answer",
+    "paths": "patch paths: what heads and MLPs do through some receivers alone",
+    "edges": "estimate what every edge between heads carries, and check the largest",
+    "prune": "cut edges that cost little, and show the circuit that is left",
     "trace": "corrupt the subject of a text and restore one state at a time",
     "attribute": "say which parts and which tokens add to the next token",
     "lens": "show what the model would say at every depth; train a tuned lens",

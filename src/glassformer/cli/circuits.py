@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from glassformer.cli.given import model_of
+from glassformer.cli.arguments import model_of, source_of
+from glassformer.cli.options import Output
+from glassformer.cli.output import check, write_documents
 from glassformer.cli.progress import progress
-from glassformer.cli.texts import source_of
-from glassformer.files import check_writable, write
+from glassformer.models import ModelLike
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
 
@@ -21,9 +22,9 @@ def circuits(
     data: tuple[str, ...] = (),
     rows: int | None = None,
     top: int = 12,
-    html: Path | None = None,
-    json: Path | None = None,
     seed: int = 0,
+    *,
+    output: Output,
 ) -> None:
     """Find a model's circuits: heads by role, what reads what, copying, skip-trigrams, and how much each matters.
 
@@ -44,8 +45,6 @@ def circuits(
         rows: Rows of text to run, as far as --data has so many; by default as many as hold 16,384 tokens. Every head is
             ablated on all of them.
         top: Entries per table.
-        html: Write a page that opens in a browser, with pictures.
-        json: Write everything as JSON, see docs/circuits-json.md.
         seed: Of random tokens and random matrices.
     """
     from rich.console import Console
@@ -54,17 +53,15 @@ def circuits(
     from glassformer.analysis.reports._training_facts import training_facts
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
+    from glassformer.render.page import circuits_page
     from glassformer.render.terminal import show
 
     require(rows is None or rows >= 1, f"--rows must be at least 1, found {rows}.")
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
-    require(html is None or html != json, f'--html and --json would both write "{html}".')
     if model is None and run is None:
         raise ConfigError("give a model (glassformer models lists those that ship) or --run FOLDER.")
-    for path in (html, json):
-        if path is not None:
-            check_writable(path)
+    check(output)
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
     loaded = model_of(str(run) if model is None else model)
@@ -85,12 +82,7 @@ def circuits(
                 unavailable=(*found.unavailable, analysis.reports.Unavailable("training", str(error)))
             )
     show(found)
-    if json is not None:
-        print(f"JSON: {write(json, found.to_json()).absolute()}")
-    if html is not None:
-        from glassformer.render.page import circuits_page
-
-        print(f"page: {write(html, circuits_page(found.to_dict())).absolute()}")
+    write_documents(output, found.to_json, lambda: circuits_page(found.to_dict()))
 
 
 def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
@@ -103,13 +95,13 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
 
 
 def _text(
-    loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
+    loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
     from glassformer.analysis.vocabulary import frequent_tokens
     from glassformer.config import require
     from glassformer.data import TextConfig
-    from glassformer.data.text import TextData
+    from glassformer.data.text.corpus import TextData
     from glassformer.errors import TextError
     from glassformer.models import Decoder, Encoder
 

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from glassformer.cli.given import Specials, model_of, prompt_of
-from glassformer.cli.reading import Reading, tell
+from glassformer.cli.arguments import model_of, prompt_of
+from glassformer.cli.options import Specials
+from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import ConfigError, TextError
+from glassformer.models import ModelLike
 
 
 def generate(
@@ -43,8 +45,6 @@ def generate(
         repetition_penalty: Above 1, tokens that occurred already become less likely.
         seed: Of the draws.
         beams: Search for the most probable text with so many beams instead of drawing.
-        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
-            whose names the text itself holds (in-text).
     """
     import torch
 
@@ -63,7 +63,7 @@ def generate(
     options: dict[str, Any] = {"source": source, "max_new_tokens": max_new_tokens, "stop_ids": stops}
     # on standard error: the text itself goes on into other programs
     rows = readable(loaded, torch.tensor([prompt] if source is None else source))
-    tell(Reading({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
+    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
     if isinstance(loaded, Decoder):
         print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
     if beams is None:
@@ -77,7 +77,7 @@ def generate(
         _print(tokenizer, new)
 
 
-def _prompt(model: Any, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
+def _prompt(model: ModelLike, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
     from glassformer.analysis.prepare import encode, start_of, token_ids
     from glassformer.models import EncoderDecoder

@@ -55,7 +55,7 @@ def parity(
     import torch
 
     from glassformer import checkpoints
-    from glassformer.checkpoints.parity import library
+    from glassformer.checkpoints.comparison.reference import library
 
     if json is not None:
         check_writable(json)

@@ -1,4 +1,4 @@
-"""The pairs of prompts that a command compares: from a file, from a template, or typed."""
+"""The pairs of prompts that a command compares, from a file, a template, or typed, and what is measured on them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,93 +6,127 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glassformer.cli.given import prompt_of, token_of
-from glassformer.cli.reading import Reading
+from glassformer.cli.arguments import prompt_of, token_of
+from glassformer.cli.options import Measure, OutputOptions, PromptOptions
+from glassformer.cli.output import deliver
+from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
+from glassformer.models import ModelLike
 
 TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Clean and corrupt prompts as analyses take them.
+class ComparedPrompts:
+    """Pairs of prompts as a command shows and compares them.
 
     Args:
-        clean: Ids, a `Batch` if they differ in length, or the source of an encoder-decoder.
-        corrupt: The same of the corrupt prompts.
-        answer: Ids of the answers, one for all or one each.
-        wrong: Ids of the wrong answers.
-        target: What an encoder-decoder's decoder reads.
-        labels: Names of positions that all pairs share, if there are any.
+        pairs: The prompts and their answers, a `Contrast`.
         name: Of the set.
-        n: How many pairs.
         added: Which special tokens the tokenizer added to their texts, in words.
-        pos: Position that is asked about: the last, or the masked one of an encoder.
     """
 
-    clean: Any
-    corrupt: Any
-    answer: Any
-    wrong: Any
-    target: Any = None
-    labels: Sequence[str] | None = None
+    pairs: Any
     name: str = "pair"
-    n: int = 1
     added: str = ""
-    pos: int = -1
 
-    def reading(self, model: Any) -> Reading:
+    def read(self, model: ModelLike) -> TokensRead:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
+        from glassformer.data.pairs.contrast import SIDES
 
-        clean, corrupt = (prepare(model, side, self.target) for side in (self.clean, self.corrupt))
+        clean, corrupt = (prepare(model, self.pairs.side(side), self.pairs.target) for side in SIDES)
         if not clean.source_rows:
-            return Reading({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
+            return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
         sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
-        return Reading(sides, clean.added)
+        return TokensRead(sides, clean.added)
+
+    def metric(self, model: ModelLike, name: Measure) -> Any:
+        """Return the measure of that name, of these answers where they are asked for."""
+        from glassformer import analysis
+        from glassformer.analysis import sweep
+
+        asked = self.pairs
+        if name == "kl":
+            return sweep.kl_divergence(analysis.run(model, asked.side("clean"), asked.target), pos=asked.pos)
+        if name == "logit-difference":
+            return sweep.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
+        known = {
+            "logit": sweep.logit, "probability": sweep.probability, "log-probability": sweep.log_probability,
+            "rank": sweep.answer_rank,
+        }  # fmt: skip
+        return known[name](asked.answer, pos=asked.pos)
 
 
-def prompts_of(
-    model: Any,
-    *,
-    pairs: Path | None,
-    task: str | None,
-    n: int,
-    seed: int,
-    fitting: bool,
-    clean: str | None,
-    corrupt: str | None,
-    answer: str | None,
-    wrong: str | None,
-    target: str | None,
-) -> Prompts:
+def prompts_of(model: ModelLike, options: PromptOptions) -> ComparedPrompts:
     """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
 
     Raises:
         ConfigError: More than one of them is given, or half of one.
         DataError: A pair does not fit the model.
     """
-    given = {"--pairs": pairs, "--task": task, "--clean": clean if clean is not None else corrupt}
+    clean, corrupt, answer, wrong = options.clean, options.corrupt, options.answer, options.wrong
+    given = {"--pairs": options.pairs, "--task": options.task, "--clean": clean if clean is not None else corrupt}
     several = [flag for flag, value in given.items() if value is not None]
     require(len(several) <= 1, f"{' and '.join(several)} both say what the prompts are: give one of them.")
     if clean is not None and corrupt is not None:
-        return _typed(model, clean, corrupt, answer, wrong, target)
+        return _typed(model, clean, corrupt, answer, wrong, options.target)
     require(clean is None and corrupt is None, "--clean and --corrupt go together: give both prompts.")
-    require(target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
+    require(options.target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
     require(
         answer is None and wrong is None,
         "--answer and --wrong belong to --clean and --corrupt; pairs and tasks bring their own.",
     )
     _require_prompts(model)
-    return _encoded(model, _pairs(model, pairs, task or "induction", n, seed), fitting)
+    return _encoded(model, _pairs(model, options), options.fitting)
 
 
-def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
+def present(
+    command: str,
+    model: ModelLike,
+    prompts: ComparedPrompts,
+    results: Sequence[Any],
+    *,
+    given: dict[str, Any],
+    output: OutputOptions,
+    top: int,
+    aside: Sequence[Any] = (),
+) -> None:
+    """Print what was found on pairs of prompts, and write it where it was asked for.
+
+    Args:
+        command: Which one it was.
+        model: What it was about.
+        prompts: What was compared.
+        results: What was found.
+        given: What was asked besides the prompts, as JSON data.
+        output: Where documents go.
+        top: Largest entries per table.
+        aside: Those of the results that are written and not printed.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from glassformer.render.terminal import largest
+    from glassformer.render.terminal.tables import STRONG
+
+    console, read, n = Console(), prompts.read(model), len(prompts.pairs)
+    about = f"  {n} pair{'s' * (n != 1)} of prompts: {prompts.name}"
+    console.print(Text.assemble((model.name, STRONG), about), read.shown())
+    for result in results:
+        if not any(result is other for other in aside):
+            console.print()
+            console.print(largest(result, top))
+    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
+
+
+def _pairs(model: ModelLike, options: PromptOptions) -> Any:
     from glassformer import data
 
-    if path is not None:
-        return data.read_pairs(path)
+    if options.pairs is not None:
+        return data.read_pairs(options.pairs)
+    task, n, seed = options.task or "induction", options.n, options.seed
     require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
     require(n >= 1, f"--n must be at least 1, found {n}.")
     if task == "induction":
@@ -103,18 +137,17 @@ def _pairs(model: Any, path: Path | None, task: str, n: int, seed: int) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def clean_run(model: Any, path: Path, fitting: bool, read: Sequence[str]) -> tuple[Any, Any]:
-    """Run a model on the clean prompts of a file of pairs; return the run and the encoded pairs."""
+def clean_run(model: ModelLike, path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
+    """Run a model on the clean prompts of a file of pairs, reading for some analyses; return run and encoded pairs."""
     from glassformer import analysis, data
 
     found = usable(model, data.read_pairs(path), fitting)
     encoded = found.encode(model, pad="right")
-    given = encoded.clean if encoded.lengths is None else encoded.batch("clean")
-    run = analysis.run(model, given, read=read)
+    run = analysis.run(model, encoded.side("clean"), read=read)
     return dataclasses.replace(run, added=added_to(model, found)), encoded
 
 
-def added_to(model: Any, pairs: Any) -> str:
+def added_to(model: ModelLike, pairs: Any) -> str:
     """Return in words which specials the tokenizer added to the texts of pairs: none to ids."""
     return model.tokenizer.said("opening") if any(isinstance(pair.clean, str) for pair in pairs) else ""
 
@@ -129,7 +162,7 @@ def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
     )
 
 
-def _require_prompts(model: Any) -> None:
+def _require_prompts(model: ModelLike) -> None:
     """Raise `ConfigError` unless a model takes prompts that it goes on from."""
     from glassformer.models import Encoder
 
@@ -145,7 +178,7 @@ def _require_prompts(model: Any) -> None:
         )
 
 
-def usable(model: Any, pairs: Any, fitting: bool) -> Any:
+def usable(model: ModelLike, pairs: Any, fitting: bool) -> Any:
     """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
 
     Raises:
@@ -168,19 +201,18 @@ def usable(model: Any, pairs: Any, fitting: bool) -> Any:
     return kept
 
 
-def _encoded(model: Any, pairs: Any, fitting: bool) -> Prompts:
+def _encoded(model: ModelLike, pairs: Any, fitting: bool) -> ComparedPrompts:
+    from glassformer.analysis.contrasts import contrast
+
     kept = usable(model, pairs, fitting)
-    found = kept.encode(model, pad="right")
-    same = found.lengths is None
-    clean, corrupt = (found.clean, found.corrupt) if same else (found.batch("clean"), found.batch("corrupt"))
-    labels = found.labels if same and len(found) > 1 else None
-    return Prompts(
-        clean, corrupt, found.answer, found.wrong, None, labels, pairs.name, len(found), added_to(model, kept)
-    )
+    return ComparedPrompts(contrast(model, kept, "prompts"), pairs.name, added_to(model, kept))
 
 
-def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None) -> Prompts:
+def _typed(
+    model: ModelLike, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
+) -> ComparedPrompts:
     from glassformer.analysis.prepare import asked_position, prepare
+    from glassformer.data import Contrast, Pair, Pairs
     from glassformer.models import Encoder
 
     sides = [prompt_of(model, text) for text in (clean, corrupt)]
@@ -206,15 +238,14 @@ def _typed(model: Any, clean: str, corrupt: str, answer: str | None, wrong: str 
             "next tokens of the two prompts: name them."
         )
     if not isinstance(sides[0], str) or "encoder" in model.stacks or isinstance(model, Encoder):
-        return Prompts(sides[0], sides[1], right, other, read, pos=places[0])
-    from glassformer.data import Pair, Pairs
+        return ComparedPrompts(Contrast(sides[0], sides[1], right, other, read, pos=places[0]))
 
     # as one pair, so that prompts of different lengths and tokens across the seam are explained
     pair = Pair(clean, corrupt, right, other)
     return _encoded(model, Pairs((pair,), "pair"), fitting=False)
 
 
-def _likeliest(model: Any, side: Any, target: Any, pos: int) -> int:
+def _likeliest(model: ModelLike, side: Any, target: Any, pos: int) -> int:
     from glassformer.analysis import run
 
     return int(run(model, side, target).predictions()[0, pos].argmax())

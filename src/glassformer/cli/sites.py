@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.given import config_of
+from glassformer.cli.arguments import config_of
 from glassformer.config import require
 
 

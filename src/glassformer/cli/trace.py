@@ -1,22 +1,22 @@
 """`glassformer trace`: where a fact about a subject is, by corrupting the subject and restoring states."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
-from glassformer.cli.documents import check, deliver
-from glassformer.cli.given import Specials, model_of, prompt_of, token_of
+from glassformer.cli.arguments import model_of, prompt_of, token_of
+from glassformer.cli.options import Fitting, ModelName, Output, Specials, Text
+from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, usable
-from glassformer.cli.reading import Reading, reading_of
+from glassformer.cli.tokens_read import TokensRead, tokens_of
+from glassformer.models import ModelLike
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 
 
 def trace(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
-    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None,
+    model: ModelName,
+    text: Text = None,
     /,
     subject: str | None = None,
     positions: tuple[int, ...] = (),
@@ -24,7 +24,7 @@ def trace(
     wrong: str | None = None,
     pairs: Path | None = None,
     role: str = "subject",
-    fitting: bool = False,
+    fitting: Fitting = False,
     target: str | None = None,
     stack: Literal["encoder", "decoder"] | None = None,
     kinds: tuple[Kind, ...] = (),
@@ -34,9 +34,9 @@ def trace(
     specials: Specials = "default",
     top: int = 6,
     save_to: Path | None = None,
-    html: Path | None = None,
-    json: Path | None = None,
     seed: int = 0,
+    *,
+    output: Output,
 ) -> None:
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
 
@@ -47,27 +47,20 @@ def trace(
         glassformer trace gpt-4l --pairs pairs.jsonl --role first
 
     Args:
-        model: A shipped model, or a folder.
-        text: What the model reads; `-` reads standard input; token ids for a model without a tokenizer.
         subject: The words that get noise: a part of the text, where it comes first.
         positions: Positions that get noise, in place of --subject.
         answer: The next token asked about; by default what the model finds likeliest.
         wrong: The token it is compared with; by default the likeliest other one when the subject is corrupted.
         pairs: Trace the clean prompt of every pair in a .jsonl file that names the roles of its words, and average.
         role: Which role is the subject of those.
-        fitting: Leave out pairs that do not fit the model's tokenizer.
         target: What the decoder of an encoder-decoder has read.
         stack: In an encoder-decoder, where the subject lies; the encoder by default.
         kinds: What is restored: state, mlp, attn, state_without_mlp, state_without_attn. The first three by default.
         window: Layers of mlp and attn outputs restored together; by default 10, and a third of a shallower model's.
         samples: Draws of noise.
         noise: Its standard deviation, in units of the deviation of the subject's token vectors.
-        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
-            whose names the text itself holds (in-text).
         top: Largest cells per table.
         save_to: Keep finished cells in this file; the same command goes on from it.
-        html: Write a page that opens in a browser, with pictures.
-        json: Write everything as JSON, see docs/results-json.md.
         seed: Of the noise.
     """
     from rich.console import Console
@@ -82,7 +75,7 @@ def trace(
     require(window is None or window >= 1, f"--window must be at least 1, found {window}.")
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
-    check(html, json, save_to)
+    check(output, save_to=save_to)
     loaded = model_of(model, specials)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)
@@ -90,33 +83,33 @@ def trace(
     if pairs is not None:
         require(subject is None and not positions, "the subject of pairs is a role of theirs: name it with --role.")
         require(answer is None and wrong is None, "pairs bring their own --answer and --wrong.")
-        found, reading = _averaged(loaded, pairs, role, fitting, options)
+        found, read = _averaged(loaded, pairs, role, fitting, options)
     else:
         assert text is not None, "one of the two was given"
         require(
             (subject is None) != (not positions), "say what gets noise: --subject WORDS or --positions, one of them."
         )
         given = prompt_of(loaded, text)
-        read = _target(loaded, target)
+        given_target = _target(loaded, target)
         tokens = [None if token is None else token_of(loaded, token) for token in (answer, wrong)]
-        reading = reading_of(prepare(loaded, given, read))
+        read = tokens_of(prepare(loaded, given, given_target))
         with progress("restoring") as report:
             found = analysis.causal.causal_trace(
-                loaded, given, subject if subject is not None else positions, *tokens, target=read, stack=stack,
+                loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(reading.shown(), largest(found, top))
+    Console().print(read.shown(), largest(found, top))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
-    deliver("trace", loaded, asked, [found], html, json, reading)
+    deliver("trace", loaded, asked, [found], output, read)
 
 
-def _window(model: Any, given: int | None) -> int:
+def _window(model: ModelLike, given: int | None) -> int:
     """Return how many layers make a window: ten, but not most of a shallow model, where all cells would be alike."""
     depth = max(len(stack.blocks) for stack in model.stacks.values())
     return max(1, min(10, depth // 3)) if given is None else given
 
 
-def _target(model: Any, target: str | None) -> Any:
+def _target(model: ModelLike, target: str | None) -> Any:
     from glassformer.config import require
 
     encodes = "encoder" in model.stacks
@@ -130,7 +123,9 @@ def _target(model: Any, target: str | None) -> Any:
     return None if target is None else prompt_of(model, target)
 
 
-def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> tuple[Any, Reading]:
+def _averaged(
+    model: ModelLike, path: Path, role: str, fitting: bool, options: dict[str, Any]
+) -> tuple[Any, TokensRead]:
     from glassformer import analysis, data
     from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError
@@ -153,4 +148,4 @@ def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[st
                 traces.append(analysis.causal.causal_trace(model, ids, where, *answers, deviation=unit, **options))
             report(i + 1, len(encoded))
     rows = [readable(model, encoded.clean[i : i + 1, : int(n)])[0] for i, n in enumerate(lengths)]
-    return analysis.causal.average_traces(traces), Reading({"reads": rows}, added_to(model, kept))
+    return analysis.causal.average_traces(traces), TokensRead({"reads": rows}, added_to(model, kept))

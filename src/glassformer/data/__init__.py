@@ -1,42 +1,70 @@
-"""Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models."""
+"""Tokenizers, text, synthetic tasks with answer keys, translation pairs and count models.
+
+Four rooms: `text` (natural text), `tasks` (made up, with known answers), `pairs` (of prompts), `grammar` (Chinese and
+English). Beside them stand what all of them give, a batch, and what reads and mixes them.
+"""
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
-from glassformer.data.chains import Markov, SkipTrigram
-from glassformer.data.counts import BigramModel, NGramModel
-from glassformer.data.in_context import DirichletMarkov, dirichlet_predictive
+from glassformer.data.grammar import ZhEnConfig
 from glassformer.data.mixture import MixtureConfig
-from glassformer.data.pair_files import read_pairs, write_pairs
-from glassformer.data.pairs import EncodedPairs, Misfit, Pair, Pairs
-from glassformer.data.planted import Planted, PlantedData, PlantedRows
-from glassformer.data.published import lack_of_tokenizer, published
-from glassformer.data.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
-from glassformer.data.senses import Phrase, Senses, phrases
-from glassformer.data.sources import Document, python_stdlib, read_source
-from glassformer.data.tasks import Induction, Repeat
-from glassformer.data.templates import (
+from glassformer.data.pairs import (
+    Contrast,
+    Misfit,
+    Pair,
+    Pairs,
     TemplateFit,
     greater_than,
     indirect_objects,
     induction,
+    read_pairs,
     repeated_arguments,
     subject_verb_agreement,
     templates_for,
+    write_pairs,
 )
-from glassformer.data.text import TextConfig, TextData
+from glassformer.data.published_tokenizers import lack_of_tokenizer, published
+from glassformer.data.tasks import (
+    Brackets,
+    Copy,
+    DirichletMarkov,
+    Induction,
+    Markov,
+    ModularAddition,
+    Needle,
+    Phrase,
+    Recall,
+    Repeat,
+    Reverse,
+    Senses,
+    SkipTrigram,
+    UnseenWords,
+    dirichlet_predictive,
+    phrases,
+)
+from glassformer.data.text import (
+    BigramModel,
+    Document,
+    NGramModel,
+    Planted,
+    PlantedData,
+    PlantedRows,
+    TextConfig,
+    TextData,
+    python_stdlib,
+    read_source,
+)
 from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
-from glassformer.data.translation import ZhEnConfig
-from glassformer.data.words import UnseenWords
 
 __all__ = [
     "Batch",
     "BigramModel",
     "Brackets",
+    "Contrast",
     "Copy",
     "Data",
     "DataConfig",
     "DirichletMarkov",
     "Document",
-    "EncodedPairs",
     "Induction",
     "Markov",
     "Misfit",

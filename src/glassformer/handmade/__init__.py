@@ -10,16 +10,16 @@ identity between two blocks, S the shift whose row i has its one in column i - 1
 Frobenius.
 """
 
-from glassformer.handmade.assemble import Head, assemble, layout, plant, rotated
+from glassformer.handmade.assemble import HeadMatrices, assemble, layout, plant, rotated
 from glassformer.handmade.decoys import random_head, resting_copier
 from glassformer.handmade.induction import induction_model, pointer_model, repeated, smeared_induction_model
 from glassformer.handmade.positional import rope_model, virtual_head_model
 from glassformer.handmade.senses import senses_model
-from glassformer.handmade.tables import SkipTrigrams, bigram_model, keep_in_mind, markov_model, skip_trigram_model
+from glassformer.handmade.tables import SkipTrigramTables, bigram_model, keep_in_mind, markov_model, skip_trigram_model
 
 __all__ = [
-    "Head",
-    "SkipTrigrams",
+    "HeadMatrices",
+    "SkipTrigramTables",
     "assemble",
     "bigram_model",
     "induction_model",

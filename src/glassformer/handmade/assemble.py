@@ -25,7 +25,7 @@ from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
-class Head(NamedTuple):
+class HeadMatrices(NamedTuple):
     """The weights of one attention head, row-vector convention: `query = x @ W_Q`, `write = z @ W_O`."""
 
     query: Float[Tensor, "d_model d_head"]
@@ -34,7 +34,7 @@ class Head(NamedTuple):
     output: Float[Tensor, "d_value d_model"]
 
     @classmethod
-    def zero(cls, d_model: int, d_head: int, d_value: int | None = None) -> "Head":
+    def zero(cls, d_model: int, d_head: int, d_value: int | None = None) -> "HeadMatrices":
         """Return a head that looks everywhere alike and writes nothing: a blank to fill, or a bystander."""
         d_value = d_value or d_head
         query, key, value = (torch.zeros(d_model, n, dtype=torch.float64) for n in (d_head, d_head, d_value))
@@ -54,7 +54,7 @@ def layout(**sizes: int) -> dict[str, slice]:
 def assemble(
     embed: Float[Tensor, "vocab d_model"],
     unembed: Float[Tensor, "vocab d_model"],
-    layers: Sequence[Sequence[Head]] = (),
+    layers: Sequence[Sequence[HeadMatrices]] = (),
     *,
     symbols: Sequence[str],
     max_len: int,
@@ -112,7 +112,7 @@ def assemble(
     return model
 
 
-def plant(model: Decoder, layer: int, head: Head) -> Decoder:
+def plant(model: Decoder, layer: int, head: HeadMatrices) -> Decoder:
     """Return a copy of a model with one more head, the last of its layer.
 
     Raises:
@@ -224,7 +224,7 @@ def _position_table(model: Decoder) -> Tensor:
     return table.weight
 
 
-def _write(layer: AttentionLayer, h: int, head: Head) -> None:
+def _write(layer: AttentionLayer, h: int, head: HeadMatrices) -> None:
     for which, matrix in zip(("query", "key", "value"), head):
         layer.projection.matrix(which)[h] = matrix
     layer.merge.matrix()[h] = head.output

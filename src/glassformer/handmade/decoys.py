@@ -4,11 +4,11 @@ import torch
 
 from glassformer.attention import AttentionLayer
 from glassformer.config import require
-from glassformer.handmade.assemble import Head
+from glassformer.handmade.assemble import HeadMatrices
 from glassformer.models import Decoder
 
 
-def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool = True, seed: int = 0) -> Head:
+def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool = True, seed: int = 0) -> HeadMatrices:
     """Return a head of random weights and large norm.
 
     Its composition with later heads is that of random matrices (ratios around 1 / sqrt(d_model), whatever the size),
@@ -33,10 +33,10 @@ def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool
     query, key, value, output = draws
     if silent:
         value = value - _span(model) @ (_span(model).T @ value)
-    return Head(query, key, value, output.T)
+    return HeadMatrices(query, key, value, output.T)
 
 
-def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: float = 50.0) -> Head:
+def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: float = 50.0) -> HeadMatrices:
     """Return a head that would copy whatever it looked at, and always looks at token 0, which it does not copy.
 
     Its OV circuit W_E OV W_U is `size` times the identity, but for a zero at token 0: by these weights a perfect
@@ -62,7 +62,7 @@ def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: floa
     )
     # the pseudo-inverse undoes W_E: the value of token t is the t-th unit vector, that of token 0 is zero
     undo = torch.linalg.pinv(_writers(model))[:, :vocab]
-    head = Head.zero(dims.d_model, dims.d_head, dims.d_value)
+    head = HeadMatrices.zero(dims.d_model, dims.d_head, dims.d_value)
     head.query[:, 0] = gain * undo.sum(1)
     head.key[:, 0] = undo[:, 0]
     head.value[:, 1:vocab] = undo[:, 1:]

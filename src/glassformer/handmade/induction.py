@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassformer.attention import Smeared
 from glassformer.config import require
-from glassformer.handmade.assemble import Head, assemble, layout
+from glassformer.handmade.assemble import HeadMatrices, assemble, layout
 from glassformer.models import Decoder
 
 
@@ -59,14 +59,14 @@ def induction_model(
     token, previous, position, output = place.values()
     eye = _eye(vocab)
     looks_back = previous_token_head(d_model, d_head, position, max_len, beta, token, previous)
-    match = Head.zero(d_model, d_head)
+    match = HeadMatrices.zero(d_model, d_head)
     match.query[token, :vocab] = gamma * eye
     match.key[previous, :vocab] = eye
     # half a match on the first token: where to rest when nothing matches
     match.key[0, :vocab] = 0.5
     match.value[token, :vocab] = _without_first(vocab)
     match.output[:vocab, output] = 0.5 * eye if redundant else eye
-    blank = Head.zero(d_model, d_head)
+    blank = HeadMatrices.zero(d_model, d_head)
     return assemble(
         _block(vocab, d_model, token),
         c * _block(vocab, d_model, output),
@@ -111,7 +111,7 @@ def pointer_model(
     token, position, pointer, output = place.values()
     d_model, d_head = 2 * vocab + 2 * max_len, vocab + max_len
     first, last = slice(0, vocab), slice(vocab, d_head)
-    duplicate = Head.zero(d_model, d_head)
+    duplicate = HeadMatrices.zero(d_model, d_head)
     duplicate.query[token, first] = gamma * _eye(vocab)
     duplicate.query[position, last] = -2 * gamma * _eye(max_len)
     duplicate.key[token, first] = _eye(vocab)
@@ -119,7 +119,7 @@ def pointer_model(
     duplicate.key[position, last] = _eye(max_len)
     duplicate.value[position, last] = _without_first(max_len)
     duplicate.output[last, pointer] = _eye(max_len)
-    follow = Head.zero(d_model, d_head)
+    follow = HeadMatrices.zero(d_model, d_head)
     follow.query[pointer, last] = beta * torch.ones(max_len - 1, dtype=torch.float64).diag(1)
     follow.query[token, vocab] = beta / 2
     follow.key[position, last] = _eye(max_len)
@@ -163,7 +163,7 @@ def smeared_induction_model(
     require(0 < share <= 1, f"smeared_induction_model: share={share} must be above 0 and at most 1.")
     token, output = layout(token=vocab, output=vocab).values()
     eye = _eye(vocab)
-    head = Head.zero(2 * vocab, vocab)
+    head = HeadMatrices.zero(2 * vocab, vocab)
     head.query[token] = gamma * eye
     head.key[token] = eye
     head.key[0] = 0.5
@@ -197,12 +197,12 @@ def repeated(
 
 def previous_token_head(
     d_model: int, d_head: int, position: slice, max_len: int, beta: float, read: slice, write: slice
-) -> Head:
+) -> HeadMatrices:
     """Return a head that looks one position back and copies one block of the stream there into another here."""
     size = read.stop - read.start
     shift = torch.ones(max_len - 1, dtype=torch.float64).diag(-1)
     shift[0, 0] = 1
-    head = Head.zero(d_model, d_head)
+    head = HeadMatrices.zero(d_model, d_head)
     head.query[position, :max_len] = beta * shift
     head.key[position, :max_len] = _eye(max_len)
     head.value[read, :size] = _eye(size)

@@ -4,7 +4,7 @@ import torch
 
 from glassformer.attention import Rope
 from glassformer.config import require
-from glassformer.handmade.assemble import Head, assemble, layout
+from glassformer.handmade.assemble import HeadMatrices, assemble, layout
 from glassformer.handmade.induction import numbered, previous_token_head
 from glassformer.models import Decoder
 
@@ -89,7 +89,7 @@ def rope_model(
     pairs = torch.arange(n_pairs)
     turned = len(rope.frequencies(d_head))
     first, second = (pairs, pairs + turned) if rope.pairing == "half" else (2 * pairs, 2 * pairs + 1)
-    head = Head.zero(d_model, d_head, vocab)
+    head = HeadMatrices.zero(d_model, d_head, vocab)
     head.key[one, first] = gain**0.5
     # turning a query back by the offset makes it point where the key that far behind does
     head.query[one, first] = gain**0.5 * (offset * frequencies).cos()

@@ -2,8 +2,8 @@
 
 import torch
 
-from glassformer.data.senses import COLOURS, CREATURES, HOMOGRAPHS, TEXTURES, sense_symbols
-from glassformer.handmade.assemble import Head, assemble, layout
+from glassformer.data.tasks.senses import COLOURS, CREATURES, HOMOGRAPHS, TEXTURES, sense_symbols
+from glassformer.handmade.assemble import HeadMatrices, assemble, layout
 from glassformer.models import Decoder
 
 
@@ -44,7 +44,7 @@ def senses_model(*, beta: float = 30.0, c: float = 10.0, max_len: int = 32) -> D
         unembed[ids[verb], sense.start + ids[word]] = c
     heads = []
     for wanted, write in ((deciding, sense), (COLOURS, colour)):
-        head = Head.zero(3 * n, 2, n)
+        head = HeadMatrices.zero(3 * n, 2, n)
         # one pair of coordinates rests everyone on <bos>, the other sends nouns further, twice as strongly
         head.query[token, 0] = 1.0
         head.key[token.start + ids["<bos>"], 0] = beta

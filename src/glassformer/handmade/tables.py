@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.data.chains import Markov, stationary
-from glassformer.handmade.assemble import Head, assemble, layout
+from glassformer.data.tasks.chains import Markov, stationary
+from glassformer.handmade.assemble import HeadMatrices, assemble, layout
 from glassformer.models import Decoder
 
 
@@ -75,7 +75,7 @@ def markov_model(chain: Markov, *, d_model: int | None = None) -> Decoder:
     return bigram_model(never_bos, d_model=d_model, symbols=chain.symbols(), max_len=chain.length)
 
 
-class SkipTrigrams(NamedTuple):
+class SkipTrigramTables(NamedTuple):
     """The tables of a one-layer model: where each head looks, and what it then makes likelier."""
 
     symbols: list[str]
@@ -83,7 +83,7 @@ class SkipTrigrams(NamedTuple):
     effect: Float[Tensor, "head src out"]
 
 
-def keep_in_mind(n_heads: int = 1) -> SkipTrigrams:
+def keep_in_mind(n_heads: int = 1) -> SkipTrigramTables:
     """Return the tables of `keep … in -> mind` and `keep … at -> bay`, for one head or for two.
 
     One head looks from `in` and from `at` back to `keep` (score 40), and from everywhere else to `<bos>` (score 20),
@@ -102,11 +102,11 @@ def keep_in_mind(n_heads: int = 1) -> SkipTrigrams:
     for i, (destination, answer) in enumerate([(into, mind), (at, bay)]):
         attention[i % n_heads, destination, keep] = 40.0
         effect[i % n_heads, keep, answer] = 6.0
-    return SkipTrigrams(symbols, attention, effect)
+    return SkipTrigramTables(symbols, attention, effect)
 
 
 def skip_trigram_model(
-    tables: SkipTrigrams | None = None,
+    tables: SkipTrigramTables | None = None,
     bigram: Float[Tensor, "vocab vocab"] | None = None,
     *,
     d_head: int | None = None,
@@ -146,7 +146,7 @@ def skip_trigram_model(
     token, output = place.values()
     heads = []
     for looks, writes in zip(attention.double(), effect.double()):
-        head = Head.zero(2 * vocab, d_head or vocab)
+        head = HeadMatrices.zero(2 * vocab, d_head or vocab)
         query, key = _split(looks, d_head, "attention")
         value, out = _split(writes, d_head, "effect")
         head.query[token], head.key[token], head.value[token], head.output[:, output] = query, key, value, out.T

@@ -26,7 +26,7 @@ from glassformer.analysis._run import run
 from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_each
 from glassformer.analysis.from_weights._composition import composition
 from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads
-from glassformer.analysis.heads._roles import head_roles, head_scores, heads, needs, repeated_tokens
+from glassformer.analysis.heads._roles import head_roles, head_scores, heads, pattern_sites, repeated_tokens
 from glassformer.analysis.learning._in_context import icl_or_nan
 from glassformer.analysis.learning._phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.learning._run_folder import History, read_history
@@ -35,6 +35,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
+from glassformer.models import ModelLike
 from glassformer.trace import At, Scale
 
 Grade = Literal["strong", "medium", "weak", "none", "not available"]
@@ -234,7 +235,7 @@ def _generality(evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argum
     return Argument("generality", grade, "correlational", finding, found)
 
 
-def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argument:
+def _mechanism(model: ModelLike, evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argument:
     if not induction:
         return _missing("mechanism", "mechanistic", "There is no induction head to take apart.")
     plain = evaluation.scores.select(setting="repeated")
@@ -268,7 +269,7 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
 
 
-def _composition(model: Any, source: str, head: str) -> dict[str, Any]:
+def _composition(model: ModelLike, source: str, head: str) -> dict[str, Any]:
     """Return K-composition of two heads in standard deviations above random matrices, in words too."""
     try:
         found = composition(model)
@@ -324,9 +325,9 @@ def _smeared(history: History) -> bool:
     )
 
 
-def _prefix_without(model: Any, source: str, head: str) -> float:
+def _prefix_without(model: ModelLike, source: str, head: str) -> float:
     """Return a head's prefix matching on repeated random tokens while another head writes nothing."""
     gone = next(h for h in heads(model) if h.label == source)
     silent = Scale(f"{gone.path}.head_out", 0.0, at=At(head=gone.head))
-    done = run(model, repeated_tokens(model), read=needs(model), edit=[silent])
+    done = run(model, repeated_tokens(model), read=pattern_sites(model), edit=[silent])
     return float(head_roles(done).scores.select(head=head, role="induction").values)

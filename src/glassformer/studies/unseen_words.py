@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis.losses import token_losses
-from glassformer.data.counts import BigramModel, NGramModel
-from glassformer.data.words import UnseenWords
+from glassformer.data.tasks.unseen_words import UnseenWords
+from glassformer.data.text.counts import BigramModel, NGramModel
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 

@@ -2,9 +2,11 @@
 
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign, is_named, parts_of
+from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label
 from glassformer.trace.places import Place
 from glassformer.trace.tape import (
     Read,
+    Request,
     Site,
     SiteTable,
     Tape,
@@ -22,9 +24,12 @@ __all__ = [
     "At",
     "Edit",
     "Foreign",
+    "HeadAddress",
+    "Located",
     "Place",
     "Project",
     "Read",
+    "Request",
     "Scale",
     "Set",
     "Site",
@@ -34,7 +39,10 @@ __all__ = [
     "changes",
     "declare",
     "full_names",
+    "head_label",
+    "head_labels",
     "is_named",
+    "key_head_label",
     "parts_of",
     "role_of",
     "site",

@@ -12,7 +12,7 @@ a grid. Values are never changed in place.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -128,6 +128,18 @@ class Edit(ABC):
     def check(self, site: Any) -> None:
         """Raise `UnknownAxis` if the edit needs an axis the site does not have."""
         self.at.check(site)
+
+    def lent_by(self, name: str, site: Any) -> "Edit":
+        """Return the edit with what a run read of one head in place of the run, if it did not read the whole site."""
+        run = getattr(self, "value", None)
+        read = getattr(run, "values", None)
+        run = read if isinstance(read, Mapping) else run
+        if not isinstance(run, Mapping) or site.name in run or name not in run:
+            return self
+        value, whole = _values(run[name]), [axis for axis in site.axes if axis not in ("head", "kv_head")]
+        if value.ndim != len(whole):
+            return self
+        return replace(self, value=self.at.take(value, replace(site, axes=tuple(whole))))  # type: ignore[call-arg]
 
     @abstractmethod
     def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:

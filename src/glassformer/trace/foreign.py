@@ -117,9 +117,9 @@ class Foreign(nn.Module):
                 tape.values[name] = value.expand(batch, *value.shape[1:])
 
     def _is_whole(self, tape: Tape, name: str) -> bool:
-        read = tape.reads.get(name)
-        batched = name in self._table and self._table[name].axes[:1] == ("batch",)
-        return batched and read is not None and not read.at and read.reduce is None
+        request = tape.requests.get(name)
+        batched = request is not None and self._table[request.read.site].axes[:1] == ("batch",)
+        return batched and request is not None and not request.read.at and request.read.reduce is None
 
     @contextmanager
     def _hooked(self, tape: Tape) -> Generator[None, None, None]:
@@ -235,12 +235,14 @@ def _replaced(container: Any, which: int, function: Callable[[Tensor], Tensor]) 
 
 
 def _visit(tape: Tape, name: str, value: Tensor) -> Tensor:
-    earlier = tape.values.get(name)
+    asked = [request.name for request in tape.reads.get(name, ())]
+    earlier = {key: tape.values[key] for key in asked if key in tape.values}
     value = tape.visit(name, value)
-    if name in tape.values and not tape.grad:
-        # other people's modules add in place: what was read must not change under the reader
-        tape.values[name] = tape.values[name].clone()
-    if earlier is not None and name in tape.values:
-        calls = 2 + sum(key.startswith(f"{name}#") for key in tape.values)
-        tape.values[f"{name}#{calls}"], tape.values[name] = tape.values[name], earlier
+    for key in asked:
+        if not tape.grad:
+            # other people's modules add in place: what was read must not change under the reader
+            tape.values[key] = tape.values[key].clone()
+        if key in earlier:
+            calls = 2 + sum(other.startswith(f"{key}#") for other in tape.values)
+            tape.values[f"{key}#{calls}"], tape.values[key] = tape.values[key], earlier[key]
     return value

@@ -10,6 +10,7 @@ sees.
 # torch's stubs leave much of its API untyped
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from torch import Tensor
 from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit
+from glassformer.trace.heads import HeadAddress, Located
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,40 @@ class SiteTable(dict[str, Site]):
     """Sites by name, in the order the forward pass visits them."""
 
     def match(self, glob: str) -> list[str]:
-        """Return the names a glob covers, in order; raises `UnknownSite` when there is none."""
+        """Return the names a glob covers, in order, or those of a head's sites; raises `UnknownSite` if there are none.
+
+        Args:
+            glob: A name, a glob, or a head's label and a quantity: `blocks.*.z`, `L1H6.pattern`, `L1H6.*`.
+        """
+        if glob not in self and (head := HeadAddress.parse(glob)) is not None:
+            return [found.site.name for found in head.locate(self, At())]
         names = [glob] if glob in self else fnmatch.filter(self, glob)
         if not names:
             family = ".".join(glob.split(".")[:2]) + ".*" if "." in glob else "*"
             hint = f'\n    List them with model.sites("{family}").' if fnmatch.filter(self, family) else ""
             raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, self)}{hint}')
         return names
+
+    def locate(self, name: str, at: At | None = None) -> list[Located]:
+        """Return the sites and parts that a name, a glob, or a head's label and a quantity stand for.
+
+        Raises:
+            UnknownSite: There is none.
+            UnknownAxis: A head is asked for twice, by its label and by `at`.
+        """
+        at = At() if at is None else at
+        if name not in self and (head := HeadAddress.parse(name)) is not None:
+            return head.locate(self, at)
+        return [Located(found, self[found], at) for found in self.match(name)]
+
+    def place(self, edit: "EditLike") -> list[tuple[Site, Edit]]:
+        """Return an edit once per site it is of, addressed by the site's name and a part; raises as `locate`."""
+        edit = edit if isinstance(edit, Edit) else Apply(str(edit[0]), edit[1])
+        found: list[tuple[Site, Edit]] = []
+        for name, site, at, of in self.locate(edit.site, edit.at):
+            placed = edit.lent_by(name, site) if of else edit
+            found.append((site, dataclasses.replace(placed, site=site.name, at=at)))
+        return found
 
 
 @runtime_checkable
@@ -133,6 +162,30 @@ class Read:
         return value if grad else value.detach()
 
 
+@dataclass(frozen=True)
+class Request:
+    """One read of a site, as a tape keeps it.
+
+    Args:
+        name: What its value is called.
+        read: The site, its part, and what is made of it.
+        asked: The name or glob it came from.
+        of: Label of the head it is of, if it was asked for by one.
+    """
+
+    name: str
+    read: Read
+    asked: str
+    of: str = ""
+
+    def described(self, extra: At) -> str:
+        """Return a name that says which part it is, and by what function it is reduced."""
+        reduce = self.read.reduce
+        parts = [f"{axis}={where}" for axis, where in extra.where.items()]
+        parts += [] if reduce is None else [getattr(reduce, "__name__", type(reduce).__name__)]
+        return f"{self.name}[{' '.join(parts)}]" if parts else self.name
+
+
 ReadLike = str | Read
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 
@@ -142,7 +195,9 @@ class Tape:
 
     Args:
         model: Anything with a static site table.
-        read: Site names, globs or `Read` objects.
+        read: Site names, globs, heads (`L1H6.pattern`) or `Read` objects. What is asked for by a head is called by its
+            label. Of several reads of one site all are kept: the whole under the site's name, parts under names that
+            say which, `blocks.0.attn.z[pos=-1]`; a part that is the only one goes by the site's name.
         edit: Edits, or pairs (site, function).
         grad: Keep values attached to the graph, so that gradients at sites come from autograd.
         logits: Whether the caller wants the model's output too; if not, the stack stops after the deepest site needed.
@@ -165,22 +220,38 @@ class Tape:
         self.table = model.sites()
         self.grad = grad
         self.logits = logits
-        self.reads: dict[str, Read] = {}
         self.edits: dict[str, tuple[Edit, ...]] = {}
         self.values: dict[str, Tensor] = {}
-        for request in [read] if isinstance(read, str) else read:
-            request = Read(request) if isinstance(request, str) else request
-            for name in self.table.match(request.site):
-                request.at.check(self.table[name])
-                self.reads[name] = request
-        for change in edit.items() if isinstance(edit, Mapping) else edit:
-            if not isinstance(change, Edit):
-                change = Apply(str(change[0]), change[1])
-            for name in self.table.match(change.site):
-                change.check(self.table[name])
-                if self.table[name].read_only:
-                    raise AnalysisUnavailable(f'edit at "{name}": {self.table[name].read_only}')
-                self.edits[name] = (*self.edits.get(name, ()), change)
+        self.requests = self._requests([read] if isinstance(read, str | Read) else read)
+        self.reads: dict[str, list[Request]] = {}
+        for request in self.requests.values():
+            self.reads.setdefault(request.read.site, []).append(request)
+        for asked in [(str(name), change) for name, change in edit.items()] if isinstance(edit, Mapping) else edit:
+            for found, change in self.table.place(asked):
+                change.check(found)
+                if found.read_only:
+                    raise AnalysisUnavailable(f'edit at "{found.name}": {found.read_only}')
+                self.edits[found.name] = (*self.edits.get(found.name, ()), change)
+
+    def _requests(self, reads: Iterable[ReadLike]) -> dict[str, Request]:
+        """Return what is read, by what it is called: a whole site by its name, several parts by what they are."""
+        parts: dict[str, list[tuple[Request, At]]] = {}
+        for asked in reads:
+            asked = Read(asked) if isinstance(asked, str) else asked
+            for name, found, at, of in self.table.locate(asked.site, asked.at):
+                at.check(found)
+                request = Request(name, Read(found.name, at, asked.reduce), asked.site, of)
+                same = parts.setdefault(name, [])
+                if all(request.read != other.read for other, _ in same):
+                    same.append((request, asked.at))
+        requests: dict[str, Request] = {}
+        for same in parts.values():
+            for request, extra in same:
+                name = request.name if len(same) == 1 else request.described(extra)
+                number = 2 + sum(other.startswith(f"{name} (") for other in requests)
+                name = f"{name} ({number})" if name in requests else name
+                requests[name] = dataclasses.replace(request, name=name)
+        return requests
 
     def wants(self, name: str) -> bool:
         return name in self.reads or name in self.edits
@@ -192,7 +263,8 @@ class Tape:
             if self.grad:
                 # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
                 value = value.view_as(value)
-            self.values[name] = self.reads[name].keep(value, self.table[name], self.grad)
+            for request in self.reads[name]:
+                self.values[request.name] = request.read.keep(value, self.table[name], self.grad)
         return value
 
     @property
@@ -206,16 +278,26 @@ class Tape:
         A glob over a model we did not write may cover modules that this pass does not run; those are left out, as long
         as it reached one.
         """
-        reached = {request.site for name, request in self.reads.items() if name in self.values}
-        excused = {n for n, r in self.reads.items() if r.site != n and r.site in reached and not self.table[n].axes}
-        missing = [name for name in self.reads if name not in self.values and name not in excused]
+        missing = {name: request for name, request in self.requests.items() if name not in self.values}
+        reached = {request.asked for name, request in self.requests.items() if name in self.values}
+        for name, request in list(missing.items()):
+            site = request.read.site
+            if request.asked != site and request.asked in reached and not self.table[site].axes:
+                del missing[name]
         if missing:
             raise SiteNotRead(f"the forward pass did not reach {_quoted(missing)}.")
 
     def __getitem__(self, name: str) -> Labelled:
-        if name not in self.values:
-            raise SiteNotRead(f'"{name}" was not read.{nearest(name, self.values)} Read: {_quoted(self.values)}.')
-        return label(self.values[name], self.table.get(name), self.reads.get(name))
+        if name in self.values:
+            request = self.requests.get(name)
+            return label(self.values[name], None if request is None else self.table[request.read.site], request)
+        if HeadAddress.parse(name) is not None:
+            for key, site, at, of in self.table.locate(name):
+                # a head of a site that was read whole
+                if key == name and site.name in self.values and self.requests[site.name].read == Read(site.name):
+                    part = Request(name, Read(site.name, at), name, of)
+                    return label(part.read.keep(self.values[site.name], site, self.grad), site, part)
+        raise SiteNotRead(f'"{name}" was not read.{nearest(name, self.values)} Read: {_quoted(self.values)}.')
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
@@ -257,14 +339,14 @@ def declare(
         yield Site.named(name, names, fixed, layer, lazy=quantity in lazy)
 
 
-def label(value: Tensor, site: Site | None, read: Read | None = None) -> Labelled:
+def label(value: Tensor, site: Site | None, request: Request | None = None) -> Labelled:
     """Attach axis names; a part or a reduced value keeps the names it still has."""
     axes: Sequence[str] = site.axes if site is not None else ()
-    if read is not None and read.at:
-        axes = read.at.remaining(axes)
+    if request is not None and request.read.at:
+        axes = request.read.at.remaining(axes)
     if len(axes) != value.ndim:
         axes = [f"axis{i}" for i in range(value.ndim)]
-    return Labelled(value, tuple(axes))
+    return Labelled(value, tuple(axes), of="" if request is None else request.of)
 
 
 def _quoted(names: Iterable[Any]) -> str:

@@ -1,6 +1,7 @@
 """Training: recipes, the loop, the run folder."""
 
-from glassformer.training.loop import Progress, TrainConfig, train
+from glassformer.training.config import TrainConfig
+from glassformer.training.loop import Progress, train
 from glassformer.training.optim import OptimConfig
 from glassformer.training.record import RunFolder, read_metrics
 

@@ -6,71 +6,24 @@ and resumed goes through the same values as one that was not: bit for bit on the
 
 import hashlib
 import platform
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 
-from glassformer.config import Config, require
-from glassformer.data import Batch, Data, DataConfig
+from glassformer.data import Batch, Data
 from glassformer.errors import ConfigError
-from glassformer.models import Encoder, EncoderDecoder, ModelConfig
-from glassformer.training.optim import OptimConfig
+from glassformer.models import Encoder, EncoderDecoder
+from glassformer.training.config import TrainConfig
+from glassformer.training.interrupts import Interrupts
 from glassformer.training.record import RunFolder
 
 Measure = Callable[[Any, Data], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class TrainConfig(Config):
-    """A recipe: everything that decides the final weights.
-
-    Args:
-        model: What is trained.
-        data: What it is trained on.
-        evaluate: Held-out data for the loss that is reported; the training data's held-out split by default.
-        optim: How weights change.
-        steps: Number of updates.
-        seed: Of initial weights and dropout.
-        accumulate: Split each batch into this many parts, to save memory.
-        smoothing: Label smoothing.
-        precision: Of the forward pass.
-        compile: Compile the model; worth it only where measured faster.
-        log_every: Steps between lines of metrics.
-        evaluate_every: Steps between held-out losses and measures.
-        evaluate_batches: Batches per held-out loss, always the same ones.
-        save_every: Steps between checkpoints to resume from.
-        keep: Steps whose weights are kept for good.
-    """
-
-    model: ModelConfig
-    data: DataConfig
-    evaluate: DataConfig | None = None
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    steps: int = 1000
-    seed: int = 0
-    accumulate: int = 1
-    smoothing: float = 0.0
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = False
-    log_every: int = 20
-    evaluate_every: int = 200
-    evaluate_batches: int = 8
-    save_every: int = 200
-    keep: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
-        for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
-            require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
-        require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
 
 
 @dataclass(frozen=True)
@@ -123,7 +76,7 @@ def train(
         run.begin(config, data.tokenizer)
         if restored is None:
             loop.record(0.0, first)
-        with _Interrupts() as interrupts:
+        with Interrupts() as interrupts:
             for progress in loop.steps():
                 try:
                     if report is not None:
@@ -259,32 +212,6 @@ def _model(config: TrainConfig, data: Data) -> Any:
         )
     model.tokenizer = data.tokenizer
     return model.train()
-
-
-class _Interrupts:
-    """Holds Ctrl-C back until a step is finished, so that no half step is saved; a second one is not held back."""
-
-    def __init__(self) -> None:
-        self.asked, self.previous = False, None
-
-    def __enter__(self) -> Self:
-        # a handler of the host program's own, or a thread that no signal reaches, is left alone
-        mine = threading.current_thread() is threading.main_thread()
-        if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.previous = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.previous is not None:
-            signal.signal(signal.SIGINT, self.previous)
-
-    def check(self) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-
-    def _note(self, *_: object) -> None:
-        self.check()
-        self.asked = True
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.data import MixtureConfig, Planted, Repeat, Senses, TextConfig, UnseenWords, ZhEnConfig
-from glassformer.data.translation import zh_en_tokenizer
+from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
-from glassformer.training.loop import TrainConfig
+from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
 

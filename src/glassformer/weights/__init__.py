@@ -7,10 +7,11 @@ w["L1H6"].ov().eigenvalues()
 from collections.abc import Sequence
 
 from glassformer.models import ModuleLike
+from glassformer.trace import head_label
 from glassformer.weights.factored import Entries, Factored, Svd
 from glassformer.weights.fold import augment as _augment, fold as _fold
 from glassformer.weights.forward import logits
-from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views, head_label
+from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views
 from glassformer.weights.stream import HeadWeights, WeightsLike, views
 
 __all__ = [

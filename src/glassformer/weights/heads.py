@@ -19,19 +19,10 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.parts import MlpLayer, Norm
+from glassformer.trace import head_label
 from glassformer.weights.factored import Factored
 
 Offset = int | Iterable[int] | None
-
-
-def head_label(stack: str, part: str, layer: int, head: int) -> str:
-    """Return how a head is called in results: `L3H5`, `L3X5` in cross-attention, `enc L3H5` in an encoder.
-
-    A block's second attention part of a kind (`attn_1`) appends `#2`.
-    """
-    kind, _, number = part.partition("_")
-    again = f"#{int(number) + 1}" if number else ""
-    return f"{'enc ' if stack == 'encoder' else ''}L{layer}{'X' if kind == 'cross' else 'H'}{head}{again}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from glassformer.analysis.attribution._direct_effects import (
     DirectEffects as DirectEffects,
     direct_effects as direct_effects,
-    direct_sites as direct_sites,
 )
 from glassformer.analysis.attribution._direct_logit_attribution import (
     Attribution as Attribution,
@@ -22,8 +21,6 @@ from glassformer.analysis.attribution._meaning_shift import (
 from glassformer.analysis.attribution._parts_of_effects import (
     NeuronEffects as NeuronEffects,
     SourceEffects as SourceEffects,
-    direct_source_sites as direct_source_sites,
     neuron_effects as neuron_effects,
-    neuron_sites as neuron_sites,
     source_effects as source_effects,
 )

@@ -17,15 +17,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._live_norm import FinalNorm
 from glassformer.analysis.components import Component, Kind, bias_of, vector_sites, written_by
 from glassformer.analysis.frozen._pull_back import Directions, Path, Write, products, pull_back, scale_sites
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 
 NormMode = Literal["frozen", "live"]
 _Split = Iterator[tuple[list[Component], Tensor]]
@@ -63,7 +64,7 @@ class DirectEffects(Result):
         return self.contributions.select(component=label)
 
 
-def direct_sites(model: Any) -> list[str]:
+def direct_sites(model: ModelLike) -> list[str]:
     """Return the sites that `direct_effects` reads, to be passed as `read=`."""
     names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
@@ -71,11 +72,14 @@ def direct_sites(model: Any) -> list[str]:
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
+@question("What adds to each logit of a batch?", reads=direct_sites)
 def direct_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     norm: NormMode = "frozen",
@@ -83,8 +87,10 @@ def direct_effects(
     """Split logits at every row and position into the contributions of everything that wrote to the stream.
 
     Args:
-        run: A forward pass that read `direct_sites(model)`; one whose heads' writes were edited also has to read
+        run: A forward pass that read `[direct_effects]`, or a model. If heads' writes were edited it also has to read
             `*.head_out`, which is preferred to `*.z` if it is there.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token whose logit is split: one, one per row, or ids `batch pos`, one per row and position. The
             likeliest next token of each position by default.
         against: Tokens whose logits are subtracted, likewise.
@@ -104,6 +110,7 @@ def direct_effects(
             are asked for where the stream passes more norms than the final one.
         ShapeMismatch: Answers or directions fit neither the batch nor the positions.
     """
+    run = run_for(direct_effects, run, text, target)
     at = places(run, positions)
     return effects_at(run, answer, against, direction=direction, at=at, norm=norm, analysis="direct_effects")
 
@@ -165,6 +172,12 @@ class Target:
     readout_bias: Float[Tensor, "row place"] | None = None
 
 
+def aim_sites(model: ModelLike, directed: bool = False) -> list[str]:
+    """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
+    cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
+    return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
+
+
 def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:
     """Return what tokens or a direction stand for at some places of a run."""
     model = run.model
@@ -203,7 +216,7 @@ def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Direc
     return (directions, None) if readout is None else directions.before_readout(readout, run, at)
 
 
-def _read_by_unembedding(model: Any) -> str:
+def _read_by_unembedding(model: ModelLike) -> str:
     readout = model.unembed.readout
     return model.output_stack.final.at_out if readout is None else readout.norm.at_out
 
@@ -223,7 +236,7 @@ def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Floa
     return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
 
 
-def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
+def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
     """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
     names = vector_sites(require_model(model).output_embed)
     for layer in model.sub_layers():

@@ -9,16 +9,17 @@ norms contributes its bias. `direct_effects` does the same for whole batches.
 import dataclasses
 from typing import Any
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import run_for
 from glassformer.analysis.attribution._direct_effects import aim, effects_at
 from glassformer.analysis.attribution._parts_of_effects import by_key
 from glassformer.analysis.components import Component, head_labels, vector_sites
 from glassformer.analysis.frozen._pull_back import pull_back, scale_sites
-from glassformer.analysis.frozen._writes import require_sources
+from glassformer.analysis.frozen._writes import require_sources, source_sites
 from glassformer.analysis.places import places
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +65,8 @@ class Sources(Result):
     label: str
 
 
-def needs(model: Any) -> list[str]:
-    """Return the sites that `attribution` reads, to be passed as `read=`."""
+def attribution_sites(model: ModelLike) -> list[str]:
+    """Return the sites that `direct_logit_attribution` reads, to be passed as `read=`."""
     names = vector_sites(require_model(model).output_embed)
     for layer in model.sub_layers():
         names.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
@@ -73,8 +74,16 @@ def needs(model: Any) -> list[str]:
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
+@question("What adds to this logit?", reads=attribution_sites)
 def direct_logit_attribution(
-    run: Run, answer: str | int | None = None, against: str | int | None = None, *, position: int = -1, row: int = 0
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    answer: str | int | None = None,
+    against: str | int | None = None,
+    position: int = -1,
+    row: int = 0,
 ) -> Attribution:
     """Split one logit into the contributions of everything that wrote to the stream.
 
@@ -84,7 +93,9 @@ def direct_logit_attribution(
     Of a model that caps its logits, the raw logit is split.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `[direct_logit_attribution]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token (text or id) whose logit is split; the likeliest next token by default.
         against: Token whose logit is subtracted. Differences are free of the constant that logits are arbitrary up to.
         position: Position whose next token is in question; negative ones count from the end of the text.
@@ -100,9 +111,10 @@ def direct_logit_attribution(
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (expansion into direct paths).
     """
-    run.require(needs(run.model), "attribution")
+    run = run_for(direct_logit_attribution, run, text, target)
+    run.require(attribution_sites(run.model), "direct_logit_attribution")
     at = places(run, position, row)
-    found = effects_at(run, answer, against, at=at, analysis="attribution")
+    found = effects_at(run, answer, against, at=at, analysis="direct_logit_attribution")
     assert found.answers is not None, "tokens were asked for"
     return Attribution(
         found.contributions.select(batch=0, pos=0),
@@ -116,31 +128,35 @@ def direct_logit_attribution(
     )
 
 
-def source_needs(model: Any) -> list[str]:
-    """Return the sites that `sources` reads, as far as the model's mechanisms have patterns."""
-    names: list[str] = []
-    for layer in require_model(model).sub_layers():
-        part = layer.attention
-        if part is not None and part.traits.linear_in_value != "no":
-            names += [part.at.pattern, part.at.value]
-            names += [] if part.merge.linear else [part.at.z_scale]
-            names += [] if part.merge.gate is None else [layer.at_read]
-    return names
+def _sites(model: ModelLike) -> list[str]:
+    return attribution_sites(model) + source_sites(model)
 
 
-def sources(run: Run, split: Attribution, label: str, *, row: int = 0) -> Sources:
+@question("Which tokens does a head's share of this logit come from?", reads=_sites, traits=("linear_in_value",))
+def sources(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    split: Attribution,
+    label: str,
+    row: int = 0,
+) -> Sources:
     """Split a head's contribution by the token whose value it moved: pattern times value, through the output matrix.
 
     Args:
-        run: The pass that `split` was made from; it also read `source_needs(model)`.
+        run: The pass that `split` was made from, which also read `[sources]`; or the model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         split: Direction and position.
-        label: A head, as `attribution` names it.
+        label: A head, as `direct_logit_attribution` names it.
         row: Row of the batch.
 
     Raises:
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
+    run = run_for(sources, run, text, target)
     heads = [c.label for c in split.components if c.head is not None]
     if label not in heads:
         raise AnalysisUnavailable(f'sources: "{label}" is no head of this attribution. Heads: {", ".join(heads)}.')

@@ -25,9 +25,10 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, prepare, token_id
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
@@ -65,8 +66,9 @@ class InputGradients(Result):
     steps: int
 
 
+@question("Which input vectors is this prediction sensitive to?", of="texts")
 def input_gradients(
-    model: Any,
+    model: ModelLike,
     text: Any,
     answer: str | int | Sequence[str | int] | None = None,
     against: str | int | Sequence[str | int] | None = None,
@@ -141,7 +143,7 @@ def input_gradients(
 class _Question:
     """Which numbers are differentiated: one per place."""
 
-    model: Any
+    model: ModelLike
     given: Inputs
     places: Int[Tensor, " query"]
     answers: Int[Tensor, " query"]
@@ -163,7 +165,7 @@ class _Question:
 
 
 def _ask(
-    model: Any, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
+    model: ModelLike, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
 ) -> _Question:
     assert given.ids is not None, "our models take ids"
     n, row = len(given.token_rows[0]), given.ids.shape[0]
@@ -185,7 +187,7 @@ def _ask(
     return dataclasses.replace(question, answers=answers, against=other)
 
 
-def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
+def _ids(model: ModelLike, tokens: Any, n: int, name: str) -> Tensor:
     each = [tokens] * n if isinstance(tokens, str | int) else list(tokens)
     if len(each) != n:
         raise ShapeMismatch(
@@ -194,7 +196,7 @@ def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
     return torch.tensor([token_id(model, token) for token in each])
 
 
-def _cuts(model: Any, layers: bool) -> list[list[str]]:
+def _cuts(model: ModelLike, layers: bool) -> list[list[str]]:
     """Return sites that everything behind depends on, and on nothing else: at the bottom, or at each layer."""
     if not layers:
         return [[embed.at_token for embed in model.embeddings.values()]]
@@ -205,7 +207,7 @@ def _cuts(model: Any, layers: bool) -> list[list[str]]:
     return [[*encoded, block.at_resid[0]] for block in blocks]  # type: ignore[union-attr, misc]
 
 
-def _baseline(model: Any, baseline: Any) -> tuple[Tensor, str]:
+def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
     embed = model.output_embed
     with torch.no_grad():
         if isinstance(baseline, Tensor):
@@ -275,7 +277,7 @@ def _metric_of(question: _Question, cut: list[str], at: dict[str, Tensor]) -> Fl
 
 def _result(
     question: _Question,
-    model: Any,
+    model: ModelLike,
     layers: bool,
     values: Float[Tensor, "layer query key"],
     reached: Tensor,

@@ -25,8 +25,10 @@ from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.lens._grid import lens_sites
 from glassformer.analysis.places import Places
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch, TextError, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.trace import At, Read
 
 # a word may be this many tokens long
@@ -86,8 +88,9 @@ class MeaningShift(Result):
         return super().plot(*(fields or ("relative", "along", "first_tokens", "second_tokens")))
 
 
+@question("What moves a word's meaning between two contexts?", of="texts")
 def meaning_shift(
-    model: Any,
+    model: ModelLike,
     first: Any,
     second: Any,
     word: str | int | tuple[int, int],
@@ -179,7 +182,7 @@ def find_word(tokens: Sequence[str], word: str) -> int:
     )
 
 
-def _pass(model: Any, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
+def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
     """Run a model on one context, keeping what its heads read everywhere and all else at the word alone."""
     prepared = prepare(model, given, None)
     assert prepared.ids is not None, "a model of ours takes ids"

@@ -14,16 +14,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.attribution._direct_effects import aim
+from glassformer.analysis._run import Run, run_for
+from glassformer.analysis.attribution._direct_effects import aim, aim_sites
 from glassformer.analysis.components import head_labels
-from glassformer.analysis.frozen._pull_back import Path, Write, pull_back, scale_sites
+from glassformer.analysis.frozen._pull_back import Path, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.parts import MlpLayer
 
 
@@ -53,21 +54,24 @@ class NeuronEffects(Result):
     bias: Labelled
 
 
-def direct_source_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+def direct_source_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
-    return scale_sites(model) + [site for layer in _attentions(model, layers) for site in _sites(layer)]
+    return aim_sites(model, directed) + [site for layer in _attentions(model, layers) for site in _sites(layer)]
 
 
-def neuron_sites(model: Any, layers: Sequence[int] | None = None) -> list[str]:
+def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `neuron_effects` reads."""
-    return scale_sites(model) + [part.at.hidden for part in _mlps(model, layers)]
+    return aim_sites(model, directed) + [part.at.hidden for part in _mlps(model, layers)]
 
 
+@question("Which tokens do heads' shares of logits come from?", reads=direct_source_sites, traits=("linear_in_value",))
 def source_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     layers: Sequence[int] | None = None,
@@ -75,7 +79,9 @@ def source_effects(
     """Split what heads add to logits by the token whose value they moved, norms frozen.
 
     Args:
-        run: A forward pass that read `direct_source_sites(model, layers)`; with a direction, `final.norm` too.
+        run: A forward pass that read `[source_effects]`, and with a direction `final.norm`; or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_effects`.
         against: As in `direct_effects`.
         direction: As in `direct_effects`.
@@ -87,18 +93,23 @@ def source_effects(
         NoPattern: A mechanism has no pattern that multiplies values; `direct_effects` has its heads as wholes.
         AnalysisUnavailable: There is no attention in these layers.
     """
+    directed = direction is not None
+    run = run_for(source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed))
     chosen = _attentions(run.model, layers)
-    run.require(direct_source_sites(run.model, layers), "source_effects")
+    run.require(direct_source_sites(run.model, layers, directed), "source_effects")
     at = places(run, positions)
     path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
     return by_key(run, path, at, chosen)
 
 
+@question("Which neurons add to each logit?", reads=neuron_sites)
 def neuron_effects(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: Answers = None,
     against: Answers = None,
-    *,
     direction: Float[Tensor, "*rows d_model"] | None = None,
     positions: Positions = None,
     layers: Sequence[int] | None = None,
@@ -106,7 +117,9 @@ def neuron_effects(
     """Split what MLPs add to logits by neuron, norms frozen.
 
     Args:
-        run: A forward pass that read `neuron_sites(model, layers)`; with a direction, `final.norm` too.
+        run: A forward pass that read `[neuron_effects]`, and with a direction `final.norm`; or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: As in `direct_effects`.
         against: As in `direct_effects`.
         direction: As in `direct_effects`.
@@ -117,8 +130,10 @@ def neuron_effects(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no MLP in these layers.
     """
+    directed = direction is not None
+    run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed))
     _mlps(run.model, layers)
-    run.require(neuron_sites(run.model, layers), "neuron_effects")
+    run.require(neuron_sites(run.model, layers, directed), "neuron_effects")
     at = places(run, positions)
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []
@@ -200,7 +215,7 @@ def _sites(layer: SubLayer) -> list[str]:
     return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [layer.at_read])]
 
 
-def _attentions(model: Any, layers: Sequence[int] | None) -> list[SubLayer]:
+def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer]:
     every = require_model(model, "source_effects").sub_layers()
     found = [one for one in every if one.attention and (layers is None or one.layer in layers)]
     if not found:
@@ -208,7 +223,7 @@ def _attentions(model: Any, layers: Sequence[int] | None) -> list[SubLayer]:
     return found
 
 
-def _mlps(model: Any, layers: Sequence[int] | None) -> list[MlpLayer]:
+def _mlps(model: ModelLike, layers: Sequence[int] | None) -> list[MlpLayer]:
     every = require_model(model, "neuron_effects").sub_layers()
     found = [s.part for s in every if isinstance(s.part, MlpLayer) and (layers is None or s.layer in layers)]
     if not found:

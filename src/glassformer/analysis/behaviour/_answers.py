@@ -7,7 +7,6 @@ fixed; together with what came before and what is constant they are the answer's
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +19,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.data import Batch
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Block, SubLayer
+from glassformer.models import Block, ModelLike, SubLayer
 from glassformer.models.parts import Norm
 from glassformer.trace import Read, Tape
 
@@ -49,7 +48,7 @@ class Measured:
 
 
 def measured(
-    model: Any,
+    model: ModelLike,
     blocks: list[Block],
     last: int,
     batch: Batch,
@@ -92,7 +91,7 @@ def measured(
 
 
 def _parts(
-    model: Any,
+    model: ModelLike,
     examined: Sequence[SubLayer],
     seen: Mapping[str, Tensor],
     direction: Float[Tensor, "row pos d_model"],
@@ -124,7 +123,7 @@ def _parts(
     return {"earlier": earlier} | dict(reversed(list(found.items()))), constant
 
 
-def _lens(model: Any, x: Tensor, batch: Batch, counted: Tensor) -> Float[Tensor, "three token"]:
+def _lens(model: ModelLike, x: Tensor, batch: Batch, counted: Tensor) -> Float[Tensor, "three token"]:
     log_probs = model.unembed.logits(model.output_stack.final(x)[counted]).double().log_softmax(-1)
     own = log_probs.gather(-1, batch.targets[counted][:, None])
     return torch.stack((own[:, 0].exp(), -own[:, 0], ((log_probs > own).sum(-1) + 1).double()))
@@ -136,7 +135,7 @@ def rests(part: AttentionLayer) -> bool:
 
 
 def _rest(
-    model: Any, final: Norm, part: AttentionLayer, seen: Mapping[str, Tensor], counted: Tensor, frequency: Tensor
+    model: ModelLike, final: Norm, part: AttentionLayer, seen: Mapping[str, Tensor], counted: Tensor, frequency: Tensor
 ) -> list[tuple[float, float]]:
     """Return for each head its weight on the first position, and whether that raises frequent tokens."""
     if not rests(part):
@@ -180,7 +179,7 @@ def averaged(blocks: list[Block], clean: Sequence[Measured]) -> dict[str, Labell
     return found
 
 
-def forward(model: Any, batch: Batch, tape: Tape) -> Float[Tensor, "row pos vocab"]:
+def forward(model: ModelLike, batch: Batch, tape: Tape) -> Float[Tensor, "row pos vocab"]:
     """Return a batch's logits."""
     given = prepare(model, batch, None)
     return model(*given.args, **given.kwargs, tape=tape)

@@ -31,10 +31,11 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, ModelLike
 from glassformer.trace import Read, Tape
 
 AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]
@@ -95,9 +96,10 @@ class EffectiveMemory(Result):
     measures: Labelled
 
 
+@question("Where do heads look in a long text?", of="texts")
 @torch.no_grad()
 def long_context(
-    model: Any,
+    model: ModelLike,
     text: Any,
     *,
     target: Any = None,
@@ -160,7 +162,8 @@ def long_context(
     return _result(known, meters, left_out, (sink, recent, sink_above), (start, length - 1), length)
 
 
-def effective_memory(model: Any) -> EffectiveMemory:
+@question("How fast do linear-attention heads forget?", of="weights")
+def effective_memory(model: ModelLike) -> EffectiveMemory:
     """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
 
     With decay d the weight of a key of age t is d^t times what query and key make of it.
@@ -224,7 +227,7 @@ class _Meter:
         return pattern.new_zeros(())
 
 
-def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
+def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
     own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
     known, left_out = list[Head](), dict[str, str]()
@@ -246,7 +249,7 @@ def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
     return known, left_out
 
 
-def _layer(model: Any, head: Head) -> AttentionLayer:
+def _layer(model: ModelLike, head: Head) -> AttentionLayer:
     return model.stacks[head.stack].blocks[head.layer].part(head.part)
 
 

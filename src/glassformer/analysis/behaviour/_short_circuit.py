@@ -11,7 +11,6 @@ Source: Menta, Agrawal and Agarwal 2025 (arXiv 2501.05078); planted sequences of
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,14 +18,15 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.losses import joined, losses_of
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
-from glassformer.data.planted import PlantedRows
+from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, require_model
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]
@@ -69,8 +69,9 @@ class ShortCircuit(Result):
     novel_tokens: int
 
 
+@question("Which layers does recited text need, and which new text?", of="texts")
 def short_circuit(
-    model: Any,
+    model: ModelLike,
     planted: PlantedRows,
     *novel: Batch,
     sets: Mapping[str, Sequence[int]] | None = None,
@@ -126,7 +127,7 @@ def short_circuit(
     )
 
 
-def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
+def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
     """Return the edits that replace the pattern of self-attention by the identity in these layers.
 
     They hold for whole texts and for single tokens on top of a state. Cross-attention looks at another sequence, where
@@ -163,7 +164,7 @@ def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -
 
 
 def regenerate(
-    model: Any, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
+    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
     """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
     if not isinstance(model, Decoder):

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.trace import Apply, Edit, Set, Tape
 
 Variant = Literal["attention only", "+ MLP", "+ skip", "full"]
@@ -54,9 +55,10 @@ class StreamRank(Result):
     left_out: dict[str, str]
 
 
+@question("Does the stream collapse with depth?", of="texts")
 @torch.no_grad()
 def rank_of_stream(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     target: Any = None,
     stack: str | None = None,
@@ -141,7 +143,7 @@ def _numbers(streams: Sequence[Tensor], lengths: Tensor | None) -> Float[Tensor,
     return torch.stack(rows, 1)
 
 
-def _layers(model: Any, name: str) -> list[SubLayer]:
+def _layers(model: ModelLike, name: str) -> list[SubLayer]:
     found = list(model.sub_layers(name))
     if not found:
         raise AnalysisUnavailable("rank_of_stream: a stack without blocks has no depth.")

@@ -28,12 +28,13 @@ from glassformer.analysis.behaviour._answers import Measured, averaged, forward,
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
 from glassformer.analysis.losses import joined
 from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder, require_model
+from glassformer.models import Block, Decoder, ModelLike, require_model
 from glassformer.trace import At, Edit, Set, Tape
 
 Value = Literal["zero", "mean"]
@@ -88,9 +89,10 @@ class Suppression(Result):
         return [label for _, label in sorted(parts)]
 
 
+@question("What do the last layers do to the right answer?", of="texts")
 @torch.no_grad()
 def suppression(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     last: int = 1,
     value: Value = "mean",
@@ -203,7 +205,7 @@ def _means(clean: Sequence[Measured]) -> dict[str, Float[Tensor, " d_model"]]:
     return {site: torch.cat([known.out[site] for known in clean]).mean(0) for site in clean[0].out}
 
 
-def _batch(model: Any, given: Any) -> Batch:
+def _batch(model: ModelLike, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):
@@ -211,7 +213,7 @@ def _batch(model: Any, given: Any) -> Batch:
     return next_token_batch(token_ids(model, given))
 
 
-def _frequencies(model: Any, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
+def _frequencies(model: ModelLike, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
     size, weight = model.config.vocab_size, model.unembed.weight
     if given is None:
         answers = torch.cat([batch.targets[batch.weight.bool()] for batch in batches])

@@ -26,11 +26,13 @@ from torch import Tensor
 from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
-from glassformer.analysis.causal._prompts import Prompts, permuted, prompts
+from glassformer.analysis.contrasts import Prompts, prompts
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._plain_loop import MetricLike
+from glassformer.analysis.sweep._metrics import MetricsLike, named_metrics, require_numbers
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.trace import At, Read, Set, Site
@@ -104,10 +106,11 @@ class AblationTable(Result):
         return tables[0].join(tables[1]).reset_index()
 
 
+@question("What is lost when each part is ablated?", of="texts")
 def ablation_table(
     model: Any,
     inputs: Any,
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    metric: MetricsLike,
     parts: Parts = "heads",
     *,
     kinds: Sequence[Kind] | None = None,
@@ -147,15 +150,15 @@ def ablation_table(
     Raises:
         AnalysisUnavailable: There is no such part or kind, or a mean over all positions of a pattern is asked for.
         ShapeMismatch: Resampling takes more prompts, or prompts of one length; references differ in length.
-
-    Source: see above.
     """
+    metrics = named_metrics(metric)
+    require_numbers(metrics, "ablation_table")
     asked = prompts(model, inputs, target, "ablation_table")
     chosen = _kinds(kinds, asked)
     found = named_parts(model, parts, positions, asked.lengths())
     others = asked if reference is None else prompts(model, reference, target, "ablation_table")
     means = _means(model, found, others, asked, mean_over) if "mean" in chosen else {}
-    donors = [Donor(*permuted(asked, order)) for order in _orders(asked, draws, seed)] if "resample" in chosen else []
+    donors = [Donor(*_permuted(asked, order)) for order in _orders(asked, draws, seed)] if "resample" in chosen else []
     plan: list[list[EditLike]] = []
     kind_of: list[int] = []
     for part, (k, kind) in itertools.product(found, enumerate(chosen)):
@@ -163,7 +166,7 @@ def ablation_table(
             plan.append([_replacing(site, at, value) for site, at in part.places])
             kind_of.append(k)
     swept = sweep(
-        model, asked.inputs, Plan(plan, {"row": range(len(plan))}), metric, target=asked.target, rows=rows,
+        model, asked.inputs, Plan(plan, {"row": range(len(plan))}), metrics, target=asked.target, rows=rows,
         memory=memory, report=report, save_to=save_to,
     )  # fmt: skip
     row_kinds, values = torch.tensor(kind_of), swept.values.values
@@ -206,6 +209,24 @@ def _orders(asked: Prompts, draws: int, seed: int) -> Iterator[Int[Tensor, " bat
         order = torch.empty_like(ring)
         order[ring] = ring.roll(step)
         yield order
+
+
+def _permuted(prompts: Prompts, order: Int[Tensor, " batch"]) -> tuple[Any, Any]:
+    """Return (inputs, target) with the prompts in another order."""
+    given, inputs = prompts.given, prompts.inputs
+    if isinstance(inputs, Batch):
+        return Batch(**{name: value[order] for name, value in inputs.tensors().items()}), None
+    # other modules: whatever they take that has a row per prompt
+    if isinstance(inputs, Mapping):
+        return {name: _ordered(value, order) for name, value in inputs.items()}, None
+    if isinstance(inputs, tuple):
+        return tuple(_ordered(value, order) for value in inputs), None
+    assert given.ids is not None, "models that take no ids are refused before"
+    return (given.ids[order], None) if given.source_ids is None else (given.source_ids[order], given.ids[order])
+
+
+def _ordered(value: Any, order: Int[Tensor, " batch"]) -> Any:
+    return value[order] if isinstance(value, Tensor) and value.ndim and len(value) == len(order) else value
 
 
 def _replacing(site: Site, at: At, value: Any) -> Set:

@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.data.pairs import SIDES, Pairs
+from glassformer.analysis.question import question
+from glassformer.data import Pairs
+from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder
@@ -37,6 +39,7 @@ class Answered(Result):
     spread: Labelled
 
 
+@question("Which pairs of prompts does the model get right?", of="pairs of prompts")
 def answered(model: Any, pairs: Pairs, *, rows: int = 64) -> Answered:
     """Ask a model both prompts of every pair; pairs may have different lengths.
 

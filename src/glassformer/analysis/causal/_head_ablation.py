@@ -8,35 +8,39 @@ heads. What a head writes is replaced by nothing, or by its mean over all tokens
 
 What single values and other parts are worth to any metric, and by which kind of ablation, is in `ablation_table`.
 
-Layers below an ablated head are not run again, and all heads of a layer are rows of one batch.
+Each set of heads is a row of one sweep, and what is held is taken from a run of the same batch.
 
 Source: Olsson et al. 2022, argument 3.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
+from glassformer.analysis._run import run
 from glassformer.analysis.causal._site_grid import write_site
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.learning._in_context import icl_or_nan
-from glassformer.analysis.losses import joined, losses_of, token_losses
+from glassformer.analysis.losses import joined, token_losses
 from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.question import question
+from glassformer.analysis.sweep._engine import sweep
+from glassformer.analysis.sweep._metrics import token_loss
+from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 from glassformer.models.parts import Norm
-from glassformer.trace import At, Edit, Set, Tape
+from glassformer.trace import At, Edit, Read, Set
 
 Kind = Literal["full", "pattern_preserving"]
 Value = Literal["zero", "mean"]
@@ -79,8 +83,9 @@ class Ablation(Result):
         return dataclasses.replace(self.icl_change, values=-self.icl_change.values / self.icl)
 
 
+@question("What does a set of heads do for the loss?", of="texts")
 def ablate(
-    model: Any,
+    model: ModelLike,
     chosen: str | Iterable[str],
     *inputs: Any,
     kind: Kind = "full",
@@ -107,8 +112,9 @@ def ablate(
     return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, kind, value, norms)
 
 
+@question("What does each head by itself do for the loss?", of="texts")
 def ablate_each(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     chosen: Sequence[str] | None = None,
     kind: Kind = "full",
@@ -147,6 +153,7 @@ class BeforeAfter(Result):
     tokens: int
 
 
+@question("Do these heads explain what changed between two checkpoints?", of="texts")
 def before_after(
     before: Any,
     after: Any,
@@ -179,7 +186,7 @@ def before_after(
     )  # fmt: skip
 
 
-def _find(model: Any, labels: Sequence[str]) -> list[Head]:
+def _find(model: ModelLike, labels: Sequence[str]) -> list[Head]:
     known = {head.label: head for head in heads(model)}
     for label in labels:
         if label not in known:
@@ -188,7 +195,7 @@ def _find(model: Any, labels: Sequence[str]) -> list[Head]:
 
 
 def _ablate(
-    model: Any,
+    model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -201,7 +208,7 @@ def _ablate(
 
 
 def _losses(
-    model: Any,
+    model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -210,6 +217,31 @@ def _losses(
     report: Report | None = None,
 ) -> tuple[list[Batch], Float[Tensor, "row pos"], Float[Tensor, "set row pos"], Bool[Tensor, "row pos"]]:
     """Return the batches, and of all their rows the whole model's losses, the ablated ones', and what counts."""
+    batches = _checked(model, sets, inputs, kind)
+    replaced = {path: f"{path}.{write_site(layer)}" for path, layer in _layers(model).items()}
+    means = _means(model, batches, sets.values(), replaced) if value == "mean" else {}
+    plan = Plan([_replacing(members, replaced, means) for members in sets.values()], {"heads": list(sets)})
+    held = _held(model, kind, norms)
+    whole, found = list[Tensor](), list[Tensor]()
+    for i, batch in enumerate(batches):
+        before = i * len(sets)
+
+        def passed(done: int, _: int, before: int = before) -> None:
+            if report is not None:
+                report(before + done, len(batches) * len(sets))
+
+        donor = Donor(batch)
+        # what is held is held in the base too, where it changes nothing; rows then hold what they come by
+        swept = sweep(
+            model, batch, plan, token_loss(batch.targets), base_edit=[Set(name, donor) for name in held], report=passed
+        )
+        whole.append(swept.base.values[0])
+        found.append(swept.values.values[0])
+    return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
+
+
+def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
+    """Return the inputs as batches; raise if there is nothing to ablate, or nothing to do it on."""
     require_next_tokens(model, "ablate")
     batches = [_batch(model, given) for given in inputs]
     if not batches:
@@ -221,18 +253,7 @@ def _losses(
         )
     if not sets:
         raise AnalysisUnavailable("ablate: the model has no heads.")
-    with evaluating(model), torch.no_grad():
-        surgery = _Surgery(model, kind, value, norms, batches, [h for members in sets.values() for h in members])
-        done, total = 0, len(batches) * len(sets)
-
-        def passed(n: int) -> None:
-            nonlocal done
-            done += n
-            if report is not None:
-                report(done, total)
-
-        whole, found = zip(*(surgery.losses(batch, list(sets.values()), passed) for batch in batches), strict=True)
-    return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
+    return batches
 
 
 def _summary(
@@ -263,108 +284,53 @@ def _summary(
     )  # fmt: skip
 
 
-class _Surgery:
-    """Runs a batch whole, then again for every set of heads, from the first layer that changes."""
+def _replacing(
+    members: Sequence[Head], replaced: Mapping[str, str], means: Mapping[str, Float[Tensor, "head 1 d"]]
+) -> list[Edit]:
+    """Return the edits that take away what some heads write: at z where that goes nowhere else, else at the write."""
+    edits: list[Edit] = []
+    for path in dict.fromkeys(head.path for head in members):
+        index = [head.head for head in members if head.path == path]
+        value = means[path][None, index] if path in means else 0.0
+        edits.append(Set(replaced[path], value, at=At(head=index)))
+    return edits
 
-    def __init__(
-        self,
-        model: Any,
-        kind: Kind,
-        value: Value,
-        norms: Norms,
-        batches: Sequence[Batch],
-        touched: Sequence[Head],
-    ) -> None:
-        self.model = model
-        self.patterns = [f"{path}.pattern" for path in _paths(heads(model))] if kind == "pattern_preserving" else []
-        self.scales = _scales(model) if norms == "frozen" else []
-        self.means: dict[str, Float[Tensor, "head 1 d"]] = {}
-        if value == "mean":
-            self._measure(batches, _paths(touched))
 
-    def losses(
-        self, batch: Batch, sets: Sequence[list[Head]], passed: Callable[[int], None], rows_at_once: int = 128
-    ) -> tuple[Float[Tensor, "row pos"], Float[Tensor, "set row pos"]]:
-        held = [*self.patterns, *self.scales]
-        entries = [f"blocks.{i}.resid_pre" for i in range(self.layers)]
-        clean = Tape(self.model, [*held, *entries])
-        whole = losses_of(self._forward(batch, clean), batch)
-        found = whole.new_zeros(len(sets), *whole.shape)
-        at_once = max(1, rows_at_once // len(batch.tokens))
-        for start, group in self._groups(sets, at_once):
-            copies = len(group)
-            edits = [Set(name, _repeat(clean.values[name], copies)) for name in held if self._later(name, start)]
-            edits += self._replacing([sets[i] for i in group], len(batch.tokens))
-            tape = Tape(self.model, edit=edits)
-            many = Batch(**{name: _repeat(value, copies) for name, value in batch.tensors().items()})
-            if self.layers:
-                resid = _repeat(clean.values[f"blocks.{start}.resid_pre"], copies)
-                logits = self.model.resume(start, resid, lengths=many.lengths, documents=many.documents, tape=tape)
-            else:
-                logits = self._forward(many, tape)
-            found[group] = losses_of(logits, many).unflatten(0, (copies, -1))
-            passed(copies)
-        return whole, found
+def _held(model: ModelLike, kind: Kind, norms: Norms) -> list[str]:
+    """Return the sites that keep what they have in the whole model."""
+    found = [f"{path}.pattern" for path in _layers(model)] if kind == "pattern_preserving" else []
+    if norms == "frozen":
+        # every scale that something is divided by, z included
+        found += [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
+        found += [layer.at.z_scale for layer in _layers(model).values() if not layer.merge.linear]
+    return found
 
-    @property
-    def layers(self) -> int:
-        """How many layers a pass can be resumed at; none in an encoder-decoder."""
-        return len(self.model.stack.blocks) if isinstance(self.model, Decoder) else 0
 
-    def _groups(self, sets: Sequence[list[Head]], at_once: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield (first layer to run, sets that start there), a few sets at a time."""
-        starts = [min(head.layer for head in members) if self.layers else 0 for members in sets]
-        for start in sorted(set(starts)):
-            members = [i for i, first in enumerate(starts) if first == start]
-            for first in range(0, len(members), at_once):
-                yield start, members[first : first + at_once]
+def _means(
+    model: ModelLike, batches: Sequence[Batch], sets: Iterable[Sequence[Head]], replaced: Mapping[str, str]
+) -> dict[str, Float[Tensor, "head 1 d"]]:
+    """Return the mean over all tokens that count of what each head of the touched layers writes."""
+    stacks = {head.path: head.stack for members in sets for head in members}
+    totals = dict.fromkeys(stacks, torch.tensor(0.0))
+    for batch in batches:
+        weights = {
+            path: _source_weight(batch) if stack == "encoder" else batch.weight for path, stack in stacks.items()
+        }
+        done = run(model, batch, read=[Read(replaced[path], reduce=_mean_over(weights[path])) for path in stacks])
+        for path in stacks:
+            totals[path] = totals[path] + done[replaced[path]].values * batch.weight.sum()
+    count = sum(int(batch.weight.sum()) for batch in batches)
+    return {path: (total / count)[:, None] for path, total in totals.items()}
 
-    def _later(self, name: str, start: int) -> bool:
-        layer = self.model.sites()[name].layer
-        return not self.layers or layer is None or layer >= start
 
-    def _replacing(self, sets: Sequence[list[Head]], rows: int) -> list[Edit]:
-        edits: list[Edit] = []
-        for s, members in enumerate(sets):
-            where = slice(s * rows, (s + 1) * rows)
-            for path in _paths(members):
-                index = [head.head for head in members if head.path == path]
-                at, mean = At(batch=where, head=index), self.means.get(path)
-                edits.append(Set(self._site(path), 0.0 if mean is None else mean[None, index], at=at))
-        return edits
+def _mean_over(weight: Bool[Tensor, "batch pos"]) -> Callable[[Tensor], Tensor]:
+    return lambda value: (value * weight[:, None, :, None]).sum((0, 2)) / weight.sum()
 
-    def _site(self, path: str) -> str:
-        """Return where a head is replaced: at z where that replaces its write and nothing else, else at its write."""
-        return f"{path}.{write_site(self._layer(path))}"
 
-    def _layer(self, path: str) -> AttentionLayer:
-        for stack in self.model.stacks.values():
-            for block in stack.blocks:
-                for name in block.names:
-                    if f"{block.path}.{name}" == path:
-                        return block.part(name)
-        raise AssertionError("heads are found in the model")
-
-    def _measure(self, batches: Sequence[Batch], paths: Sequence[str]) -> None:
-        totals: dict[str, Tensor] = {}
-        count = 0.0
-        for batch in batches:
-            tape = Tape(self.model, [self._site(path) for path in paths])
-            self._forward(batch, tape)
-            count += float(batch.weight.sum())
-            for path in paths:
-                value = tape.values[self._site(path)]
-                weight = batch.weight if value.shape[2] == batch.weight.shape[1] else _source_weight(batch)
-                total = (value * weight[:, None, :, None]).sum((0, 2)) / weight.sum() * batch.weight.sum()
-                totals[path] = totals.get(path, 0.0) + total
-        self.means = {path: (total / count)[:, None] for path, total in totals.items()}
-
-    def _forward(self, batch: Batch, tape: Tape) -> Tensor:
-        if isinstance(self.model, Decoder):
-            return self.model(batch.tokens, lengths=batch.lengths, documents=batch.documents, tape=tape)
-        return self.model(
-            batch.source, batch.tokens, lengths=batch.lengths, source_lengths=batch.source_lengths, tape=tape
-        )
+def _layers(model: ModelLike) -> dict[str, AttentionLayer]:
+    """Return attention layers by path, in the order of their heads."""
+    layers = {part.path: part for part in model.modules() if isinstance(part, AttentionLayer)}
+    return {path: layers[path] for path in dict.fromkeys(head.path for head in heads(model))}
 
 
 def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
@@ -374,22 +340,7 @@ def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
     return torch.arange(batch.source.shape[1], device=batch.source.device) < batch.source_lengths[:, None]
 
 
-def _scales(model: Any) -> list[str]:
-    """Return the sites of every scale that something is divided by, z included."""
-    found = [module.at_scale for module in model.modules() if isinstance(module, Norm) and not module.identity]
-    found += [m.at.z_scale for m in model.modules() if isinstance(m, AttentionLayer) and not m.merge.linear]
-    return found
-
-
-def _paths(chosen: Sequence[Head]) -> list[str]:
-    return list(dict.fromkeys(head.path for head in chosen))
-
-
-def _repeat(value: Tensor, copies: int) -> Tensor:
-    return value.repeat(copies, *[1] * (value.ndim - 1))
-
-
-def _batch(model: Any, given: Any) -> Batch:
+def _batch(model: ModelLike, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.analysis.causal._prompts import Prompts, aligned, position_labels
 from glassformer.analysis.causal._site_grid import Cells, Grid, grids
+from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
-from glassformer.analysis.sweep._plain_loop import MetricLike
+from glassformer.analysis.sweep._metrics import MetricsLike
 from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
@@ -165,17 +166,14 @@ class Patching(Result, Mapping[str, Patched]):
         return pd.concat(frames, ignore_index=True)
 
 
+@question("Where does a value from another run change the answer?", of="pairs of prompts")
 def patch(
     model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    pairs: PromptPairs,
+    metric: MetricsLike | None = None,
     sites: str | Cells | Sequence[str | Cells] = "stream",
     *,
     direction: Direction = "denoising",
-    target: Any = None,
-    corrupt_target: Any = None,
-    labels: Sequence[str] | None = None,
     least_gap: float = 0.01,
     rows: int | None = None,
     memory: int | None = None,
@@ -188,17 +186,14 @@ def patch(
 
     Args:
         model: A decoder, an encoder-decoder, or any module (then `sites` are globs).
-        clean: Prompts: a text, texts, ids, a `Batch`.
-        corrupt: As many prompts of the same numbers of tokens.
-        metric: One or several; `logit_difference(answer, wrong)` is the usual one.
+        pairs: `(clean, corrupt)`, a `Contrast`, or `Pairs`; a side is a text, texts, ids or a `Batch`, and both have
+            the same numbers of tokens. Positions are called as the contrast labels them (an encoder-decoder's source
+            positions), by default after the tokens of a single pair, and by number for several.
+        metric: One or several; by default the logit difference of the answers that `pairs` have.
         sites: Families (`resid_pre`, `attn_out`, `mlp_out`, `z`, `query`, `key`, `value`, `pattern`,
             `pattern_entries`, `neurons`, …), the bundles `stream` and `everything`, globs, or `Cells` to cut them
             otherwise.
         direction: Which run the values are put into.
-        target: What the decoder of an encoder-decoder reads in the clean run.
-        corrupt_target: The same in the corrupt run, if it differs.
-        labels: Names of positions, for prompts whose tokens play the same parts; by default the tokens of a single
-            pair, and numbers for several. In an encoder-decoder they name the encoder's.
         least_gap: See `Patched`.
         rows: As in `sweep`.
         memory: As in `sweep`.
@@ -206,6 +201,7 @@ def patch(
         save_to: As in `sweep`.
 
     Raises:
+        DataError: There are no pairs, or some do not fit the model.
         ShapeMismatch: The prompts do not align; the message says where.
         UnknownSite: There is no such family or site.
         NoPattern: Patterns are asked for, and a layer has none.
@@ -213,7 +209,7 @@ def patch(
 
     Example:
         >>> clean, corrupt = "Mary and John went out; John spoke to", "Mary and John went out; Mary spoke to"
-        >>> found = patch(model, clean, corrupt, logit_difference(" Mary", " John"), sites=["z", "value"])
+        >>> found = patch(model, Contrast(clean, corrupt, answer=" Mary", wrong=" John"), sites=["z", "value"])
         >>> found["z"].fraction.axes
         ('metric', 'layer', 'head', 'batch')
 
@@ -221,20 +217,22 @@ def patch(
     """
     if direction not in ("denoising", "noising"):
         raise ShapeMismatch(f'patch: direction is "denoising" or "noising", found {direction!r}.')
-    first, second = aligned(model, clean, corrupt, target, corrupt_target, "patch")
+    asked = contrast(model, pairs, "patch")
+    metrics = measured(asked, metric, "patch")
+    first, second = aligned(model, asked, "patch")
     into, out_of = (second, first) if direction == "denoising" else (first, second)
-    named = None if labels is None else _checked(labels, first)
+    named = None if asked.labels is None else _checked(asked.labels, first)
     found = grids(model, sites, first.lengths(), "patch")
     donor = Donor(out_of.inputs, out_of.target)
     cells = [[Set(site.name, donor, at=at) for site, at in cell.parts] for grid in found for cell in grid.cells]
     if not cells:
         raise ShapeMismatch("patch: `only` leaves no cell.")
     swept = sweep(
-        model, into.inputs, Plan(cells, {"row": range(len(cells))}), metric, target=into.target, rows=rows,
+        model, into.inputs, Plan(cells, {"row": range(len(cells))}), metrics, target=into.target, rows=rows,
         memory=memory, report=report, save_to=save_to,
     )  # fmt: skip
     # a row that changes nothing: the other run's own numbers
-    other = sweep(model, out_of.inputs, [[]], metric, target=out_of.target).base
+    other = sweep(model, out_of.inputs, [[]], metrics, target=out_of.target).base
     clean_m, corrupt_m = (other, swept.base) if direction == "denoising" else (swept.base, other)
     tables: dict[str, Patched] = {}
     done = 0
@@ -280,8 +278,17 @@ def _labels(
         if named is not None and stack != "decoder":
             found[axis] = [named[int(i)] for i in places]
         else:
-            found[axis] = position_labels(first, second, stack, places)
+            found[axis] = _position_labels(first, second, stack, places)
     return found
+
+
+def _position_labels(first: Prompts, second: Prompts, stack: str, places: Sequence[Coordinate]) -> list[Coordinate]:
+    """Return `3:cat`, or `3:cat/dog` where two prompts differ; indices if there are several prompts."""
+    ours, theirs = first.tokens(stack), second.tokens(stack)
+    if len(ours) != 1:
+        return list(places)
+    pairs = [(i, ours[0][i], theirs[0][i]) for i in map(int, places)]
+    return [f"{i}:{a}" if a == b else f"{i}:{a}/{b}" for i, a, b in pairs]
 
 
 def _without_batch(like: Labelled, values: Tensor) -> Labelled:

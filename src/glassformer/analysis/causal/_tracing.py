@@ -25,8 +25,9 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis._run import run
-from glassformer.analysis.causal._prompts import Prompts, prompts
+from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.prepare import asked_position, readable, token_id
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
 from glassformer.analysis.sweep._plan import Donor, EditLike, grid
@@ -94,6 +95,7 @@ class CausalTrace(Result):
         return dataclasses.replace(self.values, values=self.values.values - corrupt)
 
 
+@question("Which states bring a corrupted subject's answer back?", of="texts")
 def causal_trace(
     model: Any,
     inputs: Any,

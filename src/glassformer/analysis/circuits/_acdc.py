@@ -16,7 +16,6 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,10 +24,14 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._edge_scores import edge_scores
 from glassformer.analysis.circuits._graph import Edge
+from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.contrasts import PromptPairs, contrast
+from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Report = Callable[[int, int], None] | None
 
@@ -109,28 +112,25 @@ class AcdcCurve(Result):
     circuits: tuple[Acdc, ...]
 
 
+@question("Which edges can go without changing the answer?", of="pairs of prompts")
 def acdc(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
+    model: ModelLike,
+    pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
     threshold: float,
     absolute: bool = False,
     candidates: int | None = None,
-    pos: int = -1,
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> Acdc:
     """Find a circuit by greedy pruning.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The prompts the circuit is for, as in `run`.
-        corrupt: Where the writes on cut edges come from; prompts of the same shape.
+        pairs: The prompts the circuit is for, and those where the writes on cut edges come from: `(clean, corrupt)`, a
+            `Contrast`, or `Pairs`.
         metric: What the circuit must not lose, larger being better (`logit_difference`); by default KL divergence from
-            the whole model at `pos`.
+            the whole model at the position that the pairs ask about.
         threshold: By how much the cost may rise per edge: nats, or units of the metric. Minus infinity keeps all edges,
             infinity none.
         absolute: Count a falling cost like a rising one. KL divergence can fall when an edge is cut, and heads that
@@ -138,35 +138,29 @@ def acdc(
         candidates: Keep only so many edges to begin with, those with the largest attribution patching scores of the
             metric (of the likeliest next token's logit where the cost is a KL divergence, whose gradient is zero at the
             clean run).
-        pos: Position whose prediction the default cost compares.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (edges decided, edges in all).
 
     Raises:
         AnalysisUnavailable: The model is not one of ours, or a mechanism has no values.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = _wired(model, clean, corrupt, metric, pos, target, corrupt_target)
+    wires = _wired(model, pairs, metric)
     return _prune(wires, metric is None, threshold, absolute, candidates, report)
 
 
+@question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
 def acdc_curve(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
+    model: ModelLike,
+    pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
     thresholds: Sequence[float],
     absolute: bool = False,
     candidates: int | None = None,
-    pos: int = -1,
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> AcdcCurve:
     """Find a circuit for each of several thresholds; arguments and errors as in `acdc`."""
-    wires = _wired(model, clean, corrupt, metric, pos, target, corrupt_target)
+    wires = _wired(model, pairs, metric)
     found: list[Acdc] = []
     for done, threshold in enumerate(thresholds):
         found.append(_prune(wires, metric is None, threshold, absolute, candidates, None))
@@ -180,17 +174,15 @@ def acdc_curve(
     )
 
 
-def _wired(
-    model: Any, clean: Any, corrupt: Any, metric: MetricLike | None, pos: int, target: Any, corrupt_target: Any
-) -> Wires:
-    prompts: dict[str, Any] = {"target": target, "corrupt_target": corrupt_target}
+def _wired(model: ModelLike, pairs: PromptPairs, metric: MetricLike | None) -> Wires:
     if metric is not None:
-        return Wires(model, clean, corrupt, metric, **prompts)
+        return two_runs(model, pairs, metric, "acdc")
+    asked = contrast(model, pairs, "acdc")
     # the reference is what the model itself predicts, which the wires have to find first
-    wires = Wires(model, clean, corrupt, logit(0, pos=pos), **prompts)
+    wires = two_runs(model, asked, logit(0, pos=asked.pos), "acdc")
     with torch.no_grad():
-        reference = wires.logits(wires.clean, pos)[0]
-    return wires.measuring(kl_divergence(reference, pos=pos))
+        reference = wires.logits(wires.clean, asked.pos)[0]
+    return wires.measuring(kl_divergence(reference, pos=asked.pos))
 
 
 def _prune(

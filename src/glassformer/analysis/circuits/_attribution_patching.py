@@ -31,8 +31,12 @@ from glassformer.analysis.circuits._edge_scores import (
 from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._passes import Pass
 from glassformer.analysis.circuits._path_patching import ends, patch_edges
+from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,8 +100,8 @@ class NodeAttribution(Result):
         labels = [str(label) for label in self.effect.labels("sender")]
         return _verified(estimate[order], exact, [labels[i] for i in order], min(k, len(labels)))
 
-    def to_dict(self) -> dict[str, Any]:
-        return _without_wires(self)
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        return _without_wires(self, packed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,42 +153,37 @@ class EdgeAttribution(Result):
         labels = [f"{sender} -> {receiver}" for sender, receiver in chosen]
         return _verified(estimate[order], exact, labels, min(k, len(edges)))
 
-    def to_dict(self) -> dict[str, Any]:
-        return _without_wires(self)
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        return _without_wires(self, packed)
 
 
+@question("What would patching each sender do, by one gradient?", of="pairs of prompts")
 def attribute_nodes(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None = None,
     *,
     gradient_at: GradientAt = "clean",
     steps: int = 5,
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> NodeAttribution:
     """Estimate what patching each sender would do.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The base, as in `run`.
-        corrupt: Where senders' writes come from; a prompt of the same shape.
-        metric: A differentiable metric of the logits.
+        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
+        metric: A differentiable metric of the logits; by default what the answers of the pairs are for.
         gradient_at: `clean` or `corrupt`: at that run. `inputs`: averaged over `steps` points on the way between the
             two runs' inputs to the stream. `activations`: averaged over points between what the sender itself writes in
             both, all else clean; in the limit of many steps that is the exact effect, at a pass per sender and step.
         steps: How many points.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (passes done, in all).
 
     Raises:
         AnalysisUnavailable: The metric does not depend differentiably on the logits.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    wires = two_runs(model, pairs, metric, "attribute_nodes")
     places = [(i, "out") for i in range(-1, len(wires.steps))]
     labels = [sender.label for sender in wires.graph.senders]
     effect = wires.clean.streams[0].new_zeros(len(labels), wires.batch)
@@ -208,31 +207,26 @@ def attribute_nodes(
     )  # fmt: skip
 
 
+@question("What would patching each edge do, by one gradient?", of="pairs of prompts")
 def attribute_edges(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None = None,
     *,
     gradient_at: GradientAt = "clean",
     steps: int = 5,
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> EdgeAttribution:
     """Estimate what patching each edge would do: edge attribution patching.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The base, as in `run`.
-        corrupt: Where senders' writes come from; a prompt of the same shape.
-        metric: A differentiable metric of the logits.
+        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
+        metric: A differentiable metric of the logits; by default what the answers of the pairs are for.
         gradient_at: `clean` or `corrupt`: at that run, for two forward passes and a backward one. `inputs`: averaged
             over `steps` points on the way from the corrupt to the clean inputs of the stream, the clean one included.
             An edge has no `activations` of its own.
         steps: How many points.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (gradients done, in all).
 
     Raises:
@@ -240,7 +234,7 @@ def attribute_edges(
             edges do not have.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    wires = two_runs(model, pairs, metric, "attribute_edges")
     scores = edge_scores(wires, gradient_at, steps, report)
     absent = ~wires.graph.allowed.values.to(scores.device)
     clean_value, corrupt_value = ends(wires)
@@ -317,5 +311,5 @@ def _chosen(estimate: Tensor, k: int, sample: int, seed: int) -> list[int]:
     return order[:k] + [rest[int(i)] for i in drawn]
 
 
-def _without_wires(result: Any) -> dict[str, Any]:
-    return Result.to_dict(dataclasses.replace(result, wires=None))
+def _without_wires(result: Any, packed: bool) -> dict[str, Any]:
+    return Result.to_dict(dataclasses.replace(result, wires=None), packed)

@@ -12,7 +12,6 @@ Source: Wang et al. 2022, "Interpretability in the Wild", section 4.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -20,9 +19,13 @@ from torch import Tensor
 
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._passes import Off
-from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.circuits._two_runs import two_runs
+from glassformer.analysis.circuits._wires import MetricLike
+from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Member = str | tuple[str, str]
 
@@ -84,44 +87,40 @@ class Faithfulness(Result):
         return Labelled(lost, ("member",), dict(self.without.coords))
 
 
+@question("Is a circuit faithful, complete and minimal?", of="pairs of prompts")
 def faithfulness(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
     circuit: Iterable[Member],
+    metric: MetricLike | None = None,
     *,
     always: Iterable[str] = (),
     off: Off = "corrupt",
     knockouts: int | Sequence[Iterable[Member]] | None = None,
     seed: int = 0,
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Faithfulness:
     """Measure how faithful, complete and minimal a circuit is.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The prompts the circuit is for, as in `run`.
-        corrupt: Prompts of the same shape, from which `corrupt` and `mean` take what stands on cut edges.
-        metric: A metric of the logits.
+        pairs: The prompts the circuit is for, and those from which `corrupt` and `mean` take what stands on cut edges:
+            `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         circuit: Its members: labels of senders (then all edges between them are in it), or edges as pairs of labels.
+        metric: A metric of the logits; by default what the answers of the pairs are for.
         always: Kinds of senders that belong to a circuit of nodes without being listed, among `embed`, `mlp`, `source`,
             `head`.
         off: What stands on cut edges.
         knockouts: Sets of members to take out of circuit and model alike; a number draws so many at random, each member
             with even odds. By default each member by itself.
         seed: Of the draw.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (circuits run, in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender or edge, or nodes and edges are mixed.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target, off=off)
+    wires = two_runs(model, pairs, metric, "faithfulness", off=off)
     graph = wires.graph
     members = list(circuit)
     background = {sender.label for sender in graph.senders if sender.kind in set(always)}

@@ -10,17 +10,18 @@ blocks nobody reads what the same block writes.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from glassformer.analysis.components import head_labels
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 
 SenderKind = Literal["embed", "token", "position", "source", "head", "mlp", "part"]
 Slot = Literal["q", "k", "v", "gate", "in", "logits"]
@@ -133,7 +134,8 @@ class CircuitGraph(Result):
         return f"CircuitGraph({len(self.senders)} senders, {len(self.receivers)} receivers, {self.n_edges} edges)"
 
 
-def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
+@question("Which parts write, which read, and what lies between?", of="weights")
+def circuit_graph(model: ModelLike, *, split_embedding: bool = False) -> CircuitGraph:
     """Lay out a model as a graph of senders and receivers.
 
     Args:

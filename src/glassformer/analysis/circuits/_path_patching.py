@@ -1,8 +1,8 @@
 """Path patching: what a sender does through one direct path, measured exactly.
 
-    path_patching(model, clean, corrupt, metric, receivers="L1H6.k")     every sender, through that key alone
-    sender_effects(model, clean, corrupt, metric)                        total = direct + indirect
-    edge_effects(model, clean, corrupt, metric)                          every edge
+    path_patching(model, pairs, receivers="L1H6.k")     every sender, through that key alone
+    sender_effects(model, pairs)                        total = direct + indirect
+    edge_effects(model, pairs)                          every edge
 
 The base is the clean run; along the path stands what the sender writes in the corrupt run. Up to the receiver nothing
 is run: what it reads changes by the difference of the two writes. From the receiver on everything is live. An effect is
@@ -14,7 +14,7 @@ Behavior with Path Patching".
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,9 +22,13 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
+from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
+from glassformer.analysis.contrasts import PromptPairs
+from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Mlps = Literal["frozen", "recomputed"]
 Norm = Literal["live", "frozen"]
@@ -118,18 +122,16 @@ class EdgeEffects(_Effects):
     metric: str
 
 
+@question("Which paths from senders to receivers carry the answer?", of="pairs of prompts")
 def path_patching(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None = None,
     *,
     senders: Sequence[str | Sequence[str]] | None = None,
     receivers: str | Sequence[str] = "logits",
     mlps: Mlps = "frozen",
     norm: Norm = "live",
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> PathPatching:
     """Patch the paths from each sender to some receivers.
@@ -139,23 +141,21 @@ def path_patching(
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The base, as in `run`.
-        corrupt: Where senders' writes come from; a prompt of the same shape.
-        metric: A metric of the logits, or a function of logits `world batch pos vocab`.
+        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
+        metric: A metric of the logits, or a function of logits `world batch pos vocab`; by default what the answers of
+            the pairs are for.
         senders: Labels (`L0H1`, `L0 mlp`, `embed`), or groups of labels patched together; by default each sender that
             comes before a receiver.
         receivers: `logits`, `L1H6.q`, `L1H6.k`, `L1H6.v`, `L1H6.gate`, `L1 mlp.in`; several are patched together.
         mlps: Whether MLPs between sender and receiver are frozen, or recomputed from what reaches them.
         norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (senders done, senders in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender or receiver.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    wires = two_runs(model, pairs, metric, "path_patching")
     graph = wires.graph
     names = (receivers,) if isinstance(receivers, str) else tuple(receivers)
     rows = [graph.receiver(name) for name in names]
@@ -177,36 +177,31 @@ def path_patching(
     return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, wires.metric.name)
 
 
+@question("How much of a sender's effect is direct?", of="pairs of prompts")
 def sender_effects(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None = None,
     *,
     senders: Sequence[str] | None = None,
     norm: Norm = "live",
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> SenderEffects:
     """Split what each sender does into its direct effect on the logits and what goes through others.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The base, as in `run`.
-        corrupt: Where senders' writes come from; a prompt of the same shape.
+        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         metric: As in `path_patching`.
         senders: Labels; all by default.
         norm: Whether the final norm is live or frozen in the direct effect; in the total effect norms are live.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (passes' worlds done, in all).
 
     Raises:
         AnalysisUnavailable: There is no such sender.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    wires = two_runs(model, pairs, metric, "sender_effects")
     graph = wires.graph
     labels = [sender.label for sender in graph.senders] if senders is None else list(senders)
     chosen = [graph.sender(label) for label in labels]
@@ -228,36 +223,31 @@ def sender_effects(
     )  # fmt: skip
 
 
+@question("What does each edge do by itself?", of="pairs of prompts")
 def edge_effects(
-    model: Any,
-    clean: Any,
-    corrupt: Any,
-    metric: MetricLike,
+    model: ModelLike,
+    pairs: PromptPairs,
+    metric: MetricLike | None = None,
     *,
     edges: Iterable[Edge | tuple[str, str]] | None = None,
     norm: Norm = "live",
-    target: Any = None,
-    corrupt_target: Any = None,
     report: Report = None,
 ) -> EdgeEffects:
     """Patch single edges, each by itself.
 
     Args:
         model: A decoder or an encoder-decoder.
-        clean: The base, as in `run`.
-        corrupt: Where senders' writes come from; a prompt of the same shape.
+        pairs: The base and where senders' writes come from: `(clean, corrupt)`, a `Contrast`, or `Pairs`.
         metric: As in `path_patching`.
         edges: Pairs of labels; all edges by default.
         norm: Whether the norms a receiver reads through are live, or keep the scales of the clean run.
-        target: Text or ids of an encoder-decoder's decoder.
-        corrupt_target: The same of the corrupt run.
         report: Called with (edges done, edges in all).
 
     Raises:
         AnalysisUnavailable: There is no such edge.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target)
+    wires = two_runs(model, pairs, metric, "edge_effects")
     chosen = wires.graph.edges if edges is None else [Edge(*edge) for edge in edges]
     values = patch_edges(wires, chosen, frozen=norm == "frozen", report=report)
     clean_value, corrupt_value = ends(wires)

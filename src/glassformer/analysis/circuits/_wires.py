@@ -27,7 +27,7 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.sweep._metrics import Metric
 from glassformer.attention import Context
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import EncoderDecoder, SubLayer, require_model
+from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
 from glassformer.trace import Tape
 
 # booleans, or how much of an edge is cut
@@ -59,7 +59,7 @@ class Wires:
 
     def __init__(
         self,
-        model: Any,
+        model: ModelLike,
         clean: Any,
         corrupt: Any,
         metric: MetricLike,

@@ -19,7 +19,6 @@ from glassformer.analysis.from_weights._induction import (
 from glassformer.analysis.from_weights._positional import (
     Offsets as Offsets,
     PositionalHeads as PositionalHeads,
-    offset_needs as offset_needs,
     offset_profile as offset_profile,
     offset_scores as offset_scores,
     position_bias as position_bias,

@@ -35,10 +35,11 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     norms_passed,
     sides,
 )
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, SubLayer
-from glassformer.weights import AttentionWeights
+from glassformer.weights import AttentionWeights, WeightsLike
 
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]
 
@@ -117,8 +118,9 @@ class Composition(Result):
         return sorted(found, key=lambda edge: -edge.score)
 
 
+@question("Which heads read what earlier heads write?", of="weights")
 def composition(
-    model: Any,
+    model: WeightsLike | Layers,
     *,
     form: Form = "product",
     offsets: Iterable[int] = range(1, 33),

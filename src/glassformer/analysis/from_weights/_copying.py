@@ -27,10 +27,11 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
+from glassformer.analysis.question import question
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 BLOCK = 1 << 22  # logits held at a time
@@ -87,8 +88,9 @@ class CopyingRates(Result):
     left_out: LeftOut
 
 
+@question("Which heads copy tokens, by the eigenvalues of their circuits?", of="weights")
 def copying(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     sums: Sequence[Sequence[str]] = (),
@@ -138,8 +140,9 @@ def copying(
     )
 
 
+@question("Which heads raise the token they look at above others?", of="weights")
 def copying_rates(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     k: Sequence[int] = (1, 5),

@@ -23,7 +23,7 @@ et al. 2022, appendix (the trace over all earlier heads).
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -36,9 +36,10 @@ from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
 Totals = dict[int, tuple[slice, Tensor]]
@@ -159,8 +160,9 @@ class MatchingTrace(Result):
     left_out: LeftOut
 
 
+@question("Which pairs of heads could do induction?", of="weights")
 def induction_circuits(
-    model: Any,
+    model: WeightsLike,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
@@ -224,8 +226,9 @@ def induction_circuits(
     )  # fmt: skip
 
 
+@question("Which heads match prefixes, foretold from weights?", of="weights")
 def matching_trace(
-    model: Any,
+    model: WeightsLike,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,

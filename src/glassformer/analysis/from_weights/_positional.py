@@ -22,12 +22,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 
 
@@ -80,8 +82,9 @@ class Offsets(Result):
     first_query: int
 
 
+@question("Which heads look by position?", of="weights")
 def positional_heads(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     length: int | None = None,
@@ -141,7 +144,8 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
     return bias if layer.Q.ndim == 3 else bias[:, None]
 
 
-def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+@question("How do a head's scores change with distance?", of="weights")
+def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
     """Return the score of an average query for an average key, by how far the key lies back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
@@ -175,7 +179,7 @@ def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: i
     )
 
 
-def offset_needs(model: Any) -> list[str]:
+def offset_sites(model: ModelLike) -> list[str]:
     """Return the sites that `offset_scores` reads: patterns of self-attention, and scores where there are any."""
     w = weights.of(model)
     found = []
@@ -186,11 +190,21 @@ def offset_needs(model: Any) -> list[str]:
     return found
 
 
-def offset_scores(run: Run, *, offsets: int = 8, first_query: int | None = None) -> Offsets:
+@question("Which heads look a fixed distance back on this text?", reads=offset_sites, traits=("linear_in_value",))
+def offset_scores(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    offsets: int = 8,
+    first_query: int | None = None,
+) -> Offsets:
     """Score heads by the offset they attend to on what was run; on random tokens, content plays no part.
 
     Args:
-        run: A forward pass that read `offset_needs(model)`.
+        run: A forward pass that read `[offset_scores]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         offsets: How many offsets to score, from 0 on.
         first_query: First query that counts; `offsets` by default.
 
@@ -199,15 +213,16 @@ def offset_scores(run: Run, *, offsets: int = 8, first_query: int | None = None)
         NoPattern: No head has one.
         AnalysisUnavailable: Rows are padded: give rows of one length.
     """
-    needs = offset_needs(run.model)
+    run = run_for(offset_scores, run, text, target)
+    sites = offset_sites(run.model)
     if all(layer.module.traits.linear_in_value == "no" for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable("offset_scores: rows of different lengths are padded; give rows of one length.")
-    run.require(needs, "offset_scores")
+    run.require(sites, "offset_scores")
     w, assigned = weights.of(run.model), {}
     for layer in w.of_stack():
-        if f"{layer.path}.pattern" in needs:
+        if f"{layer.path}.pattern" in sites:
             assigned[layer.path] = layer
     labels, patterns, bare, explained = [], [], [], []
     for path, layer in assigned.items():
@@ -224,7 +239,7 @@ def offset_scores(run: Run, *, offsets: int = 8, first_query: int | None = None)
         name = f"{path}.scores"
         explained.append(
             _explained(run[name].values[..., -n:])
-            if name in needs
+            if name in sites
             else pattern.new_full((pattern.shape[1],), torch.nan)
         )
         labels += layer.labels

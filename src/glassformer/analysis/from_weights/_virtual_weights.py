@@ -13,7 +13,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,9 +22,10 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import wide
 from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights, head_label
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike, head_label
 
 BLOCK = 1 << 22  # entries of products held at a time
 
@@ -70,8 +71,9 @@ class VirtualWeights(Result):
         return sorted(found, key=lambda edge: -edge[2])
 
 
+@question("How strongly does each component read each earlier one?", of="weights")
 def virtual_weights(
-    model: Any, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
+    model: WeightsLike, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
 ) -> VirtualWeights:
     """Measure how strongly each component reads what each earlier one writes.
 
@@ -95,7 +97,8 @@ def virtual_weights(
     return VirtualWeights(Labelled(strength, ("writer", "reader"), coords), 1 / math.sqrt(len(w.U)), w.folded)
 
 
-def virtual(model: Any, writer: str, reader: str) -> Factored:
+@question("What is the matrix from one component to a later one?", of="weights")
+def virtual(model: WeightsLike, writer: str, reader: str) -> Factored:
     """Return the virtual weight between two components, factored; rows as the writer's, columns as the reader's.
 
     `virtual(model, "token", "unembed")` is the direct path, `virtual(model, "L0 mlp", "L1 mlp in").top()` the strongest

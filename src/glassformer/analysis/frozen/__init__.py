@@ -1,18 +1,14 @@
 """The linear view: a stack with its norms' scales and patterns frozen, and the stream as a sum of writes."""
 
-from glassformer.analysis.frozen._mixing import flow_sites as flow_sites
 from glassformer.analysis.frozen._run import (
     Linearity as Linearity,
     frozen_edits as frozen_edits,
-    frozen_sites as frozen_sites,
     linearity as linearity,
 )
-from glassformer.analysis.frozen._stack import step_sites as step_sites
 from glassformer.analysis.frozen._writes import (
     WriteProjections as WriteProjections,
     Writes as Writes,
     WriteShares as WriteShares,
-    residual_sites as residual_sites,
     write_projections as write_projections,
     write_shares as write_shares,
     write_sources as write_sources,

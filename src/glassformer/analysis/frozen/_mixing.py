@@ -10,7 +10,6 @@ those of the run: with them fixed all of this is linear, the norms behind a sub-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,7 +21,7 @@ from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.parts import Norm
 
 # vectors held at once while a unit is split: about 64 MiB in float32
@@ -110,7 +109,7 @@ class Unit:
         yield from (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
 
 
-def flow_sites(model: Any, stack: str | None = None) -> list[str]:
+def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     """Return the sites that the analyses of token flow read, to be passed as `read=`.
 
     Args:
@@ -155,7 +154,7 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
         yield _unit(row_of, list(group))
 
 
-def require_patterns(model: Any, analysis: str, stack: str | None = None) -> None:
+def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) -> None:
     """Raise `NoPattern` unless every attention layer has a pattern that multiplies values."""
     for part in _attentions(model, analysis, stack):
         if part.traits.linear_in_value not in ("exact", "scaled"):
@@ -166,7 +165,7 @@ def require_patterns(model: Any, analysis: str, stack: str | None = None) -> Non
             )
 
 
-def require_rows(model: Any, analysis: str, advice: str, stack: str | None = None) -> None:
+def require_rows(model: ModelLike, analysis: str, advice: str, stack: str | None = None) -> None:
     """Raise `AnalysisUnavailable` unless rows of every pattern are non-negative and sum to one."""
     for part in _attentions(model, analysis, stack):
         if not part.traits.rows_sum_to_one:
@@ -176,7 +175,7 @@ def require_rows(model: Any, analysis: str, advice: str, stack: str | None = Non
             )
 
 
-def _attentions(model: Any, analysis: str, stack: str | None) -> list[AttentionLayer]:
+def _attentions(model: ModelLike, analysis: str, stack: str | None) -> list[AttentionLayer]:
     layers = require_model(model, analysis).sub_layers(model.stack_name(stack))
     return [layer.attention for layer in layers if layer.attention is not None]
 
@@ -191,7 +190,7 @@ def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:
     return [f"{before}{i}:{token}" for i, token in enumerate(tokens)]
 
 
-def has_source(model: Any, stack: str | None) -> bool:
+def has_source(model: ModelLike, stack: str | None) -> bool:
     """Whether a stack's cross-attention brings in positions of an encoder."""
     return model.source is not None and stack != model.source
 

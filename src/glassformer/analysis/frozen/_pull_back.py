@@ -11,7 +11,7 @@ Axes: `row place`, the rows and positions that are looked at.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.projections import MergeHeads
 from glassformer.errors import ShapeMismatch
-from glassformer.models import SubLayer, require_model, written_before
+from glassformer.models import ModelLike, SubLayer, require_model, written_before
 from glassformer.models.parts import Norm
 from glassformer.models.readout import ReadoutLayer
 
@@ -170,8 +170,8 @@ def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U
         before: Takes a direction behind a norm to one in front of it.
 
     Yields:
-        Each sub-layer, last one first, with the direction of what it returns, and that of the stream above it. Below it,
-        the direction is the former where a norm acts on the stream, which everything written earlier passes too.
+        Each sub-layer, last one first, with the direction of what it returns, and that of the stream above it. Below
+        it, the direction is the former where a norm acts on the stream, which everything written earlier passes too.
     """
     for layer in reversed(layers):
         written = u if layer.after is None else before(layer.after, u)
@@ -179,7 +179,7 @@ def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U
         u = written if layer.stream_norm else u
 
 
-def scale_sites(model: Any) -> list[str]:
+def scale_sites(model: ModelLike) -> list[str]:
     """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
     model = require_model(model)
     readout, norms = model.unembed.readout, [model.output_embed.norm, *(layer.after for layer in model.sub_layers())]

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run
+from glassformer.analysis._run import run, run_for
 from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, require_model
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Set
 
 
@@ -36,7 +37,7 @@ class Linearity(Result):
     by_position: Labelled
 
 
-def frozen_sites(model: Any) -> list[str]:
+def frozen_sites(model: ModelLike) -> list[str]:
     """Return the sites that `frozen_edits` holds fixed: patterns and norm scales of every stack.
 
     Raises:
@@ -46,7 +47,7 @@ def frozen_sites(model: Any) -> list[str]:
     return [*scales, *patterns]
 
 
-def _frozen_sites(model: Any) -> tuple[list[str], list[str]]:
+def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
     """Return the sites of norm scales, and of patterns."""
     scales, patterns = list[str](), list[str]()
     for side, stack in require_model(model, "a frozen run").stacks.items():
@@ -61,7 +62,17 @@ def _frozen_sites(model: Any) -> tuple[list[str], list[str]]:
     return scales, patterns
 
 
-def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -> list[Set]:
+@question(
+    "Which edits hold patterns and norm scales at what they were?", reads=frozen_sites, traits=("linear_in_value",)
+)
+def frozen_edits(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    patterns: bool = True,
+    scales: bool = True,
+) -> list[Set]:
     """Return edits that hold a model's patterns, norm scales, or both at what they were in a run.
 
     With both, the run's own text gives the same logits again, and all but MLPs, clipped values, gates on mixed values
@@ -69,7 +80,9 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
     later heads made of it, and leaves every pattern as it was (a pattern-preserving ablation).
 
     Args:
-        recorded: A run that read `frozen_sites(model)`; with one row it serves runs of any number of rows.
+        run: A forward pass that read `[frozen_edits]`, or a model; with one row it serves runs of any number of rows.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         patterns: Freeze patterns.
         scales: Freeze what norms divide by, those on mixed values included.
 
@@ -81,13 +94,15 @@ def frozen_edits(recorded: Run, *, patterns: bool = True, scales: bool = True) -
         >>> clean = gf.run(model, text, read=frozen_sites(model))
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
-    of_norms, of_heads = _frozen_sites(recorded.model)
+    run = run_for(frozen_edits, run, text, target)
+    of_norms, of_heads = _frozen_sites(run.model)
     names = [*(of_norms if scales else ()), *(of_heads if patterns else ())]
-    recorded.require(names, "frozen_edits")
-    return [Set(name, recorded[name].values) for name in names]
+    run.require(names, "frozen_edits")
+    return [Set(name, run[name].values) for name in names]
 
 
-def linearity(model: Any, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
+@question("How linear is the model with patterns and scales frozen?", of="texts")
+def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 
     Patterns and scales come from the text; x and y are random vectors of the size of its token vectors. One pass

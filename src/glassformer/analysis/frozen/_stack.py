@@ -7,7 +7,6 @@ values come from another stack) are no linear maps of the stream: they take part
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +17,7 @@ from glassformer.analysis.components import head_labels, vector_sites
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.parts import Unembedding
 
 Stream = Float[Tensor, "*n batch pos d_model"]
@@ -249,7 +248,7 @@ class Steps:
         yield -1, u, u
 
 
-def step_sites(model: Any) -> list[str]:
+def step_sites(model: ModelLike) -> list[str]:
     """Return the sites that a frozen stack is made of, to be passed as `read=`."""
     model = require_model(model)
     found, final = vector_sites(model.output_embed), model.output_stack.final
@@ -296,7 +295,7 @@ def steps_of(run: Run, analysis: str) -> Steps:
     return Steps(tuple(steps), entry(read(embed.at_token)), position, final, model.unembed, entry.bias)
 
 
-def require_steps(model: Any, analysis: str) -> None:
+def require_steps(model: ModelLike, analysis: str) -> None:
     """Raise unless every self-attention layer below the logits has a pattern that multiplies linear values.
 
     Raises:

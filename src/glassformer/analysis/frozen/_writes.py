@@ -18,13 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import Component, bias_of, head_labels, vector_sites, written_by
 from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.question import question
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Model, SubLayer, require_model, written_before
+from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
+from glassformer.trace import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class WriteProjections(Result):
     site: str
 
 
-def residual_sites(model: Any, stack: str | None = None) -> list[str]:
+def residual_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     """Return the sites that `writes` and its neighbours read, the stream itself included.
 
     Args:
@@ -94,11 +96,43 @@ def residual_sites(model: Any, stack: str | None = None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 0) -> Writes:
+def source_sites(model: ModelLike) -> list[str]:
+    """Return the sites that tell apart the tokens heads write on behalf of, as far as mechanisms have patterns."""
+    names: list[str] = []
+    for layer in require_model(model).sub_layers():
+        part = layer.attention
+        if part is not None and part.traits.linear_in_value != "no":
+            names += [part.at.pattern, part.at.value]
+            names += [] if part.merge.linear else [part.at.z_scale]
+            names += [] if part.merge.gate is None else [layer.at_read]
+    return names
+
+
+def _stack_sites(model: ModelLike, site: str | None) -> list[str]:
+    """Return what `writes` reads to take apart the stack that a place lies in."""
+    return residual_sites(model, None if site is None else Site.named(site).stack or None)
+
+
+def _write_source_sites(model: ModelLike) -> list[str]:
+    return residual_sites(model) + source_sites(model)
+
+
+@question("What is the stream at one place made of?", reads=residual_sites)
+def writes(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    site: str | None = None,
+    position: int = -1,
+    row: int = 0,
+) -> Writes:
     """Split the stream at one place and position into everything that wrote to it.
 
     Args:
-        run: A forward pass that read `residual_sites(model)`.
+        run: A forward pass that read `[writes]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         site: A place in a residual stream, `blocks.2.resid_pre`; by default what the final norm reads.
         position: Which; negative ones count from the end of the row.
         row: Row of the batch.
@@ -110,6 +144,7 @@ def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 
         SiteNotRead: The run lacks a site.
         UnknownSite: No such place in a residual stream.
     """
+    run = run_for(writes, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     at = _index(run, stack, position, row)
     pairs = list(each_write(run, site, row=row))
@@ -128,14 +163,25 @@ def writes(run: Run, site: str | None = None, *, position: int = -1, row: int = 
     )  # fmt: skip
 
 
-def write_shares(run: Run, site: str | None = None, *, row: int = 0) -> WriteShares:
+@question("How much of the stream is each component?", reads=residual_sites)
+def write_shares(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    site: str | None = None,
+    row: int = 0,
+) -> WriteShares:
     """Return how much of the stream each component is at every position; the components are not kept.
 
     Args:
         run: As for `writes`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         site: As for `writes`.
         row: Row of the batch.
     """
+    run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     stream = run[site].values[row].detach()
     square = stream.square().sum(-1)
@@ -149,11 +195,14 @@ def write_shares(run: Run, site: str | None = None, *, row: int = 0) -> WriteSha
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
 
+@question("Which components write along a direction?", reads=residual_sites)
 def write_projections(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     directions: Float[Tensor, "*direction d_model"],
     site: str | None = None,
-    *,
     row: int = 0,
     labels: Sequence[str] = (),
 ) -> WriteProjections:
@@ -161,11 +210,14 @@ def write_projections(
 
     Args:
         run: As for `writes`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         directions: One direction, or one per row; they are taken as they are, not normalised.
         site: As for `writes`.
         row: Row of the batch.
         labels: Names of the directions.
     """
+    run = run_for(write_projections, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
     directions = torch.atleast_2d(directions)
     if directions.ndim != 2 or directions.shape[-1] != run[site].size("d_model"):
@@ -182,14 +234,25 @@ def write_projections(
     return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
 
 
-def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> Labelled:
+@question("What does a head write on behalf of each token?", reads=_write_source_sites, traits=("linear_in_value",))
+def write_sources(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    label: str,
+    position: int = -1,
+    row: int = 0,
+) -> Labelled:
     """Split what a head wrote at one position by the key whose value it moved; `key d_model`.
 
     The keys sum to the head's write, behind the norm of a sandwich block with its scale frozen. In a post-norm block
     the stream's norm is left out, as it comes after the write has been added.
 
     Args:
-        run: A forward pass that read `residual_sites(model)` and `source_needs(model)` of direct logit attribution.
+        run: A forward pass that read `[write_sources]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         label: A head of the stack that ends in the logits, `L1H3`.
         position: Which.
         row: Row of the batch.
@@ -198,6 +261,7 @@ def write_sources(run: Run, label: str, *, position: int = -1, row: int = 0) -> 
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
+    run = run_for(write_sources, run, text, target)
     model = require_model(run.model)
     at = run.place(position, row)
     heads = {label: (layer, h) for layer in model.sub_layers() for h, label in enumerate(head_labels(layer))}

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run
+from glassformer.analysis._run import run, run_for
 from glassformer.analysis.heads._roles import (
     ROLES,
     Head,
@@ -32,12 +32,14 @@ from glassformer.analysis.heads._roles import (
     drawable,
     heads,
     no_patterns,
+    pattern_sites,
     repeated_tokens,
     role_masks,
 )
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 from glassformer.models.parts import Norm
 from glassformer.trace import Read
 
@@ -68,8 +70,9 @@ class HeadEvaluation(Result):
         return str(label), score
 
 
+@question("How well does each head fit each known role, in each setting?", of="texts")
 def evaluate_heads(
-    model: Any,
+    model: ModelLike,
     text: Int[Tensor, "row text_pos"] | None = None,
     *,
     seed: int = 0,
@@ -163,13 +166,21 @@ def prefix_mask(ids: Int[Tensor, "batch pos"], offset: int = 1) -> Bool[Tensor, 
     return same & ((source >= 0) & (source < q) & (k <= q)).to(ids.device)
 
 
+@question("Which heads look where a mask says?", reads=pattern_sites, traits=("linear_in_value",))
 def find_pattern(
-    run: Run, mask: Bool[Tensor, "*batch query key"], *, measure: Literal["mass", "closeness"] = "mass"
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    mask: Bool[Tensor, "*batch query key"],
+    measure: Literal["mass", "closeness"] = "mass",
 ) -> Labelled:
     """Compare every head's pattern with a mask of where it should look.
 
     Args:
-        run: A forward pass that read `heads.needs(model)`.
+        run: A forward pass that read `[find_pattern]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         mask: True where attention is expected; `query key`, or a mask per row.
         measure: `mass`, the share of all (absolute) attention that falls on the mask; or `closeness`, one less the
             mean distance of a query's row from the mask's: 1 where pattern and mask agree, down to -1.
@@ -181,18 +192,19 @@ def find_pattern(
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head has one.
     """
+    run = run_for(find_pattern, run, text, target)
     known = [h for h in heads(run.model) if h.reading is not None and not h.crosses]
     if not known:
-        raise no_patterns("detect", "no attention with a pattern")
+        raise no_patterns("find_pattern", "no attention with a pattern")
     paths = dict.fromkeys(h.path for h in known)
-    run.require([f"{path}.pattern" for path in paths], "detect")
+    run.require([f"{path}.pattern" for path in paths], "find_pattern")
     found: dict[str, Tensor] = {}
     for path in paths:
         pattern = run[f"{path}.pattern"].values
         wanted = (mask if mask.ndim == 3 else mask[None]).to(pattern.dtype)[:, None]
         if wanted.shape[-2:] != pattern.shape[-2:]:
             shapes = [f"query={m.shape[-2]} key={m.shape[-1]}" for m in (wanted, pattern)]
-            raise ShapeMismatch(f"detect: the mask has {shapes[0]}, the pattern of {path} {shapes[1]}.")
+            raise ShapeMismatch(f"find_pattern: the mask has {shapes[0]}, the pattern of {path} {shapes[1]}.")
         if measure == "mass":
             found[path] = (pattern * wanted).sum((0, 2, 3)) / pattern.abs().sum((0, 2, 3))
         else:

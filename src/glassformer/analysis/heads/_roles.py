@@ -24,11 +24,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run, run
+from glassformer.analysis._run import run, run_for
 from glassformer.analysis.components import head_labels
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, Model, SubLayer, require_model
+from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
@@ -81,7 +82,7 @@ class HeadScores(Result):
         return str(label), score
 
 
-def heads(model: Any) -> list[Head]:
+def heads(model: ModelLike) -> list[Head]:
     """Return every attention head: by stack, layer, sub-layer, head."""
     if not isinstance(model, Model):
         raise AnalysisUnavailable(
@@ -104,26 +105,36 @@ def _heads_of(layer: SubLayer) -> list[Head]:
     ]
 
 
-def needs(model: Any) -> list[str]:
+def pattern_sites(model: ModelLike) -> list[str]:
     """Return the sites that `head_roles` reads: the self-attention patterns, where there are any."""
     found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.crosses]
     return list(dict.fromkeys(found))
 
 
-def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
+@question("Which known role does each head play on this text?", reads=pattern_sites, traits=("linear_in_value",))
+def head_roles(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    stack: str | None = None,
+) -> HeadScores:
     """Score the self-attention heads of a stack on the text that was run.
 
     In natural text few tokens occurred before, and what follows them is often predictable anyway: look at `positions`,
     and see `head_scores` for the standard test on random tokens.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `[head_roles]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         stack: `encoder` or `decoder`, for a model that has two; the decoder by default.
 
     Raises:
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head of this stack has a pattern.
     """
+    run = run_for(head_roles, run, text, target)
     stack = require_model(run.model, "head_roles").stack_name(stack)
     ids = run.source_ids if stack == "encoder" else run.ids
     assert ids is not None, "a run of one of our models has ids"
@@ -136,7 +147,10 @@ def head_roles(run: Run, *, stack: str | None = None) -> HeadScores:
     return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, run.lengths)
 
 
-def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
+@question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")
+def head_scores(
+    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
     Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means
@@ -162,9 +176,9 @@ def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int =
             "    Use head_roles(run) on a text."
         )
     ids = repeated_tokens(model, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
-    if not needs(model):
+    if not pattern_sites(model):
         raise no_patterns("head_scores", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
-    return head_roles(run(model, ids, read=needs(model)))
+    return head_roles(run(model, ids, read=pattern_sites(model)))
 
 
 def repeated_tokens(
@@ -239,5 +253,5 @@ def _score(
 def no_patterns(analysis: str, mechanisms: str) -> NoPattern:
     return NoPattern(
         f"{analysis} reads attention patterns, and this model has none ({mechanisms}).\n"
-        "    Direct logit attribution needs no pattern: analysis.attribution.direct_logit_attribution(run)."
+        "    Direct logit attribution pattern_sites no pattern: analysis.attribution.direct_logit_attribution(run)."
     )

@@ -6,16 +6,17 @@ Source: Olsson et al. 2022; loss by position goes back to Kaplan et al. 2020.
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.losses import Place, icl_places, icl_score, token_losses
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,8 +48,9 @@ class InContextLearning(Result):
     rows: int
 
 
+@question("How much does a model gain from its context?", of="texts")
 def in_context_learning(
-    model: Any,
+    model: ModelLike,
     *batches: Batch,
     early: Place | None = None,
     late: Place | None = None,

@@ -21,9 +21,11 @@ from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, read_history
 from glassformer.analysis.losses import token_losses
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 MEASURES = ("loss", "icl_score", "prefix_matching", "previous_token")
 
@@ -100,6 +102,7 @@ class LossTrajectories(Result):
     sample: int
 
 
+@question("What did a run learn, checkpoint by checkpoint?", of="training runs")
 def trajectory(
     folder: str | Path | History, *batches: Batch, n_batches: int = 16, steps: Sequence[int] | None = None
 ) -> Trajectory:
@@ -139,6 +142,7 @@ def trajectory(
     )  # fmt: skip
 
 
+@question("When did induction form, and what changed with it?", of="training runs")
 def phase_change(found: Trajectory) -> PhaseChange:
     """Locate the phase change of a run, and say what changes together with it.
 
@@ -179,6 +183,7 @@ def phase_change(found: Trajectory) -> PhaseChange:
     )  # fmt: skip
 
 
+@question("Which ways do runs take through the space of losses?", of="training runs")
 def loss_trajectories(
     folders: Iterable[str | Path | History],
     *batches: Batch,
@@ -249,7 +254,7 @@ def principal(
     return axes * values.sqrt(), values / centred.square().sum().clamp_min(torch.finfo(centred.dtype).tiny)
 
 
-def _roles(model: Any) -> tuple[float, float, str]:
+def _roles(model: ModelLike) -> tuple[float, float, str]:
     try:
         scores = head_scores(model)
     except AnalysisUnavailable:

@@ -8,7 +8,6 @@ from glassformer.analysis.lens._fit import (
 from glassformer.analysis.lens._grid import (
     LensGrid as LensGrid,
     lens_grid as lens_grid,
-    lens_sites as lens_sites,
 )
 from glassformer.analysis.lens._logit_lens import (
     Lens as Lens,

@@ -15,15 +15,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.prepare import readable
+from glassformer.analysis.question import question
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
@@ -81,7 +82,7 @@ class LensGrid(Result):
         return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
 
 
-def lens_sites(model: Any) -> list[str]:
+def lens_sites(model: ModelLike) -> list[str]:
     """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
 
     What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
@@ -93,10 +94,21 @@ def lens_sites(model: Any) -> list[str]:
     return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
 
 
+def _wanted(model: ModelLike, sites: Sequence[str] | None, translators: TunedLens | None) -> list[str]:
+    """Return what `lens_grid` reads with these options; of the embedding, tokens and positions."""
+    every = lens_sites(model) if translators is None else translators.reads(model)
+    entry, *added = entry_sites(model.output_embed)
+    names = every if sites is None else list(sites)
+    return [*names, *(added if entry in names else [])]
+
+
+@question("What would the model say if it stopped at each place, at each position?", reads=lens_sites)
 def lens_grid(
-    run: Run,
-    answer: Answers = None,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
     *,
+    answer: Answers = None,
     sites: Sequence[str] | None = None,
     positions: Positions = None,
     measures: Sequence[Measure] = MEASURES,
@@ -107,7 +119,9 @@ def lens_grid(
     """Read the stream at many places and positions through the final norm and the unembedding.
 
     Args:
-        run: A forward pass that read `lens_sites(model)`, or the sites given.
+        run: A forward pass that read `[lens_grid]`, or the sites given; or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Tokens to follow: one, one per row, or ids `batch pos`; each position's likeliest next token by default.
         sites: Places of the stream in the order of the forward pass; the last one is what the others are compared
             with. All by default; those that a tuned lens has translators for, and the last, if one is given.
@@ -125,6 +139,7 @@ def lens_grid(
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
+    run = run_for(lens_grid, run, text, target, lambda model: _wanted(model, sites, translators))
     model = run.model
     translate: Translate | None = None if translators is None else translators.translator(model)
     every = lens_sites(model) if translators is None else translators.reads(model)
@@ -253,7 +268,7 @@ def _checked(run: Run, sites: Sequence[str]) -> list[str]:
     return names
 
 
-def _words(model: Any, top: Tensor | None) -> dict[int, str]:
+def _words(model: ModelLike, top: Tensor | None) -> dict[int, str]:
     if top is None:
         return {}
     ids = top.unique()

@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Model, require_model
+from glassformer.models import Model, ModelLike, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,17 +45,28 @@ class Lens(Result):
     position: int
 
 
-def needs(model: Any) -> list[str]:
-    """Return the sites that `lens` reads, to be passed as `read=`."""
+def block_sites(model: ModelLike) -> list[str]:
+    """Return the sites that `logit_lens` reads, to be passed as `read=`."""
     names = entry_sites(require_model(model).output_embed)
     return names + [block.at_resid[-1] for block in model.output_stack.blocks]
 
 
-def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1, row: int = 0) -> Lens:
+@question("What would the model say if it stopped after each layer?", reads=block_sites)
+def logit_lens(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    answer: str | int | None = None,
+    position: int = -1,
+    row: int = 0,
+) -> Lens:
     """Read the stream after every layer through the final norm and the unembedding.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `[logit_lens]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token (text or id) to follow; the likeliest next token by default.
         position: Position whose next token is in question.
         row: Row of the batch.
@@ -65,7 +77,8 @@ def logit_lens(run: Run, answer: str | int | None = None, *, position: int = -1,
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    run.require(needs(run.model), "lens")
+    run = run_for(logit_lens, run, text, target)
+    run.require(block_sites(run.model), "logit_lens")
     at = run.place(position, row)
     with torch.no_grad():
         logits = read_logits(run.model, _streams(run, row, at)).detach()
@@ -94,7 +107,7 @@ def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
     return torch.stack([entry, *later])
 
 
-def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+def read_logits(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
     """Return the logits of streams, each by itself: what the model would say if it stopped there."""
     model = require_model(model)
     # a norm takes streams by row and position: these stand for positions of one row

@@ -15,7 +15,6 @@ from glassformer.analysis.paths._logit_paths import (
 from glassformer.analysis.paths._score_paths import (
     ScorePaths as ScorePaths,
     score_paths as score_paths,
-    score_sites as score_sites,
 )
 from glassformer.analysis.paths._virtual_heads import (
     VirtualCopying as VirtualCopying,

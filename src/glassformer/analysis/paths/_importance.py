@@ -15,7 +15,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -23,9 +23,11 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.frozen._stack import Steps, require_attention_only, require_steps, step_sites, steps_of
+from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 SCALES = ("frozen", "live")
 
@@ -78,9 +80,10 @@ class World:
     heads: frozenset[str] | None = None
 
 
+@question("What are chains of each length worth?", of="texts")
 @torch.no_grad()
 def importance(
-    model: Any,
+    model: ModelLike,
     *batches: Batch,
     max_order: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,

@@ -12,13 +12,15 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._stack import Step, Steps, steps_of
+from glassformer.analysis._run import Run, run_for
+from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 
@@ -83,11 +85,14 @@ class PathExpansion(Result):
         return float(self.contributions.select(path=label).values)
 
 
+@question("Which chains of heads add to this logit?", reads=step_sites, traits=("linear_in_value",))
 def expand_paths(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: str | int | None = None,
     against: str | int | None = None,
-    *,
     position: int = -1,
     row: int = 0,
     max_order: int | None = 2,
@@ -98,7 +103,9 @@ def expand_paths(
     that pass different norms were divided by different scales.
 
     Args:
-        run: A forward pass that read `step_sites(model)`.
+        run: A forward pass that read `[expand_paths]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: Token whose logit is split; the likeliest next token by default.
         against: Token whose logit is subtracted.
         position: Position whose next token is in question.
@@ -114,6 +121,7 @@ def expand_paths(
         >>> expand_paths(done, "c").paths[0].label
         'token > L1H3'
     """
+    run = run_for(expand_paths, run, text, target)
     question = _ask(run, answer, against, position, row, "expand_paths")
     found = sorted(_terms(question, max_order), key=lambda path: -abs(path.value))
     values = torch.tensor([path.value for path in found], dtype=torch.float64)
@@ -131,26 +139,35 @@ def expand_paths(
     )  # fmt: skip
 
 
+@question(
+    "Which chains of heads add to this logit, one after the other?", reads=step_sites, traits=("linear_in_value",)
+)
 def paths(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: str | int | None = None,
     against: str | int | None = None,
-    *,
     position: int = -1,
     row: int = 0,
     max_order: int | None = 2,
 ) -> Iterator[Path]:
     """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
+    run = run_for(paths, run, text, target)
     yield from _terms(_ask(run, answer, against, position, row, "paths"), max_order)
 
 
+@question("Which positions does a chain of heads start from?", reads=step_sites, traits=("linear_in_value",))
 @torch.no_grad()
 def path_sources(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     heads: Sequence[str],
     answer: str | int | None = None,
     against: str | int | None = None,
-    *,
     position: int = -1,
     row: int = 0,
 ) -> Labelled:
@@ -162,6 +179,8 @@ def path_sources(
 
     Args:
         run: As for `expand_paths`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         heads: Labels, first head first; none for the direct path.
         answer: As for `expand_paths`.
         against: As for `expand_paths`.
@@ -171,6 +190,7 @@ def path_sources(
     Raises:
         AnalysisUnavailable: An unknown head, or heads that cannot follow each other.
     """
+    run = run_for(path_sources, run, text, target)
     question = _ask(run, answer, against, position, row, "path_sources")
     steps, u, entry = question.steps, question.direction, len(question.steps.steps)
     for label in reversed(heads):
@@ -186,12 +206,17 @@ def path_sources(
     return Labelled(values, ("key", "source"), coords)
 
 
+@question(
+    "Which positions does each head's share of this logit come from?", reads=step_sites, traits=("linear_in_value",)
+)
 @torch.no_grad()
 def source_map(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
     answer: str | int | None = None,
     against: str | int | None = None,
-    *,
     position: int = -1,
     row: int = 0,
 ) -> Labelled:
@@ -202,11 +227,14 @@ def source_map(
 
     Args:
         run: As for `expand_paths`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         answer: As for `expand_paths`.
         against: As for `expand_paths`.
         position: As for `expand_paths`.
         row: As for `expand_paths`.
     """
+    run = run_for(source_map, run, text, target)
     question = _ask(run, answer, against, position, row, "source_map")
     steps = question.steps
     directions = {

@@ -22,16 +22,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import Component, head_labels
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.frozen._writes import each_write, residual_sites
+from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import SubLayer
+from glassformer.models import ModelLike, SubLayer
 from glassformer.models.stack import make_context
 
 CLASSES = ("direct", "Q", "K", "QK")
@@ -59,19 +60,31 @@ class ScorePaths(Result):
     label: str
 
 
-def score_sites(model: Any) -> list[str]:
+def score_sites(model: ModelLike) -> list[str]:
     """Return the sites that `score_paths` reads, to be passed as `read=`."""
     found = residual_sites(model)
     before = [layer.before for layer in model.sub_layers()]
     return found + [norm.at_scale for norm in before if norm is not None and not norm.identity]
 
 
+@question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",))
 @torch.no_grad()
-def score_paths(run: Run, head: str, *, query: int | None = None, key: int | None = None, row: int = 0) -> ScorePaths:
+def score_paths(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    head: str,
+    query: int | None = None,
+    key: int | None = None,
+    row: int = 0,
+) -> ScorePaths:
     """Split the scores of one self-attention head by what wrote the query and what wrote the key.
 
     Args:
-        run: A forward pass over whole documents (not packed) that read `score_sites(model)`.
+        run: A forward pass over whole documents (not packed) that read `[score_paths]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         head: Label of a head in the stack that ends in the logits.
         query: One position only; negative ones count from the end.
         key: One position only.
@@ -81,6 +94,7 @@ def score_paths(run: Run, head: str, *, query: int | None = None, key: int | Non
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
+    run = run_for(score_paths, run, text, target)
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
     components, q, k, context = _projected(run, layer, part, row)
@@ -165,7 +179,7 @@ def _normed(
     return linear[0], linear[1]
 
 
-def _find(model: Any, label: str) -> tuple[SubLayer, AttentionLayer, int]:
+def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
     known = {name: (layer, h) for layer in model.sub_layers() for h, name in enumerate(head_labels(layer))}
     if label not in known:
         raise AnalysisUnavailable(f'score_paths: no head "{label}".{nearest(label, known)}')

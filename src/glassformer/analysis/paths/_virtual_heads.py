@@ -16,12 +16,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import require_next_tokens
-from glassformer.analysis.frozen._stack import Step, Steps, steps_of
+from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import SubLayer
+from glassformer.models import ModelLike, SubLayer
 from glassformer.weights import AttentionWeights
 
 # numbers held at once: first heads are taken in pieces that stay below it
@@ -66,12 +67,23 @@ class VirtualCopying(Result):
     eigenvalues: Labelled
 
 
+@question("Which pairs of heads add to the next token together?", reads=step_sites, traits=("linear_in_value",))
 @torch.no_grad()
-def virtual_heads(run: Run, *, centred: bool = True, n_offsets: int = 8, top: int = 10) -> VirtualHeads:
+def virtual_heads(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    centred: bool = True,
+    n_offsets: int = 8,
+    top: int = 10,
+) -> VirtualHeads:
     """Rank all pairs of heads by what they contribute together to the logit of the token that comes next in the text.
 
     Args:
-        run: A forward pass over a text that read `step_sites(model)`, any number of rows.
+        run: A forward pass over any number of rows that read `[virtual_heads]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         centred: Take the logit less the mean over the vocabulary, which softmax does not see.
         n_offsets: Distances of the composed patterns to report, from 0.
         top: Number of pairs whose composed pattern is looked at.
@@ -81,6 +93,7 @@ def virtual_heads(run: Run, *, centred: bool = True, n_offsets: int = 8, top: in
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: No head can follow another, or the text has no next token.
     """
+    run = run_for(virtual_heads, run, text, target)
     steps = steps_of(run, "virtual_heads")
     counts, direction = _next_tokens(run, steps, centred)
     rows = pair_contributions(steps, direction)
@@ -108,18 +121,30 @@ def virtual_heads(run: Run, *, centred: bool = True, n_offsets: int = 8, top: in
     )  # fmt: skip
 
 
+@question("Where does a pair of heads look together?", reads=step_sites, traits=("linear_in_value",))
 @torch.no_grad()
-def composed_pattern(run: Run, first: str, second: str, *, row: int = 0) -> Labelled:
+def composed_pattern(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    first: str,
+    second: str,
+    row: int = 0,
+) -> Labelled:
     """Return the pattern of a virtual head, A2 A1, over `query key`.
 
     Rows sum to one where those of both heads do.
 
     Args:
         run: As for `virtual_heads`.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         first: Label of the lower head.
         second: Label of the head that reads what it wrote.
         row: Row of the batch.
     """
+    run = run_for(composed_pattern, run, text, target)
     pattern = _composed(steps_of(run, "composed_pattern").row(row), (first, second))[0]
     labels = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
     coords = {"query": labels, "key": labels} if len(labels) == len(pattern) else {}
@@ -217,8 +242,9 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
     return torch.stack(found)
 
 
+@question("Which pairs of heads copy tokens together?", of="weights")
 @torch.no_grad()
-def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
+def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at

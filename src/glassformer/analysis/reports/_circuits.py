@@ -26,6 +26,7 @@ from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads,
 from glassformer.analysis.heads._roles import heads as heads_of
 from glassformer.analysis.learning._in_context import in_context_learning
 from glassformer.analysis.paths._importance import Importance, importance
+from glassformer.analysis.question import question
 from glassformer.analysis.reports._circuits_document import (
     Circuits,
     EdgeFacts,
@@ -34,9 +35,9 @@ from glassformer.analysis.reports._circuits_document import (
     JointFacts,
     LossFacts,
     OrderFacts,
-    Pair,
-    Pairs,
+    PairEntry,
     Spectrum,
+    StrongestPairs,
     TrigramFacts,
     Unavailable,
 )
@@ -48,6 +49,7 @@ from glassformer.analysis.vocabulary._token_circuits import token_pairs
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
+from glassformer.models import ModelLike
 from glassformer.weights import HeadWeights
 
 T = TypeVar("T")
@@ -60,8 +62,9 @@ ANALYSES = 11  # that are asked, one after the other
 WIRED = 0.5
 
 
+@question("Which circuits is the model made of?", of="weights")
 def circuits(
-    model: Any,
+    model: ModelLike,
     *rows: Batch,
     heads: Sequence[str] | None = None,
     tokens: Sequence[int] | Tensor | None = None,
@@ -162,7 +165,7 @@ def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
 
 
 def _heads(
-    model: Any,
+    model: ModelLike,
     seed: int,
     repeats: int,
     copied: Copying | None,
@@ -197,7 +200,7 @@ def _heads(
     return tuple(found)
 
 
-def _distinct(model: Any, seed: int, repeats: int) -> int:
+def _distinct(model: ModelLike, seed: int, repeats: int) -> int:
     """Return how many different tokens a row of the evaluation holds."""
     return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
 
@@ -223,7 +226,7 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
     )  # fmt: skip
 
 
-def _together(model: Any, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
+def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
     removed = ablate(model, labels, *rows)
     return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
 
@@ -252,8 +255,8 @@ def _spectra(copied: Copying) -> tuple[Spectrum, ...]:
     return tuple(found)
 
 
-def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
-    rows: dict[str, tuple[tuple[Pair, ...], str]] = {}
+def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> StrongestPairs:
+    rows: dict[str, tuple[tuple[PairEntry, ...], str]] = {}
     for circuit in ("OV", "QK"):
         try:
             found = token_pairs(w, circuit, [label], k=k, tokens=tokens)
@@ -265,9 +268,9 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> Pairs:
         words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
         fields = (found.rows, found.columns, found.values)
         table = zip(*(field.select(head=name).values.tolist() for field in fields))
-        pairs = (Pair(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
+        pairs = (PairEntry(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
         rows[circuit] = tuple(pairs), words
-    return Pairs(label, *rows["OV"], *rows["QK"])
+    return StrongestPairs(label, *rows["OV"], *rows["QK"])
 
 
 def _orders(found: Importance) -> tuple[OrderFacts, ...]:

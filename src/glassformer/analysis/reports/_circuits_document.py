@@ -134,7 +134,7 @@ class Spectrum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class PairEntry:
     """Two tokens and the entry of the circuit: logits (OV) or score (QK), rows centred."""
 
     first: str
@@ -143,13 +143,13 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class StrongestPairs:
     """The strongest pairs of one head; a circuit that is not defined is empty, and the caption says why."""
 
     label: str
-    ov: tuple[Pair, ...]
+    ov: tuple[PairEntry, ...]
     ov_caption: str
-    qk: tuple[Pair, ...]
+    qk: tuple[PairEntry, ...]
     qk_caption: str
 
 
@@ -244,7 +244,7 @@ class Circuits(Result):
     induction: tuple[InductionFacts, ...]
     trigrams: tuple[TrigramFacts, ...]
     eigenvalues: tuple[Spectrum, ...]
-    pairs: tuple[Pairs, ...]
+    pairs: tuple[StrongestPairs, ...]
     importance: tuple[OrderFacts, ...]
     losses: tuple[LossFacts, ...]
     ablated_loss: float | None
@@ -257,9 +257,11 @@ class Circuits(Result):
         """Return what is known of one head."""
         return next(head for head in self.heads if head.label == label)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return the JSON document."""
-        return {"format": FORMAT, "version": VERSION} | {k: v for k, v in super().to_dict().items() if k != "result"}
+        fields = super().to_dict(packed)
+        del fields["result"]
+        return {"format": FORMAT, "version": VERSION} | fields
 
     def to_frame(self) -> Any:
         """Return the heads as a pandas DataFrame, one row each."""

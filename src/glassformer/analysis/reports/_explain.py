@@ -5,7 +5,7 @@ One backward pass through it says what the tokens' vectors do for the answer.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +14,13 @@ from glassformer.analysis._run import Run, TextOrIds
 from glassformer.analysis.attribution._direct_logit_attribution import (
     Attribution,
     direct_logit_attribution,
-    needs as attribution_needs,
-    source_needs,
     sources,
 )
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
-from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, needs as lens_needs, rank
+from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.prepare import asked_position, decoded, token_id
+from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explain_inputs import input_attribution, run_for_gradients, without_graph
 from glassformer.analysis.reports._explanation import (
@@ -47,7 +46,7 @@ from glassformer.analysis.reports._explanation import (
 )  # fmt: skip
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
+from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, sampling_steps
 from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
@@ -58,16 +57,17 @@ N_MAP = 3
 MAP_WORK = 10_000_000_000
 
 
-def needs(model: Any) -> list[str]:
+def explained_sites(model: ModelLike) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
-    questions = (pipeline.needs, attribution_needs, source_needs, lens_needs, roles.needs)
-    sites = [*patterns, *[site for question in questions for site in question(model)], *_map_sites(model)]
+    asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
+    sites = [*patterns, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
+@question("Why this next token?", of="texts", reads=explained_sites)
 def explain(
-    model: Any,
+    model: ModelLike,
     text: TextOrIds,
     *,
     target: TextOrIds | None = None,
@@ -100,7 +100,7 @@ def explain(
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    graph = run_for_gradients(model, text, target, needs(model), specials)
+    graph = run_for_gradients(model, text, target, explained_sites(model), specials)
     passed = without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
@@ -111,7 +111,7 @@ def explain(
     inputs = input_attribution(graph, chosen, other, at)
     del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
-    split = direct_logit_attribution(passed, chosen, other, position=at)
+    split = direct_logit_attribution(passed, answer=chosen, against=other, position=at)
     facts, notes = _heads(passed, split)
     notes = [passed.added, *notes] if passed.added else notes
     if split.cap is not None:
@@ -163,7 +163,7 @@ def position_in(run: Run, position: int | None) -> int:
     return last
 
 
-def model_facts(model: Any) -> ModelFacts:
+def model_facts(model: ModelLike) -> ModelFacts:
     kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
     heads = roles.heads(model)
     most = max((h.head + 1 for h in heads), default=0)
@@ -179,12 +179,12 @@ def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
     return tuple(Token(i, int(id), text) for i, (id, text) in enumerate(zip(ids[0], texts)))
 
 
-def _text(model: Any, id: int) -> str:
+def _text(model: ModelLike, id: int) -> str:
     tokenizer = model.tokenizer
     return tokenizer.token(id) if tokenizer is not None and id < tokenizer.vocab_size else f"<{id}>"
 
 
-def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
+def _candidates(model: ModelLike, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
     # a stable sort: tokens of equal logits come in the order of their ids, on every machine
@@ -193,7 +193,7 @@ def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 
-def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
+def _outcome(model: ModelLike, logits: Tensor, id: int) -> Outcome:
     probability = float(logits.double().softmax(-1)[id])
     return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
 
@@ -224,7 +224,7 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
 
 
 def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow, ...]:
-    found = logit_lens(run, answer, position=at)
+    found = logit_lens(run, answer=answer, position=at)
     rows = []
     for i, label in enumerate(found.logits.labels("row")):
         logits = found.logits.values[i]
@@ -242,7 +242,7 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
     return tuple(rows)
 
 
-def _map_sites(model: Any) -> list[str]:
+def _map_sites(model: ModelLike) -> list[str]:
     blocks = model.output_stack.blocks
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 
@@ -351,7 +351,7 @@ def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> To
         row = row.abs() * value.double().norm(dim=-1)
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
-    taken = sources(run, split, head.label).contributions.values.tolist()
+    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
     crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
     return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)

@@ -7,17 +7,17 @@ Source: Shrikumar et al. 2016 (gradient times input).
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
 from glassformer.analysis.reports._explanation import InputAttribution
+from glassformer.models import ModelLike
 
 
 def run_for_gradients(
-    model: Any, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None = None
+    model: ModelLike, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None = None
 ) -> Run:
     """Run a model once, keeping the graph from its token vectors on."""
     entries = _entries(model)
@@ -48,7 +48,7 @@ def without_graph(run: Run) -> Run:
     return dataclasses.replace(run, sites=sites, logits=None if run.logits is None else run.logits.detach())
 
 
-def _entries(model: Any) -> list[str]:
+def _entries(model: ModelLike) -> list[str]:
     return [embed.at_token for embed in model.embeddings.values()]
 
 

@@ -111,7 +111,7 @@ class LensMap(Result):
     kl_bits: Float[Tensor, "row pos"]
     words: Mapping[int, str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         numbers = {"probability": self.probability, "entropy_bits": self.entropy_bits, "kl_bits": self.kl_bits}
         return {
             "labels": list(self.labels),
@@ -211,7 +211,7 @@ class Pattern(Result):
     key: Literal["tokens", "source_tokens"]
     weights: Float[Tensor, "query key"]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
         rows, columns = self.weights.shape
         signed = bool((self.weights < 0).any())
         scale = float(self.weights.abs().max()) if self.weights.numel() else 0.0
@@ -270,7 +270,7 @@ class Explanation(Result):
     translation: Translation | None
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        fields = super().to_dict()
+    def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        fields = super().to_dict(packed)
         del fields["result"]
         return {"format": FORMAT, "version": VERSION} | fields

@@ -11,11 +11,12 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.reports._explanation import Stage
 from glassformer.attention import AttentionLayer
+from glassformer.models import ModelLike
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.parts import MlpLayer
 
 
-def needs(model: Any) -> list[str]:
+def stage_sites(model: ModelLike) -> list[str]:
     """Return the sites that `stages` reads: embeddings, what every sub-layer adds, the stream after every block."""
     names = []
     for side, stack in model.stacks.items():
@@ -31,7 +32,7 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     """Return the stages of a run of one row, from text to probabilities.
 
     Args:
-        run: A forward pass that read `needs(model)`.
+        run: A forward pass that read `stage_sites(model)`.
         position: Index of the explained position.
         log_probs: Of the next token at that position.
     """
@@ -120,7 +121,7 @@ def _described(part: Any) -> str:
     return type(part).__name__
 
 
-def _unembedding(model: Any) -> str:
+def _unembedding(model: ModelLike) -> str:
     matrix = "The unembedding is the embedding matrix." if model.config.tied else "The unembedding has its own matrix."
     cap = model.unembed.cap
     return matrix if cap is None else f"{matrix} Capped: {cap:g} * tanh(raw / {cap:g})."

@@ -17,10 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
+from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
@@ -57,8 +58,9 @@ class Kurtosis(Result):
     tokens: int
 
 
+@question("Does the model notice if its stream is turned?", of="texts")
 def rotation_test(
-    model: Any, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
+    model: ModelLike, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
 ) -> RotationTest:
     """Turn the stream at random and see whether log-probabilities change.
 
@@ -129,7 +131,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
 
 
-def kurtosis_needs(model: Any) -> list[str]:
+def kurtosis_sites(model: ModelLike) -> list[str]:
     """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
     found: list[str] = []
     for stack in require_model(model).stacks.values():
@@ -138,27 +140,37 @@ def kurtosis_needs(model: Any) -> list[str]:
     return found
 
 
-def kurtosis(run: Run, *, seed: int = 0) -> Kurtosis:
+@question("Are the coordinates of the stream special?", reads=kurtosis_sites)
+def kurtosis(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    seed: int = 0,
+) -> Kurtosis:
     """Measure whether coordinates of the stream are special, against the same activations turned at random.
 
     The first position is left out: what gathers there (attention sinks) would drown the rest.
 
     Args:
-        run: A forward pass that read `kurtosis_needs(model)`; of many tokens.
+        run: A forward pass over many tokens that read `[kurtosis]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         seed: Of the rotation.
 
     Raises:
         SiteNotRead: The run lacks a site.
     """
-    needs = kurtosis_needs(run.model)
-    run.require(needs, "kurtosis")
+    run = run_for(kurtosis, run, text, target)
+    sites = kurtosis_sites(run.model)
+    run.require(sites, "kurtosis")
     plain, turned, n = [], [], 0
-    for site in needs:
+    for site in sites:
         x = stream_rows(run, site)
         x, n = x - x.mean(0), len(x)
         plain.append(_kurtosis(x))
         turned.append(_kurtosis(x @ rotation(x.shape[-1], seed).to(x.device)))
-    coords = {"site": needs}
+    coords = {"site": sites}
     return Kurtosis(
         Labelled(torch.stack(plain), ("site",), coords), Labelled(torch.stack(turned), ("site",), coords), n
     )

@@ -23,15 +23,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
+from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.models import ModelLike, require_model
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time
 MEASURES = ("rank", "rank_99", "participation_ratio")
@@ -134,7 +135,8 @@ class JointPca(Result):
     participation_ratio: float
 
 
-def bandwidth(model: Any) -> Bandwidth:
+@question("How many directions does each component read and write?", of="weights")
+def bandwidth(model: WeightsLike) -> Bandwidth:
     """Count the directions each component reads or writes.
 
     Args:
@@ -152,7 +154,8 @@ def bandwidth(model: Any) -> Bandwidth:
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
 
-def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
+@question("Which components read and write the same subspaces?", of="weights")
+def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Overlaps:
     """Compare the subspaces that components read and write.
 
     Args:
@@ -185,7 +188,8 @@ def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
     return Overlaps(Labelled(shared, axes, coords), Labelled(larger / len(w.U), axes, coords), w.folded)
 
 
-def erasers(model: Any, *, k: int = 10) -> Erasers:
+@question("Which components could take things out of the stream?", of="weights")
+def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
     Args:
@@ -212,7 +216,7 @@ def erasers(model: Any, *, k: int = 10) -> Erasers:
     )  # fmt: skip
 
 
-def erasure_needs(model: Any) -> list[str]:
+def erasure_sites(model: ModelLike) -> list[str]:
     """Return the sites that `erasure` reads: what each component reads and writes."""
     found: list[str] = []
     for layer in require_model(model).sub_layers():
@@ -220,19 +224,27 @@ def erasure_needs(model: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def erasure(run: Run) -> Erasure:
+@question("Which components take out of the stream what they read?", reads=erasure_sites)
+def erasure(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+) -> Erasure:
     """Say who takes out of the stream what it reads, at the same position, on what was run.
 
     Norms: the stream is compared as read through the norm (its scale does not matter to a cosine), the writes as they
     are added but for the norm behind a sub-layer of a sandwich block.
 
     Args:
-        run: A forward pass that read `erasure_needs(model)`.
+        run: A forward pass that read `[erasure]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         SiteNotRead: The run lacks a site.
     """
-    run.require(erasure_needs(run.model), "erasure")
+    run = run_for(erasure, run, text, target)
+    run.require(erasure_sites(run.model), "erasure")
     w = weights.of(run.model)
     labels: list[str] = []
     cosines: list[Tensor] = []
@@ -263,18 +275,32 @@ def erasure(run: Run) -> Erasure:
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)
 
 
-def stream_dimensions(run: Run) -> StreamDimensions:
+def _of_width(model: ModelLike) -> list[str]:
+    """Return the sites of vectors of the stream: the stream itself, and what is written to it."""
+    shapes = ("batch", "pos", "d_model"), ("batch", "head", "pos", "d_model")
+    return [name for name, site in model.sites().items() if site.axes in shapes]
+
+
+@question("How many directions do activations use?", reads=_of_width)
+def stream_dimensions(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+) -> StreamDimensions:
     """Count the directions that activations use, at every site of width d_model that a run read.
 
     The first position is left out: what gathers there would drown the rest. Read `blocks.*.resid_pre` for the stream,
     `blocks.*.attn.head_out` and `blocks.*.mlp.out` for what components write; each head is counted by itself.
 
     Args:
-        run: A forward pass over many tokens.
+        run: A forward pass over many tokens, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
 
     Raises:
         AnalysisUnavailable: Nothing of width d_model was read.
     """
+    run = run_for(stream_dimensions, run, text, target)
     labels: list[str] = []
     found: list[Tensor] = []
     n = 0
@@ -299,7 +325,8 @@ def stream_dimensions(run: Run) -> StreamDimensions:
     return StreamDimensions(Labelled(torch.stack(found), ("site",), {"site": labels}), n)
 
 
-def joint_pca(model: Any) -> JointPca:
+@question("Which directions do embedding and unembedding share?", of="weights")
+def joint_pca(model: WeightsLike) -> JointPca:
     """Find the directions that embedding and unembedding share, and those that one of them keeps to itself.
 
     Args:

@@ -10,13 +10,12 @@ from glassformer.analysis.sweep._metrics import (
     logit_difference as logit_difference,
     next_token_loss as next_token_loss,
     probability as probability,
+    token_loss as token_loss,
 )
-from glassformer.analysis.sweep._plain_loop import (
-    Sweep as Sweep,
-    one_by_one as one_by_one,
-)
+from glassformer.analysis.sweep._plain_loop import one_by_one as one_by_one
 from glassformer.analysis.sweep._plan import (
     Donor as Donor,
     Plan as Plan,
     grid as grid,
 )
+from glassformer.analysis.sweep._result import Sweep as Sweep

@@ -23,37 +23,28 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric
-from glassformer.analysis.sweep._plain_loop import (
-    MetricLike,
-    Sweep,
-    apply_metric,
-    in_worlds,
-    joined,
-    lend,
-    named_metrics,
-    one_by_one,
-    resolved,
-    result,
-)
+from glassformer.analysis.question import question
+from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
+from glassformer.analysis.sweep._plain_loop import one_by_one
 from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import Prefix
-from glassformer.analysis.sweep._saved_rows import Kept
-from glassformer.analysis.sweep._schedule import Pass, Unit, passes
+from glassformer.analysis.sweep._resolve import asked, joined, lend, resolved
+from glassformer.analysis.sweep._result import Sweep, result
+from glassformer.analysis.sweep._saved_rows import SavedRows
+from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, require_module
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
-__all__ = ["MetricLike", "Sweep", "one_by_one", "sweep"]
 
-
+@question("What does each of many interventions do to a metric?", of="texts")
 def sweep(
     model: Any,
     base: Any,
     plan: Plan | Sequence[Sequence[EditLike]],
-    metric: MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike],
+    metric: MetricsLike,
     *,
     target: Any = None,
     base_edit: Sequence[EditLike] = (),
@@ -71,7 +62,7 @@ def sweep(
         base: What every row reads, as in `run`: a text, ids, a `Batch`. A row's edits apply to the whole batch.
         plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
             row `i` of the plan.
-        metric: One metric or several. A plain function gets logits `world batch pos vocab`.
+        metric: One metric or several, which keep the same axes. A plain function gets logits `world batch pos vocab`.
         target: Text or ids of the decoder, for an encoder-decoder.
         base_edit: Edits of the base run and of every row, before the row's own.
         rows: Rows per forward pass at most; by default what fits `memory`, and what is worth batching.
@@ -83,11 +74,12 @@ def sweep(
 
     Raises:
         UnknownSite: An edit or a metric names a site the model does not have.
-        ShapeMismatch: A value does not fit its site, or rows take from each other in a circle at one site.
+        ShapeMismatch: A value does not fit its site, rows take from each other in a circle at one site, or a metric
+            returns other axes than it says.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
     require_module(model, "sweep")
-    plan, metrics = Plan.of(plan), named_metrics(metric)
+    plan, metrics = asked(plan, metric)
     if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
@@ -141,16 +133,16 @@ class _Engine:
         self.picked = None if named & {"logits", "logits_raw"} else self._looked()
         self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
-        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)
+        self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
         self.work, self.count = 0.0, 0
 
     def measure(
         self, rows: int | None, report: Callable[[int, int], None] | None, path: Path | None
-    ) -> Float[Tensor, "metric row batch"]:
+    ) -> Float[Tensor, "metric row batch *axes"]:
         cheap = 1024 if self.prefix.logits.device.type == "cpu" else 1 << 16
         plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
         found: list[tuple[tuple[int, ...], Tensor]] = []
-        kept = Kept(path, self.base_values, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in self.rows])
+        kept = SavedRows(path, self.base_values, self.rows)
         with kept:
             for done in plan:
                 if not kept.holds(done.rows):
@@ -166,7 +158,7 @@ class _Engine:
         order = torch.tensor([row for rows, _ in found for row in rows])
         return torch.cat([values for _, values in found], 1)[:, order.argsort()]
 
-    def _run(self, one: Pass) -> Float[Tensor, "metric row batch"]:
+    def _run(self, one: ScheduledPass) -> Float[Tensor, "metric row batch *axes"]:
         worlds, start = len(one.rows), one.position
         order = {row: world for world, row in enumerate(one.rows)}
         by_site: dict[str, dict[int, list[Edit]]] = defaultdict(lambda: defaultdict(list))
@@ -189,7 +181,7 @@ class _Engine:
         logits = logits.unflatten(0, (worlds, self.batch))
         base = self.prefix.logits
         if self.picked is None:
-            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2)
+            logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2) if start else logits
         else:
             # what lies before the pass is as in the base run
             logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
@@ -206,7 +198,7 @@ class _Engine:
 
     def _measured(
         self, logits: Tensor | None, sites: Mapping[str, Tensor], worlds: int
-    ) -> Float[Tensor, "metric world batch"]:
+    ) -> Float[Tensor, "metric world batch *axes"]:
         found: list[Tensor] = []
         column = 0
         for metric, ids in zip(self.metrics.values(), self.ids):
@@ -224,7 +216,7 @@ class _Engine:
                     column += 1
             value = value.expand(worlds, *value.shape[1:])
             found.append(apply_metric(metric, value, ids))
-        return torch.stack(found)
+        return stacked(self.metrics, found)
 
     def _looked(self) -> Int[Tensor, "batch n"] | None:
         """Return the positions whose logits metrics look at; None for all of them."""
@@ -243,10 +235,10 @@ class _Engine:
             raise ShapeMismatch(f"sweep: a metric looks at position {pos}; the shortest row has {int(lengths.min())}.")
         return places
 
-    def _units(self) -> list[Unit]:
+    def _units(self) -> list[RowGroup]:
         """Return the rows, together with those they take from, and where they start."""
         members = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
-        units: list[Unit] = []
+        units: list[RowGroup] = []
         table = self.model.sites()
         looked = [table[metric.site] for metric in self.metrics.values()]
         for rows in members:
@@ -261,7 +253,7 @@ class _Engine:
                     f'sweep: rows {rows} read each other, and one of them edits "{shared[0].name}", which has one '
                     "value for all rows of a pass.\n    Give it in a sweep of its own."
                 )
-            units.append(Unit(rows, entry, position if carried else 0, bool(shared)))
+            units.append(RowGroup(rows, entry, position if carried else 0, bool(shared)))
         return units
 
     def _row_bytes(self) -> int:

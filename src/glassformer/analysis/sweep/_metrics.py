@@ -3,14 +3,18 @@
     logit_difference(" Mary", " John")        at the last token of each row; answers may differ by row
     Metric("rest", lambda z: z.norm(dim=-1), site="blocks.3.attn.z", at=At(head=2, pos=-1))
 
-A metric's function sees many worlds at once: the base batch as one row of the plan left it, times the number of rows.
-Its first two axes are `world batch`, then whatever is read; it returns `world batch`.
+    Metric("norm", lambda x: x.norm(dim=-1), site="final.norm", axes=("pos",))     a number for each position
+
+A metric's function sees many worlds at once (Penzai's word): the base batch as one row of the plan left it, times the
+number of rows. Its first two axes are `world batch`, then whatever is read; it returns `world batch`, and behind them
+the axes that the metric keeps.
 """
 
 # torch's stubs leave much of its API untyped
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +24,8 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import token_id
-from glassformer.errors import ShapeMismatch
-from glassformer.trace import At
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.trace import At, Site
 
 Token = str | int
 Tokens = Token | Sequence[Token] | Int[Tensor, " batch"]
@@ -29,16 +33,17 @@ Tokens = Token | Sequence[Token] | Int[Tensor, " batch"]
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A number per prompt.
+    """What is measured of every prompt: a number, or numbers along axes.
 
     Args:
         name: How results call it.
-        function: Of what is read, axes `world batch …`, and of the tokens below; returns `world batch`.
+        function: Of what is read, axes `world batch …`, and of the tokens below; returns `world batch` and `axes`.
         tokens: Tokens it asks about, each one for all rows or one per row; it gets them as ids, `batch`.
         pos: For logits: the position looked at, negative ones counted from the end of each row's real tokens; all
             positions (axes `world batch pos vocab`) if None.
         site: What is read; the logits by default.
         at: For other sites: the part that is read.
+        axes: Names of the axes that the function leaves behind `world batch`; by default none, a number per prompt.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Metric:
     pos: int | None = -1
     site: str = "logits"
     at: At = field(default_factory=At)
+    axes: tuple[str, ...] = ()
 
     def ids(self, model: Any, batch: int, device: torch.device) -> list[Int[Tensor, " batch"]]:
         """Return the tokens as ids, one per row of the batch.
@@ -57,6 +63,10 @@ class Metric:
             ShapeMismatch: There are as many tokens as the batch has no rows.
         """
         return [_ids(model, tokens, batch, self.name).to(device) for tokens in self.tokens]
+
+
+MetricLike = Metric | Callable[[Tensor], Tensor]
+MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
@@ -120,16 +130,102 @@ def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = N
     """
 
     def loss(logits: Tensor) -> Tensor:
-        log_probs = _log_probs(logits)
-        losses = -log_probs.gather(-1, targets.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
+        losses = _losses(logits, targets)
         counted = torch.ones_like(losses) if weight is None else weight.to(losses.dtype).expand_as(losses)
         return (losses * counted).sum(-1) / counted.sum(-1)
 
     return Metric("loss", loss, (), None)
 
 
+def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
+    """Return the metric "cross-entropy of each token" in nats, which keeps the axis `pos`.
+
+    Args:
+        targets: The token that follows each position.
+    """
+    return Metric("token loss", lambda logits: _losses(logits, targets), (), None, axes=("pos",))
+
+
+def named_metrics(metric: MetricsLike) -> dict[str, Metric]:
+    """Return metrics by name; a plain function is a metric of all logits."""
+    if isinstance(metric, Mapping):
+        pairs = list(metric.items())
+    else:
+        several = list(metric) if isinstance(metric, Sequence) else [metric]
+        pairs = [(m.name if isinstance(m, Metric) else getattr(m, "__name__", "metric"), m) for m in several]
+    if len({name for name, _ in pairs}) < len(pairs) or not pairs:
+        raise ShapeMismatch("sweep: give at least one metric, and metrics of different names: {name: metric, …}.")
+    found = {n: m if isinstance(m, Metric) else Metric(n, m, (), None) for n, m in pairs}
+    if len({metric.axes for metric in found.values()}) > 1:
+        kept = ", ".join(f'"{name}" {" ".join(metric.axes) or "none"}' for name, metric in found.items())
+        raise ShapeMismatch(f"sweep: metrics of one sweep keep the same axes; found {kept}. Give each its own sweep.")
+    return found
+
+
+def require_numbers(metrics: Mapping[str, Metric], analysis: str) -> None:
+    """Raise `ShapeMismatch` for a metric that keeps axes, where an analysis takes one number per prompt."""
+    for name, metric in metrics.items():
+        if metric.axes:
+            raise ShapeMismatch(
+                f'{analysis} takes one number per prompt, and the metric "{name}" keeps {" ".join(metric.axes)}.\n'
+                "    Reduce them in its function; sweep(…) takes metrics with axes."
+            )
+
+
+def apply_metric(metric: Metric, value: Tensor, ids: Sequence[Tensor]) -> Float[Tensor, "world batch *axes"]:
+    """Return what a metric says of a value, checked to have the axes it promised."""
+    found = metric.function(value, *ids)
+    if found.shape[:2] != value.shape[:2] or found.ndim != 2 + len(metric.axes):
+        promised = f"one number per world and prompt: {tuple(value.shape[:2])}"
+        if metric.axes:
+            promised = f"world, batch and its axes {' '.join(metric.axes)}: {(*value.shape[:2], *metric.axes)}"
+        raise ShapeMismatch(
+            f'metric "{metric.name}" returned {tuple(found.shape)} for a value of {tuple(value.shape)}; '
+            f"it returns {promised}."
+        )
+    return found
+
+
+def stacked(metrics: Mapping[str, Metric], found: Sequence[Tensor]) -> Float[Tensor, "metric world batch *axes"]:
+    """Return what several metrics said as one tensor; raises `ShapeMismatch` if their axes differ in size."""
+    if len({value.shape for value in found}) > 1:
+        sizes = ", ".join(f'"{name}" {tuple(value.shape[2:])}' for name, value in zip(metrics, found))
+        raise ShapeMismatch(f"sweep: metrics of one sweep keep axes of one size; found {sizes}.")
+    return torch.stack(list(found))
+
+
+def in_worlds(at: At, value: Tensor, site: Site) -> Tensor:
+    """Return a part of a site's value in each of several worlds, `world …`."""
+    return at.take(value, dataclasses.replace(site, axes=("world", *site.axes)))
+
+
+def logits_of(logits: Tensor | None) -> Float[Tensor, "batch pos vocab"]:
+    """Return the logits, checked to be there, with an axis for positions."""
+    if logits is None or logits.ndim != 3:
+        found = "returns no tensor" if logits is None else f"returns {tuple(logits.shape)}"
+        raise AnalysisUnavailable(
+            f"sweep: metrics of logits need `batch pos vocab`, and the module {found}.\n"
+            '    Measure a site: Metric(name, function, site="…").'
+        )
+    return logits
+
+
+def positions_of(token_rows: Sequence[Sequence[str]], sizes: Sequence[int], pos: int) -> list[int]:
+    """Return a position of each row as an index from 0; negative ones count from the end of its real tokens."""
+    batch, length = sizes
+    ends = [len(row) for row in token_rows] or [length] * batch
+    if any(not -end <= pos < end for end in ends):
+        raise ShapeMismatch(f"sweep: a metric looks at position {pos}; the shortest row has {min(ends)}.")
+    return [pos % end for end in ends]
+
+
 def _at(values: Float[Tensor, "world batch vocab"], ids: Int[Tensor, " batch"]) -> Float[Tensor, "world batch"]:
     return values.gather(-1, ids[None, :, None].expand(values.shape[0], -1, 1)).squeeze(-1)
+
+
+def _losses(logits: Float[Tensor, "world batch pos vocab"], targets: Int[Tensor, "batch pos"]) -> Tensor:
+    log_probs = _log_probs(logits)
+    return -log_probs.gather(-1, targets.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
 
 
 def _log_probs(logits: Tensor) -> Tensor:

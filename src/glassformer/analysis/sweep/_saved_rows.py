@@ -5,35 +5,36 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
 from glassformer.files import write
+from glassformer.trace import Edit, Site
 
 SECONDS = 10.0
 
 
-class Kept:
-    """A file of rows and their values; nothing without a path.
+class SavedRows:
+    """A file of rows and their values `metric batch …`; nothing without a path.
 
     Args:
         path: The file. Rows that it holds already are not run again.
         base: Values of the base run: of another model or text they differ.
-        rows: What tells a row from another.
+        rows: Edits of every row of the plan.
 
     Raises:
         CheckpointError: The file is damaged, or of another sweep.
     """
 
-    def __init__(self, path: Path | None, base: Tensor, rows: Any) -> None:
+    def __init__(self, path: Path | None, base: Tensor, rows: Sequence[Sequence[tuple[Site, Edit]]]) -> None:
         self.path, self.done = path, dict[int, Tensor]()
         self.saved = time.monotonic()
         if path is None:
             return
-        told = json.dumps(rows).encode() + base.detach().double().cpu().numpy().tobytes()
+        edits = [[(site.name, repr(edit.at), type(edit).__name__) for site, edit in row] for row in rows]
+        told = json.dumps(edits).encode() + base.detach().double().cpu().numpy().tobytes()
         self.identity = hashlib.sha256(told).hexdigest()
         if path.exists():
             self._read(path)
@@ -53,7 +54,7 @@ class Kept:
         ran = {row for rows, _ in found for row in rows}
         return found + [((row,), values[:, None]) for row, values in self.done.items() if row not in ran]
 
-    def __enter__(self) -> "Kept":
+    def __enter__(self) -> "SavedRows":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     layer: int
 
 
-class Unit(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows that have to run in one pass, because they read each other; `alone` if no others may be in it."""
 
     rows: tuple[int, ...]
@@ -29,7 +29,7 @@ class Unit(NamedTuple):
     alone: bool = False
 
 
-class Pass(NamedTuple):
+class ScheduledPass(NamedTuple):
     """One forward pass: its rows and where they all start."""
 
     rows: tuple[int, ...]
@@ -38,14 +38,14 @@ class Pass(NamedTuple):
 
 
 def passes(
-    units: Sequence[Unit],
+    units: Sequence[RowGroup],
     length: int,
     batch: int,
     rows_at_once: int | None,
     memory: int,
     row_bytes: int,
     worthwhile: int,
-) -> list[Pass]:
+) -> list[ScheduledPass]:
     """Return the passes that run all units, first entries first.
 
     Args:
@@ -57,23 +57,23 @@ def passes(
         row_bytes: Bytes one row holds over all its positions.
         worthwhile: Tokens beyond which a larger pass is no faster.
     """
-    by_entry: dict[Entry, list[Unit]] = defaultdict(list)
+    by_entry: dict[Entry, list[RowGroup]] = defaultdict(list)
     for unit in units:
         by_entry[unit.entry].append(unit)
-    found: list[Pass] = []
+    found: list[ScheduledPass] = []
     for entry in sorted(by_entry):
         counts: dict[int, int] = defaultdict(int)
         for unit in by_entry[entry]:
             counts[unit.position] += len(unit.rows)
         starts = _starts(sorted(counts.items()), length, batch)
-        members: dict[int, list[Unit]] = defaultdict(list)
+        members: dict[int, list[RowGroup]] = defaultdict(list)
         for unit in by_entry[entry]:
             members[max(start for start in starts if start <= unit.position)].append(unit)
         for start in sorted(members):
             tokens = batch * (length - start)
             fit = min(memory * length // max(row_bytes * (length - start), 1), max(worthwhile // tokens, 1))
             at_most = max(1, fit if rows_at_once is None else rows_at_once)
-            found += [Pass(rows, entry, start) for rows in _fill(members[start], at_most)]
+            found += [ScheduledPass(rows, entry, start) for rows in _fill(members[start], at_most)]
     return found
 
 
@@ -99,7 +99,7 @@ def _starts(counts: Sequence[tuple[int, int]], length: int, batch: int) -> list[
     return best[-1][1]
 
 
-def _fill(units: Sequence[Unit], at_most: int) -> list[tuple[int, ...]]:
+def _fill(units: Sequence[RowGroup], at_most: int) -> list[tuple[int, ...]]:
     """Return groups of rows no larger than asked (a unit that is larger stays whole), of about one size."""
     total = sum(len(unit.rows) for unit in units)
     size = -(-total // -(-total // at_most))

@@ -17,20 +17,13 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating, output_logits
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric
-from glassformer.analysis.sweep._plain_loop import (
-    Loop,
-    Sweep,
-    apply_metric,
-    in_worlds,
-    joined,
-    logits_of,
-    positions_of,
-    result,
-)
+from glassformer.analysis.sweep._metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
+from glassformer.analysis.sweep._plain_loop import Loop
 from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._prefix import pass_bytes
-from glassformer.analysis.sweep._saved_rows import Kept
+from glassformer.analysis.sweep._resolve import joined
+from glassformer.analysis.sweep._result import Sweep, result
+from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
@@ -71,7 +64,7 @@ def side_by_side(
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
     alone = len(units) < 2 or rows == 1
     refused = "" if alone else batches.refusal()
-    kept = Kept(save_to, whole, [[(s.name, repr(e.at), type(e).__name__) for s, e in r] for r in loop.rows])
+    kept = SavedRows(save_to, whole, loop.rows)
     found: list[tuple[tuple[int, ...], Tensor]] = []
     passes = seen = 0
     with kept:
@@ -157,7 +150,7 @@ class _Batches:
                 found.append(list(unit))
         return [tuple(group) for group in found]
 
-    def run(self, rows: Sequence[int]) -> Float[Tensor, "metric world batch"]:
+    def run(self, rows: Sequence[int]) -> Float[Tensor, "metric world batch *axes"]:
         """Return the metrics of some rows from one pass."""
         order = {row: world for world, row in enumerate(rows)}
         return self._measured(*self._pass([self.loop.rows[row] for row in rows], order), len(rows))
@@ -184,7 +177,7 @@ class _Batches:
         tape.check_visited()
         return output_logits(output), tape
 
-    def _measured(self, logits: Tensor | None, tape: Tape, worlds: int) -> Float[Tensor, "metric world batch"]:
+    def _measured(self, logits: Tensor | None, tape: Tape, worlds: int) -> Float[Tensor, "metric world batch *axes"]:
         found: list[Tensor] = []
         for metric in self.loop.metrics.values():
             if metric.site == "logits":
@@ -197,7 +190,7 @@ class _Batches:
                 value = in_worlds(metric.at, value, self.loop.table[metric.site])
             ids = metric.ids(self.loop.model, self.batch, value.device)
             found.append(apply_metric(metric, value, ids))
-        return torch.stack(found)
+        return stacked(self.loop.metrics, found)
 
     def _repeated(self, argument: Any, worlds: int) -> Any:
         """Return an argument once per world, if it has a row per prompt."""

@@ -1,7 +1,8 @@
 """Worlds side by side: the edits of many rows as one edit per site.
 
-The batch of a pass is `world batch`, flattened: the base batch once per row. An edit belongs to one world, and is made
-for the positions that the pass computes.
+A world is the base batch as one row of the plan leaves it: the counterfactual in which just that row's edits are made.
+The word, and the axis, are Penzai's. The batch of a pass is `world batch`, flattened: the base batch once per row. An
+edit belongs to one world, and is made for the positions that the pass computes.
 """
 
 import dataclasses

@@ -11,19 +11,34 @@ Source: Ferrando, Gállego and Costa-jussà 2022, "Measuring the Mixing of Conte
 section 3; Ferrando et al. 2022, "Towards Opening the Black Box of Neural Machine Translation" for cross-attention.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._mixing import Unit
+from glassformer.analysis._run import run_for
+from glassformer.analysis.frozen._mixing import Unit, flow_sites
+from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
 
 
-def alti(run: Run, *, row: int = 0, stack: str | None = None) -> TokenFlow:
+@question(
+    "Which tokens does the stream come from, by how near each share is?", reads=flow_sites, traits=("linear_in_value",)
+)
+def alti(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    row: int = 0,
+    stack: str | None = None,
+) -> TokenFlow:
     """Weigh each layer by how near each position's share comes to the result, and multiply the layers up.
 
     Args:
-        run: A forward pass that read `flow_sites(model)`.
+        run: A forward pass that read `[alti]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         row: Row of the batch.
         stack: `encoder` of a model that has two, to end there; the decoder's result includes the encoder.
 
@@ -31,6 +46,7 @@ def alti(run: Run, *, row: int = 0, stack: str | None = None) -> TokenFlow:
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern that multiplies values.
     """
+    run = run_for(alti, run, text, target, lambda model: flow_sites(model, stack))
     return roll(run, "alti", _weigh, row=row, stack=stack, norms="frozen")
 
 

@@ -10,12 +10,13 @@ augmenting shortest paths level by level: Dinic 1970.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._mixing import has_source
+from glassformer.analysis._run import run_for
+from glassformer.analysis.frozen._mixing import flow_sites, has_source
+from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow
 from glassformer.analysis.token_flow._rollout import rollout
 from glassformer.errors import ShapeMismatch
@@ -42,10 +43,15 @@ class AttentionFlow(Result):
     method: str
 
 
+@question(
+    "How much can flow from a position to each token?", reads=flow_sites, traits=("linear_in_value", "rows_sum_to_one")
+)
 def attention_flow(
-    run: Run,
-    position: int = -1,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
     *,
+    position: int = -1,
     kept: float = 0.5,
     signed: Literal["refuse", "absolute"] = "refuse",
     row: int = 0,
@@ -54,13 +60,16 @@ def attention_flow(
     """Find the largest flow from one position to every token: one search per token, a few seconds for a sentence.
 
     Args:
-        run: A forward pass that read `flow_sites(model)`.
+        run: A forward pass that read `[attention_flow]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         position: Where at the top; negative ones count from the end.
         kept: As for `rollout`, like the other arguments and errors.
         signed: As for `rollout`.
         row: Row of the batch.
         stack: As for `rollout`.
     """
+    run = run_for(attention_flow, run, text, target, lambda model: flow_sites(model, stack))
     rolled = rollout(run, kept=kept, signed=signed, row=row, stack=stack)
     n, n_keys = rolled.final.shape
     if not -n <= position < n:

@@ -8,13 +8,15 @@ Source: Ferrando and Voita 2024, "Information Flow Routes: Automatically Interpr
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import run_for
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
+from glassformer.models import ModelLike, require_model
 from glassformer.models.parts import MlpLayer
 
 
@@ -37,12 +39,29 @@ class NeuronShares(Result):
     position: int
 
 
+def _mlp_sites(model: ModelLike) -> list[str]:
+    mlps = [layer.part for layer in require_model(model).sub_layers()]
+    return [site for mlp in mlps if isinstance(mlp, MlpLayer) for site in (mlp.at.hidden, mlp.at.out)]
+
+
+@question("Which neurons make what an MLP writes?", reads=_mlp_sites)
 @torch.no_grad()
-def neuron_shares(run: Run, layer: int, *, position: int = -1, row: int = 0, part: str = "mlp") -> NeuronShares:
+def neuron_shares(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    layer: int,
+    position: int = -1,
+    row: int = 0,
+    part: str = "mlp",
+) -> NeuronShares:
     """Split what an MLP of the stack that ends in the logits writes at one position into its neurons.
 
     Args:
-        run: A forward pass that read `hidden` and `out` of that MLP, `blocks.1.mlp.hidden`.
+        run: A forward pass that read `[neuron_shares]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         layer: Index of the block.
         position: Which.
         row: Row of the batch.
@@ -52,6 +71,7 @@ def neuron_shares(run: Run, layer: int, *, position: int = -1, row: int = 0, par
         AnalysisUnavailable: There is no such MLP, or it writes nothing there.
         SiteNotRead: The run lacks a site.
     """
+    run = run_for(neuron_shares, run, text, target)
     mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
     mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
     if not isinstance(mlp, MlpLayer):
@@ -62,9 +82,9 @@ def neuron_shares(run: Run, layer: int, *, position: int = -1, row: int = 0, par
     run.require([mlp.at.hidden, mlp.at.out], "neuron_shares")
     at = run.place(position, row)
     hidden, w = run[mlp.at.hidden].values[row, at], run[mlp.at.out].values[row, at]
-    parts = hidden[:, None] * mlp.output.weight.mT
+    parts = hidden[:, None] * mlp.output.weight.detach().mT
     if mlp.output.bias is not None:
-        parts = torch.cat((parts, mlp.output.bias[None]))
+        parts = torch.cat((parts, mlp.output.bias.detach()[None]))
     near = (w.abs().sum() - (w - parts).abs().sum(-1)).clamp_min(0).double()
     if not bool(near.sum() > 0):
         raise AnalysisUnavailable(f"neuron_shares: no neuron of layer {layer} comes near what the MLP writes there.")

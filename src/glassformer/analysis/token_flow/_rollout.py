@@ -7,19 +7,27 @@ It sees no values, no MLPs and no true proportion of stream to attention: a base
 Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._mixing import Moves, Unit, has_source, require_rows
+from glassformer.analysis._run import run_for
+from glassformer.analysis.frozen._mixing import Moves, Unit, flow_sites, has_source, require_rows
+from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
 from glassformer.errors import AnalysisUnavailable
 
 
+@question(
+    "Which tokens does attention lead to, multiplied up?",
+    reads=flow_sites,
+    traits=("linear_in_value", "rows_sum_to_one"),
+)
 def rollout(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
     *,
     kept: float = 0.5,
     signed: Literal["refuse", "absolute"] = "refuse",
@@ -29,7 +37,9 @@ def rollout(
     """Multiply attention weights up, from the tokens to each layer.
 
     Args:
-        run: A forward pass that read `flow_sites(model)`.
+        run: A forward pass that read `[rollout]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         kept: Share that a layer is taken to keep of its stream; one half in the paper.
         signed: What to do with patterns whose rows are no shares: refuse, or take absolute values over their sum, which
             is another quantity (the method then says so).
@@ -42,6 +52,7 @@ def rollout(
         AnalysisUnavailable: Rows of a pattern do not sum to one, and `signed` is not `absolute`; or an edit left a
             query nothing to attend to.
     """
+    run = run_for(rollout, run, text, target, lambda model: flow_sites(model, stack))
     if signed == "refuse":
         advice = 'rollout(run, signed="absolute") uses sizes instead; alti(run) takes signed patterns as they are.'
         for name in ("encoder", "decoder") if has_source(run.model, stack) else (stack,):

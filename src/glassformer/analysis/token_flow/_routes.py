@@ -12,12 +12,13 @@ things differ: biases are a part of their own, and an edge belongs to one head.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import (
     NUMBERS_AT_ONCE,
     Moves,
@@ -28,6 +29,7 @@ from glassformer.analysis.frozen._mixing import (
     token_row,
     units,
 )
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 
@@ -94,11 +96,14 @@ class FlowRoutes(Result):
     dropped: float
 
 
+@question("Along which edges does information reach a position?", reads=flow_sites, traits=("linear_in_value",))
 @torch.no_grad()
 def information_flow_routes(
-    run: Run,
-    positions: Sequence[int] = (-1,),
+    run: Any,
+    text: Any = None,
+    target: Any = None,
     *,
+    positions: Sequence[int] = (-1,),
     threshold: float = 0.04,
     eps: float = 1e-5,
     row: int = 0,
@@ -107,7 +112,9 @@ def information_flow_routes(
     """Trace where the stream at some positions came from, edge by edge.
 
     Args:
-        run: A forward pass that read `flow_sites(model)`.
+        run: A forward pass that read `[information_flow_routes]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         positions: Where to start, at the top of the stack; negative ones count from the end.
         threshold: Edges of a smaller share are dropped; 0 keeps the whole graph.
         eps: Least nearness of a part, in units of the stream.
@@ -119,6 +126,7 @@ def information_flow_routes(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: The threshold leaves no room for an edge.
     """
+    run = run_for(information_flow_routes, run, text, target, lambda model: flow_sites(model, stack))
     if not 0 <= threshold < 1:
         raise AnalysisUnavailable(f"information_flow_routes: threshold={threshold}; a share lies between 0 and 1.")
     run.require(flow_sites(run.model, stack), "information_flow_routes")
@@ -164,8 +172,11 @@ class AverageRoutes(Result):
     prompts: int
 
 
+@question("Which heads do routes pass, over many texts?", reads=flow_sites, traits=("linear_in_value",))
 def average_routes(
-    run: Run,
+    run: Any,
+    text: Any = None,
+    target: Any = None,
     *,
     threshold: float = 0.04,
     stack: str | None = None,
@@ -175,6 +186,7 @@ def average_routes(
 
     Arguments and errors as in `information_flow_routes`; `report` is called with (rows done, rows in all).
     """
+    run = run_for(average_routes, run, text, target, lambda model: flow_sites(model, stack))
     found: list[FlowRoutes] = []
     for row in range(len(run.token_rows)):
         found.append(information_flow_routes(run, threshold=threshold, row=row, stack=stack))

@@ -10,13 +10,15 @@ Source: Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Moves, flow_sites, position_labels, token_row, units
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 
@@ -36,12 +38,23 @@ class ValueNorms(Result):
     summed: Labelled
 
 
+@question("How much does each head bring from each token?", reads=flow_sites, traits=("linear_in_value",))
 @torch.no_grad()
-def value_norms(run: Run, *, row: int = 0, stack: str | None = None, cross: bool = False) -> ValueNorms:
+def value_norms(
+    run: Any,
+    text: Any = None,
+    target: Any = None,
+    *,
+    row: int = 0,
+    stack: str | None = None,
+    cross: bool = False,
+) -> ValueNorms:
     """Measure what every head brings from every key.
 
     Args:
-        run: A forward pass that read `flow_sites(model)`.
+        run: A forward pass that read `[value_norms]`, or a model.
+        text: What the model reads, if it is a model: a text, ids or a batch.
+        target: Text or ids of its decoder, if it has an encoder.
         row: Row of the batch.
         stack: `encoder` of a model that has two.
         cross: Take the layers that read the encoder's output instead of those of self-attention.
@@ -51,6 +64,7 @@ def value_norms(run: Run, *, row: int = 0, stack: str | None = None, cross: bool
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: There is no layer of that kind.
     """
+    run = run_for(value_norms, run, text, target, lambda model: flow_sites(model, stack))
     run.require(flow_sites(run.model, stack), "value_norms")
     heads, layers = list[str](), list[str]()
     weighted, written, summed = list[Tensor](), list[Tensor](), list[Tensor]()

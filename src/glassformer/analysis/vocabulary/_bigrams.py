@@ -10,7 +10,6 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import token_choice
+from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import names_of
-from glassformer.data.counts import BigramModel
+from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import HeadWeights
+from glassformer.weights import HeadWeights, WeightsLike
 
 BLOCK = 1 << 22  # logits held at a time
 
@@ -59,8 +59,9 @@ class Bigrams(Result):
         return [(self.names[i], p) for i, p in zip(ids, found)]
 
 
+@question("Which bigrams does the direct path hold?", of="weights")
 def bigrams(
-    model: Any,
+    model: WeightsLike,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     *,
     k: int = 10,

@@ -18,7 +18,6 @@ counted is our own.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +27,7 @@ from glassformer import weights
 from glassformer.analysis._run import run
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for, token_choice, wide
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import (
     Offset,
     full_circuit,
@@ -37,8 +37,8 @@ from glassformer.analysis.vocabulary._token_circuits import (
 )
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import require_model
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.models import ModelLike, require_model
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
 
@@ -132,8 +132,9 @@ class CrossedCost(Result):
     positions: int
 
 
+@question("Which skip-trigrams does each head hold?", of="weights")
 def skip_trigrams(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     k: int = 20,
@@ -188,8 +189,9 @@ def skip_trigrams(
     )  # fmt: skip
 
 
+@question("Which skip-trigrams does a head hold that no text asks for?", of="weights")
 def crossed_trigrams(
-    model: Any,
+    model: WeightsLike,
     documents: Sequence[Sequence[int]],
     sources: Sequence[str | int],
     destinations: Sequence[str | int],
@@ -250,7 +252,8 @@ def crossed_trigrams(
     )  # fmt: skip
 
 
-def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
+@question("What do wrong skip-trigrams cost?", of="texts")
+def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
     Attention and the final norm's scale are those of the text, effects those of the full OV circuit; so what is taken

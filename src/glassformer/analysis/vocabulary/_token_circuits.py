@@ -16,7 +16,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -26,9 +26,10 @@ from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, token_names
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
+from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 Circuit = Literal["OV", "QK"]
 Offset = int | Iterable[int] | None
@@ -105,8 +106,9 @@ class TokenCircuits(Result):
     left_out: LeftOut
 
 
+@question("Which token pairs does each head join most strongly?", of="weights")
 def token_pairs(
-    model: Any,
+    model: WeightsLike,
     circuit: Circuit = "OV",
     heads: Sequence[str] | None = None,
     *,
@@ -158,8 +160,9 @@ def token_pairs(
     )  # fmt: skip
 
 
+@question("What does each head make of one token?", of="weights")
 def token_circuits(
-    model: Any,
+    model: WeightsLike,
     token: str | int,
     heads: Sequence[str] | None = None,
     *,

@@ -37,6 +37,7 @@ class Differential(MixerConfig, kind="differential"):
     lambda_init: float = 0.8
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
+    variants = ({"lambda_init": 0.2},)
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first

@@ -40,6 +40,7 @@ class Lightning(MixerConfig, kind="lightning"):
     chunk: int = 64
 
     traits: ClassVar[Traits] = Traits()
+    variants = ({"chunk": 1}, {"chunk": 3}, {"activation": "none"})
 
     def __post_init__(self) -> None:
         require(self.chunk >= 1, f"lightning: chunk must be at least 1, found {self.chunk}.")

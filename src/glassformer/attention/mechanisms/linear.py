@@ -39,6 +39,7 @@ class Linear(MixerConfig, kind="linear"):
     eps: float = 1e-6
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
+    variants = ({"feature_map": "softplus"}, {"eps": 0.0})
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"linear: eps must not be negative, found {self.eps}.")

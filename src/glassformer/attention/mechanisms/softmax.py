@@ -49,6 +49,14 @@ class Softmax(MixerConfig, kind="softmax"):
     sinks: bool = False
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True, has_scores=True, bilinear_scores=True)
+    variants = (
+        {"window": 1},
+        {"window": 3},
+        {"scale": 1.0},
+        {"cap": 0.5},
+        {"sinks": True},
+        {"sinks": True, "window": 3},
+    )
 
     def __post_init__(self) -> None:
         require(self.window is None or self.window >= 1, f"softmax: window must be at least 1, found {self.window}.")

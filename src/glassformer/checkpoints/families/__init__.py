@@ -3,21 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from glassformer.checkpoints.families.assemble import Source, assembled, sources, stored_names, taken_apart
 from glassformer.checkpoints.families.bart import BART, MARIAN
 from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.bloom import BLOOM
 from glassformer.checkpoints.families.diffllama import DIFFLLAMA
 from glassformer.checkpoints.families.falcon import FALCON
-from glassformer.checkpoints.families.family import (
-    Family,
-    Piece,
-    Source,
-    Table,
-    assembled,
-    sources,
-    stored_names,
-    taken_apart,
-)
+from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
 from glassformer.checkpoints.families.gpt2 import GPT2

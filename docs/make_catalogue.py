@@ -1,0 +1,132 @@
+"""Write what the code says of itself: `python docs/make_catalogue.py`.
+
+docs/which-analysis.md      every analysis by its question, from the cards
+docs/architecture.md        the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
+"""
+
+import ast
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from glassformer.analysis import ROOMS
+from glassformer.analysis.question import Card, cards
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "glassformer"
+WIDTH = 120
+# of these the files are many and alike: their names say enough
+NAMES_ONLY = ("families", "mechanisms", "kernels", "zoo")
+INTRODUCTION = """\
+# Which analysis?
+
+Find the analysis for a question here, and see what it takes. Each lies in a room: `analysis.lens.logit_lens`.
+
+| asked of | is called with |
+|---|---|
+| one pass | a run that read for it, or a model and a text: `logit_lens(run)`, `logit_lens(model, text)` |
+| weights | a model; no text is run |
+| texts | a model and what it runs itself: texts, batches, random tokens |
+| pairs of prompts | a model, clean prompts and corrupt ones |
+| training runs | folders that training wrote, or what was measured of them |
+
+In `read=` an analysis of one pass stands for the sites it reads, so that one run serves several:
+
+```python
+import glassformer as gf
+from glassformer import analysis
+
+model = gf.load("attn-only-2l")
+run = gf.run(model, "for i in range(", read=[analysis.lens.logit_lens, analysis.heads.head_roles, "L1H6.pattern"])
+print(analysis.lens.logit_lens(run).rank.values.tolist(), analysis.heads.head_roles(run).best("previous_token"))
+```
+
+What an analysis *assumes* are traits of the mechanism, which [mechanisms](mechanisms.md) lists; without one it raises
+`AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values.
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Return every generated page by its file."""
+    architecture = ROOT / "docs" / "architecture.md"
+    text = architecture.read_text(encoding="utf-8")
+    place = re.compile(r"(<!-- tree -->\n).*?(<!-- /tree -->)", re.DOTALL)
+    if not place.search(text):
+        raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture.md")
+    drawn = place.sub(lambda match: f"{match[1]}\n```\n{tree()}\n```\n\n{match[2]}", text)
+    return {ROOT / "docs" / "which-analysis.md": which_analysis(), architecture: drawn}
+
+
+def which_analysis() -> str:
+    """Return the page of analyses: a table for each room."""
+    found: dict[str, list[Card]] = {room: [] for room in ROOMS}
+    for card in cards():
+        found[card.room].append(card)
+    sections = [INTRODUCTION]
+    for room, asked in ROOMS.items():
+        rows = [("question", "ask", "of", "assumes", "source"), ("---",) * 5, *(_row(card) for card in found[room])]
+        sections.append(f"## {room}: {asked[0].lower()}{asked[1:]}\n\n{_table(rows)}\n")
+    return "\n".join(sections)
+
+
+def _row(card: Card) -> Sequence[str]:
+    link = f"[`{card.name}`](api/generated/glassformer.analysis.{card.room}.rst)"
+    # the first sentence: what follows says how ours differs
+    source = re.split(r"(?<!et al)\.\s+(?=[A-Z])", card.source)[0].rstrip(".")
+    return card.question, link, card.of, ", ".join(f"`{trait}`" for trait in card.traits), source
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def tree() -> str:
+    """Return packages in the order of their layers, lowest first, each with its files and what they say first."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = config["tool"]["importlinter"]["contracts"][0]["layers"]
+    names = [name.strip() for layer in reversed(layers) for name in layer.split("|")]
+    lines = ["src/glassformer/"]
+    for name in names:
+        lines += _package(SOURCE / name, 1) if (SOURCE / name).is_dir() else _file(SOURCE / f"{name}.py", 1)
+    return "\n".join(lines)
+
+
+def _package(folder: Path, depth: int) -> Iterator[str]:
+    yield from _line(f"{folder.name}/", _first(folder / "__init__.py"), depth)
+    inside = sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name))
+    files = [path for path in inside if path.suffix == ".py" and path.stem not in ("__init__", "__main__")]
+    if depth > 1 or folder.name in NAMES_ONLY:
+        listed = " ".join(path.stem.removeprefix("_") for path in files)
+        yield from textwrap.wrap(listed, WIDTH, initial_indent=_space(depth + 1), subsequent_indent=_space(depth + 1))
+    else:
+        for path in files:
+            yield from _file(path, depth + 1)
+    for path in inside:
+        if path.is_dir() and (path / "__init__.py").exists():
+            yield from _package(path, depth + 1)
+
+
+def _file(path: Path, depth: int) -> Iterator[str]:
+    yield from _line(path.name, _first(path), depth)
+
+
+def _line(name: str, about: str, depth: int) -> Iterator[str]:
+    start = f"{_space(depth)}{name}".ljust(30)
+    yield f"{start} {textwrap.shorten(about, WIDTH - len(start) - 1, placeholder=' …')}".rstrip()
+
+
+def _space(depth: int) -> str:
+    return "  " * depth
+
+
+def _first(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return about.partition("\n")[0].rstrip(".")
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,25 @@
+"""The clean and the corrupt run of a pair of prompts, ready to run circuits between them."""
+
+from glassformer.analysis.circuits._passes import Off
+from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.contrasts import PromptPairs, aligned, contrast, measured
+from glassformer.models import ModelLike
+
+
+def two_runs(
+    model: ModelLike, pairs: PromptPairs, metric: MetricLike | None, analysis: str, *, off: Off = "corrupt"
+) -> Wires:
+    """Return both runs of some pairs, with what is measured: by default what their answers are for.
+
+    Raises:
+        AnalysisUnavailable: There is neither a metric nor an answer, or circuits cannot be run in the model.
+        DataError: There are no pairs, or some do not fit the model.
+        ShapeMismatch: The prompts differ in shape.
+    """
+    asked = contrast(model, pairs, analysis)
+    clean, corrupt = aligned(model, asked, analysis)
+    (found,) = measured(asked, metric, analysis).values()
+    return Wires(
+        model, clean.inputs, corrupt.inputs, found if metric is None else metric, target=clean.target,
+        corrupt_target=corrupt.target, off=off,
+    )  # fmt: skip

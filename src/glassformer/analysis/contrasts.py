@@ -1,0 +1,181 @@
+"""From pairs of prompts as a caller gives them to what two runs read, checked to align, and what is measured."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from glassformer.analysis.prepare import Inputs, encode, prepare
+from glassformer.analysis.sweep._metrics import (
+    Metric,
+    MetricsLike,
+    logit,
+    logit_difference,
+    named_metrics,
+    require_numbers,
+)
+from glassformer.data import Batch, Contrast, Pair, Pairs
+from glassformer.data.pairs.contrast import SIDES
+from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
+from glassformer.models import EncoderDecoder
+from glassformer.models.generate import padded
+from glassformer.trace import Foreign
+
+# a tuple is (clean, corrupt), each as `run` takes it
+PromptPairs = Contrast | Pair | Sequence[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Prompts of one run, as the model reads them.
+
+    Args:
+        inputs: What `run` and `sweep` take.
+        target: The decoder's side, for an encoder-decoder.
+        given: The same, prepared.
+    """
+
+    inputs: Any
+    target: Any
+    given: Inputs
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.given.ids is None else len(self.given.ids)
+
+    def lengths(self) -> dict[str, int]:
+        """Return positions by stack; empty for a model we know nothing about."""
+        if self.given.ids is None:
+            return {}
+        n = self.given.ids.shape[1]
+        source = self.given.source_ids
+        return {"": n} if source is None else {"encoder": source.shape[1], "decoder": n}
+
+    def tokens(self, stack: str) -> Sequence[Sequence[str]]:
+        return self.given.source_rows if stack == "encoder" else self.given.token_rows
+
+    def real(self, stack: str) -> Bool[Tensor, "batch pos"]:
+        """Return where a stack's rows have real tokens, not padding."""
+        rows = self.tokens(stack)
+        counts = torch.tensor([len(row) for row in rows])
+        return torch.arange(self.lengths()[stack]) < counts[:, None]
+
+
+def prompts(model: Any, inputs: Any, target: Any, analysis: str) -> Prompts:
+    """Return prompts given in any way that `run` takes, or as a list of texts (padded on the right).
+
+    Raises:
+        TextError: A text cannot be read, or an encoder-decoder has no target.
+        ShapeMismatch: Token ids are not in rows of one length.
+    """
+    inputs, target = _texts(model, inputs), target
+    if isinstance(model, EncoderDecoder) and target is None and not isinstance(inputs, Batch):
+        raise TextError(
+            f"{analysis}: every run takes the same text of the decoder; give target=…, or a Batch with a source."
+        )
+    return Prompts(inputs, target, prepare(model, inputs, target))
+
+
+def contrast(model: Any, pairs: PromptPairs, analysis: str) -> Contrast:
+    """Return pairs of prompts, given in any way, as one value.
+
+    Raises:
+        DataError: They are no pairs; or `Pairs` do not fit the model, which is explained.
+    """
+    if isinstance(pairs, Contrast):
+        return pairs
+    if isinstance(pairs, Pair):
+        pairs = (pairs,)
+    several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    if several and len(pairs) and all(isinstance(pair, Pair) for pair in pairs):
+        known = pairs if isinstance(pairs, Pairs) else Pairs(tuple(pairs))
+        found = known.encode(model, pad="right")
+        # the tokens of a single pair, or the numbers of padded rows, say more
+        return found if len(found) > 1 and found.lengths is None else dataclasses.replace(found, labels=None)
+    if several and len(pairs) == 2:
+        return Contrast(pairs[0], pairs[1])
+    raise DataError(
+        f"{analysis} compares pairs of prompts, and was given {type(pairs).__name__}.\n"
+        "    Give (clean, corrupt), a Contrast(clean, corrupt, answer=…, wrong=…), or Pairs."
+    )
+
+
+def aligned(model: Any, asked: Contrast, analysis: str) -> tuple[Prompts, Prompts]:
+    """Return two sets of prompts, checked to agree in number and, row by row, in length.
+
+    Raises:
+        ShapeMismatch: They do not; the message says where and how the texts were split.
+        TextError: As in `prompts`.
+    """
+    targets = asked.target, asked.target if asked.corrupt_target is None else asked.corrupt_target
+    first, second = (prompts(model, asked.side(side), target, analysis) for side, target in zip(SIDES, targets))
+    for stack in first.lengths():
+        ours, theirs = first.tokens(stack), second.tokens(stack)
+        if len(ours) != len(theirs):
+            raise ShapeMismatch(
+                f"{analysis}: {len(ours)} clean prompts and {len(theirs)} corrupt ones; give as many of each, in pairs."
+            )
+        for row, (a, b) in enumerate(zip(ours, theirs)):
+            if len(a) != len(b):
+                raise ShapeMismatch(_unequal(analysis, row, a, b))
+        if first.lengths()[stack] != second.lengths()[stack]:
+            raise ShapeMismatch(
+                f"{analysis}: clean prompts are padded to {first.lengths()[stack]} tokens and corrupt ones to "
+                f"{second.lengths()[stack]}; pad both to the same length."
+            )
+    return first, second
+
+
+def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict[str, Metric]:
+    """Return metrics of one number per prompt, by name; by default what the answers are for.
+
+    That is the logit difference of answer and wrong answer, or the logit of the answer if there is no wrong one.
+
+    Raises:
+        AnalysisUnavailable: There is neither a metric nor an answer.
+        ShapeMismatch: A metric keeps axes.
+    """
+    if metric is None:
+        if asked.answer is None:
+            raise AnalysisUnavailable(
+                f"{analysis}: nothing says what to measure. Give a metric, such as logit_difference(answer, wrong), "
+                "or answers: Contrast(clean, corrupt, answer=…, wrong=…)."
+            )
+        answer, wrong = asked.answer, asked.wrong
+        both = wrong is not None
+        metric = logit_difference(answer, wrong, pos=asked.pos) if both else logit(answer, pos=asked.pos)
+    metrics = named_metrics(metric)
+    require_numbers(metrics, analysis)
+    return metrics
+
+
+def _texts(model: Any, inputs: Any) -> Any:
+    if not (isinstance(inputs, (list, tuple)) and inputs and all(isinstance(text, str) for text in inputs)):
+        return inputs
+    if isinstance(model, EncoderDecoder):
+        raise TextError("several texts for an encoder-decoder are given as a Batch, with source and tokens.")
+    rows = [encode(model, text) for text in inputs]
+    if isinstance(model, Foreign):
+        if len({len(row) for row in rows}) > 1:
+            raise TextError(
+                f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
+                "padding is not known.\n    Give texts of one length, or the arguments it takes."
+            )
+        return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
+    ids, lengths = padded(model, rows, left=False)
+    return Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=lengths)
+
+
+def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]) -> str:
+    same = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+    shown = [" ".join(repr(token) for token in tokens[same : same + 8]) or "nothing" for tokens in (ours, theirs)]
+    return (
+        f"{analysis}: prompt {row} has {len(ours)} tokens clean and {len(theirs)} corrupt. "
+        f"They part at position {same}:\n"
+        f"    clean   {shown[0]}\n    corrupt {shown[1]}\n"
+        "    Values are copied position by position: choose words that are as many tokens."
+    )

@@ -1,0 +1,153 @@
+"""What an analysis answers, what it reads and what it assumes: its card.
+
+    @question("What would the model say if it stopped here?", reads=_sites)
+    def logit_lens(run, text=None, target=None, *, answer=None, position=-1, row=0): ...
+
+    logit_lens(run), logit_lens(model, "the cat sat on the")      # of a run, or of a model and what it reads
+    gf.run(model, text, read=[logit_lens, "L1H6.pattern"])        # an analysis stands for what it reads
+    card_of(logit_lens).reads(model)
+
+The decorator writes the card into a table and returns the function itself.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from torch import nn
+
+from glassformer.errors import AnalysisUnavailable, nearest
+
+if TYPE_CHECKING:
+    from glassformer.analysis._run import Run
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+Function = TypeVar("Function", bound=Callable[..., Any])
+Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
+Reads = Callable[[Any], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One analysis: its question, and what it takes to answer it.
+
+    Args:
+        name: Of the function.
+        module: It is written in.
+        question: What it answers.
+        of: What it is asked of: `one pass` over a text, `weights` alone, `texts` or `pairs of prompts` that it runs
+            itself, `training runs`.
+        traits: What it assumes of the mechanisms, as `Traits` names it.
+        sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
+    """
+
+    name: str
+    module: str
+    question: str
+    of: Of
+    traits: tuple[str, ...] = ()
+    sites: Reads | None = None
+
+    @property
+    def room(self) -> str:
+        """Name of the package that offers it, `lens`."""
+        return self.module.removeprefix("glassformer.analysis.").partition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """First line of its docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    @property
+    def source(self) -> str:
+        """The paper it is from, as its docstring or its file's says; empty for one of our own."""
+        for text in (inspect.getdoc(self.function), sys.modules[self.module].__doc__):
+            _, found, source = (text or "").partition("Source: ")
+            if found:
+                return " ".join(source.partition("\n\n")[0].split())
+        return ""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return getattr(sys.modules[self.module], self.name)
+
+    def reads(self, model: Any) -> list[str]:
+        """Return the sites it reads of a model, for its default arguments.
+
+        Raises:
+            AnalysisUnavailable: It is not asked of one pass, or not defined for this model.
+        """
+        if self.sites is None:
+            raise AnalysisUnavailable(
+                f"{self.name} reads no sites of one pass: it is asked of {self.of}.\n    Call {self.name} itself."
+            )
+        return list(dict.fromkeys(self.sites(model)))
+
+
+class OfOnePass(Protocol[P, R_co]):
+    """How an analysis of one pass is called: with a run, or with a model and what it is to read."""
+
+    @overload
+    def __call__(self, run: "Run", /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(
+        self, model: nn.Module, text: Any, target: Any = None, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R_co: ...
+
+
+_CARDS: dict[tuple[str, str], Card] = {}
+
+
+@overload
+def question(
+    text: str, *, reads: Reads, traits: tuple[str, ...] = ()
+) -> Callable[[Callable[Concatenate[Any, Any, Any, P], R_co]], OfOnePass[P, R_co]]: ...
+@overload
+def question(
+    text: str, *, of: Of, reads: Reads | None = None, traits: tuple[str, ...] = ()
+) -> Callable[[Function], Function]: ...
+def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, traits: tuple[str, ...] = ()) -> Any:
+    """Register the card of an analysis; the function stays what it is.
+
+    Args:
+        text: The question it answers.
+        of: What it is asked of; `Card` has the choices.
+        reads: From a model to the sites it reads with its default arguments.
+        traits: What it assumes of mechanisms.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        key = function.__module__, function.__name__
+        _CARDS[key] = Card(function.__name__, function.__module__, text, of, traits, reads)
+        return function
+
+    return register
+
+
+def card_of(analysis: Callable[..., Any]) -> Card:
+    """Return the card of an analysis; raises `AnalysisUnavailable` for a function that has none."""
+    key = getattr(analysis, "__module__", ""), getattr(analysis, "__name__", "")
+    if key not in _CARDS:
+        name = key[1] or type(analysis).__name__
+        known = [card.name for card in cards()]
+        raise AnalysisUnavailable(
+            f'"{name}" is no analysis with a card.{nearest(name, known)}\n'
+            "    read= takes names of sites, globs, heads (L1H6.pattern), Read(…) and analyses of one pass."
+        )
+    return _CARDS[key]
+
+
+def cards() -> list[Card]:
+    """Return the cards of all public analyses, room by room."""
+    from glassformer.analysis import ROOMS
+
+    found: list[Card] = []
+    for room in ROOMS:
+        public = vars(importlib.import_module(f"glassformer.analysis.{room}"))
+        keys = [(getattr(value, "__module__", ""), getattr(value, "__name__", "")) for value in public.values()]
+        found += [_CARDS[key] for key in dict.fromkeys(keys) if key in _CARDS]
+    return found

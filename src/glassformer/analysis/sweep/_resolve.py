@@ -1,0 +1,80 @@
+"""From edits as they are given to edits by site: globs expanded, donors run, rows that read each other put together."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from glassformer.analysis._run import evaluating, run
+from glassformer.analysis.prepare import prepare
+from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metrics
+from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
+from glassformer.errors import ShapeMismatch
+from glassformer.models import Model
+from glassformer.trace import Edit, Site, SiteTable, Take, Tape
+
+
+def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tuple[Plan, dict[str, Metric]]:
+    """Return rows as a plan and metrics by name; raises `ShapeMismatch` if both have an axis of one name."""
+    plan, metrics = Plan.of(plan), named_metrics(metric)
+    kept = next(iter(metrics.values())).axes
+    if twice := [axis for axis in kept if axis in ("metric", "batch", *plan.axes)]:
+        raise ShapeMismatch(
+            f'sweep: the metrics keep an axis "{twice[0]}", and the result has one of that name already: '
+            f"metric {' '.join(plan.axes)} batch.\n    Call one of the two otherwise."
+        )
+    return plan, metrics
+
+
+def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:
+    """Return edits as pairs of a site and an edit there: globs expanded, heads and parts addressed."""
+    found = [pair for edit in edits for pair in table.place(edit)]
+    for site, edit in found:
+        if not isinstance(edit, Take):
+            edit.check(site)
+    return found
+
+
+def lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
+    """Run every donor once, reading the sites that are copied from it."""
+    wanted: dict[int, tuple[Donor, set[str]]] = {}
+    for site, edit in pairs:
+        if isinstance(donor := getattr(edit, "value", None), Donor):
+            wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
+    for donor, sites in wanted.values():
+        if missing := sites - set(donor.found):
+            if not isinstance(model, Model):
+                found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
+                donor.found |= {name: value.values for name, value in found.items()}
+                continue
+            tape = Tape(model, sorted(missing), donor.edit, grad=grad)
+            # no one looks at a donor's logits, unless they are what is copied
+            tape.logits = any("vocab" in tape.table[name].axes for name in (*tape.reads, *tape.edits))
+            with evaluating(model), torch.set_grad_enabled(grad):
+                given = prepare(model, donor.inputs, donor.target)
+                model(*given.args, **given.kwargs, tape=tape)
+            tape.check_visited()
+            donor.found |= tape.values
+
+
+def joined(links: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return rows in groups that nothing links to another group."""
+    group = list(range(len(links)))
+
+    def root(row: int) -> int:
+        while group[row] != row:
+            group[row] = row = group[group[row]]
+        return row
+
+    for row, others in enumerate(links):
+        for other in others:
+            if not 0 <= other < len(links):
+                raise ShapeMismatch(
+                    f"sweep: row {row} takes from row {other}; the plan has rows 0 to {len(links) - 1}."
+                )
+            group[root(other)] = root(row)
+    members: dict[int, list[int]] = defaultdict(list)
+    for row in range(len(links)):
+        members[root(row)].append(row)
+    return [tuple(rows) for rows in members.values()]

@@ -1,0 +1,333 @@
+"""A whole checkpoint against the reference implementation: every layer, padded on either side, and from a cache.
+
+    found = parity("path/to/checkpoint")      runs both and compares
+    found.first                               the first site of the forward pass that differs, if any does
+
+What the reference computes is kept, and its model let go of before ours is loaded: one of them is in memory at a time.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glassformer.checkpoints.checkpoint import Checkpoint
+from glassformer.checkpoints.comparison.reference import (
+    DIVERGES,
+    Difference,
+    compared_with,
+    counterparts,
+    library,
+    real_positions,
+    recorded,
+    reference,
+    relative,
+    wide,
+)
+from glassformer.checkpoints.loading import load, open_folder
+from glassformer.checkpoints.names import folder_of
+from glassformer.config import require
+from glassformer.errors import CheckpointError, TextError
+from glassformer.models import Decoder, Encoder, EncoderDecoder
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+# what compares ours, once it is loaded, with what was kept of the reference
+Comparison = Callable[[Any], Iterator[Difference]]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """A comparison with the reference.
+
+    Args:
+        reference: Its class.
+        family: What ours was read as.
+        dtype: Both ran in.
+        tolerance: Largest error that counts as equal.
+        differences: In the order of the forward passes.
+    """
+
+    reference: str
+    family: str
+    dtype: str
+    tolerance: float
+    differences: tuple[Difference, ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first site beyond the tolerance."""
+        # written so that nan counts as beyond
+        return next((d for d in self.differences if not d.error <= self.tolerance), None)
+
+    @property
+    def worst(self) -> Difference:
+        """The site with the largest error."""
+        return max(self.differences, key=lambda d: DIVERGES if d.error != d.error else d.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON data; errors that are no finite numbers become text."""
+        data = dataclasses.asdict(self)
+        for row in data["differences"]:
+            if not row["error"] < DIVERGES:
+                row["error"] = str(row["error"])
+        first = self.first
+        return data | {"agrees": first is None, "first": None if first is None else first.site}
+
+
+def parity(
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    text: str | None = None,
+    length: int = 12,
+    steps: int = 8,
+    tolerance: float | None = None,
+    patterns: bool = True,
+    seed: int = 0,
+    revision: str | None = None,
+    report: Callable[[int, int, str], None] | None = None,
+) -> Parity:
+    """Compare a published checkpoint as we load it with the reference implementation.
+
+    Args:
+        name: A folder, or a hub id.
+        dtype: Both run in; `torch.float64` tells a wrong formula from rounding.
+        text: What is run, cut to rows of unequal length; random tokens by default.
+        length: Random tokens per row.
+        steps: Greedy tokens generated from a cache.
+        tolerance: Largest error, relative to the reference's root mean square; 1e-9 in float64, 1e-4 in float32.
+        patterns: Run the reference's eager attention and compare its patterns; otherwise its fused attention runs.
+        seed: Of the random tokens.
+        revision: Of a hub model.
+        report: Told (steps done, of how many, what is done now).
+
+    Returns:
+        All differences; `first` is the first beyond the tolerance.
+
+    Raises:
+        MissingExtra: `transformers` is not installed.
+        CheckpointError: The folder is damaged, or is in our own layout.
+        TextError: There is a text, and the checkpoint has no tokenizer.
+    """
+    require(length >= 4, f"parity: length must be at least 4, found {length}.")
+    require(steps >= 1, f"parity: steps must be at least 1, found {steps}.")
+    require(dtype in TOLERANCE, f"parity runs in float32 or float64, found {str(dtype).removeprefix('torch.')}.")
+    tell = report or (lambda done, total, now: None)
+    library()
+    folder = folder_of(name, revision)
+    checkpoint = open_folder(folder)
+    if checkpoint.origin is None:
+        raise CheckpointError(
+            f'"{folder}" is in our own layout, of which there is no other implementation; parity is for checkpoints '
+            "that another library wrote."
+        )
+    tokens = _tokens(checkpoint, text, length, seed)
+    tell(0, 4, "loading the reference")
+    theirs = reference(folder, dtype, "eager" if patterns else "sdpa")
+    tell(1, 4, "running the reference")
+    comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
+    kind = type(theirs).__name__
+    del theirs
+    tell(2, 4, "loading ours")
+    ours: Any = load(folder, dtype=dtype)
+    tell(3, 4, "running ours")
+    with torch.no_grad():
+        found = [difference for comparison in comparisons for difference in comparison(ours)]
+    tell(4, 4, "done")
+    allowed = TOLERANCE[dtype] if tolerance is None else tolerance
+    return Parity(kind, checkpoint.origin.family, str(dtype).removeprefix("torch."), allowed, tuple(found))
+
+
+def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: int) -> list[Comparison]:
+    """Run a reference on rows of every kind; return what compares ours with it.
+
+    Args:
+        checkpoint: What it was loaded from.
+        theirs: The reference.
+        tokens: Three rows of ids, `batch pos`, none of them padding; an encoder-decoder's decoder reads some backwards.
+        steps: Greedy tokens generated from a cache, as far as the context reaches.
+    """
+    total = tokens.shape[1]
+    lengths = torch.tensor([total, max(1, total - 3), 1])
+    steps = min(steps, checkpoint.config.max_len - total)
+    modules = counterparts(checkpoint)
+    if isinstance(checkpoint.model, EncoderDecoder):
+        found = _pair(checkpoint, theirs, tokens, lengths, steps, modules)
+    elif isinstance(checkpoint.model, Encoder):
+        found = _encoder(checkpoint, theirs, tokens, lengths, modules)
+    else:
+        assert isinstance(checkpoint.model, Decoder), "there is no other kind"
+        found = _decoder(theirs, tokens, lengths, steps, modules)
+
+    def named(comparison: Comparison) -> Comparison:
+        return lambda ours: (dataclasses.replace(d, theirs=modules.get(d.site, "")) for d in comparison(ours))
+
+    return [named(comparison) for comparison in found]
+
+
+def _decoder(theirs: Any, tokens: Tensor, lengths: Tensor, steps: int, modules: Any) -> list[Comparison]:
+    passes = [recorded(theirs, tokens, n, modules=modules) for n in (None, lengths)]
+    return [
+        lambda ours: compared_with(ours, passes[0], tokens),
+        lambda ours: compared_with(ours, passes[1], tokens, lengths),
+        left_padded(theirs, tokens, lengths),
+        # last: some references remember how long their longest text was
+        *([generated(theirs, tokens, steps)] if steps > 0 else []),
+    ]
+
+
+def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
+    """Run a decoder's reference on rows of unequal length, padded on the left; return what compares ours with it."""
+    real = real_positions(tokens, lengths, left=True)
+    given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False}
+    # models without position ids count by the mask
+    if _takes_positions(theirs):
+        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
+    logits = _run(theirs, input_ids=tokens, **given).logits
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        return _one("padded left", ours(tokens, lengths=lengths, state=ours.begin(len(tokens)))[0], logits, real)
+
+    return comparison
+
+
+def generated(theirs: Any, tokens: Tensor, steps: int) -> Comparison:
+    """Let a decoder's reference continue tokens greedily from its cache; return what compares ours with it."""
+    greedy = _greedy(theirs, tokens, steps, "input_ids", {})
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        return _steps(lambda new, state: ours(new, state=state), ours.begin(len(tokens)), tokens, greedy)
+
+    return comparison
+
+
+def _encoder(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tensor, modules: Any) -> list[Comparison]:
+    # some references count positions by which tokens are padding
+    padding = theirs.config.pad_token_id or 0
+    right, real = (real_positions(tokens, lengths, left=left) for left in (False, True))
+    rows = [(tokens, None), (tokens.masked_fill(~right, padding), lengths)]
+    passes = [recorded(theirs, ids, n, modules=modules) for ids, n in rows]
+    given = {"attention_mask": real.long()}
+    positions: Any = checkpoint.model.embed.positions
+    if positions is not None and getattr(positions, "offset", 0) == 0 and _takes_positions(theirs):
+        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
+    padded = tokens.masked_fill(~real, padding)
+    out = _run(theirs, input_ids=padded, **given)
+    left = out.logits if "logits" in out else out.last_hidden_state
+    start = tokens.shape[1] - lengths
+    return [
+        *(lambda ours, i=i: compared_with(ours, passes[i], *rows[i]) for i in range(2)),
+        lambda ours: _one("padded left", ours(padded, start=start), left, real),
+    ]
+
+
+def _takes_positions(theirs: Any) -> bool:
+    return "position_ids" in inspect.signature(theirs.forward).parameters
+
+
+def _pair(
+    checkpoint: Checkpoint, theirs: Any, source: Tensor, lengths: Tensor, steps: int, modules: Any
+) -> list[Comparison]:
+    # other rows than the encoder's, shorter and padded otherwise
+    tokens = source.flip(0, 1)[:, : (2 * source.shape[1] + 2) // 3]
+    sources, targets = lengths, lengths.roll(1).clamp_max(tokens.shape[1])
+    rows = [(tokens, None, None), (tokens, targets, sources)]
+    passes = [recorded(theirs, t, n, source=source, source_lengths=m, modules=modules) for t, n, m in rows]
+    mask = real_positions(source, sources).long()
+    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
+        encoded = theirs.get_encoder()(input_ids=source, attention_mask=mask)
+    config: Any = checkpoint.config
+    start = torch.full((len(source), 1), config.start_id or 0)
+    read = {"encoder_outputs": encoded, "attention_mask": mask}
+    greedy = _greedy(theirs, start, steps, "decoder_input_ids", read)
+
+    def forced(ours: Any, i: int) -> Iterator[Difference]:
+        ids, n, m = rows[i]
+        return compared_with(ours, passes[i], ids, n, source=source, source_lengths=m)
+
+    def stepped(ours: Any) -> Iterator[Difference]:
+        return _steps(lambda new, state: ours(None, new, state=state), ours.begin(source, sources), start, greedy)
+
+    found: list[Comparison] = [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
+    # references count padding as positions: on the left, only what goes by distance can be compared
+    goes_by_distance = config.positions is None
+    return [*found, _pair_left_padded(theirs, tokens, targets, source, sources)] if goes_by_distance else found
+
+
+def _pair_left_padded(theirs: Any, tokens: Tensor, targets: Tensor, source: Tensor, sources: Tensor) -> Comparison:
+    read, real = real_positions(source, sources, left=True), real_positions(tokens, targets, left=True)
+    logits = _run(
+        theirs, input_ids=source, attention_mask=read.long(), decoder_input_ids=tokens,
+        decoder_attention_mask=real.long(), use_cache=False,
+    ).logits  # fmt: skip
+
+    def comparison(ours: Any) -> Iterator[Difference]:
+        state = ours.begin(source, source_start=source.shape[1] - sources)
+        return _one("padded left", ours(None, tokens, lengths=targets, state=state)[0], logits, real)
+
+    return comparison
+
+
+class Greedy(NamedTuple):
+    """What a reference generates: its tokens `batch step`, and the logits it chose them by."""
+
+    tokens: Tensor
+    logits: Tensor
+
+
+def _run(theirs: Any, **given: Any) -> Any:
+    with torch.no_grad(), wide(next(theirs.parameters()).dtype):
+        return theirs(**given)
+
+
+def _greedy(theirs: Any, tokens: Tensor, steps: int, name: str, given: dict[str, Any]) -> Greedy:
+    """Return what a reference generates from a cache; `name` is the argument that takes tokens."""
+    chosen, logits, cache, new = [], [], None, tokens
+    for _ in range(steps):
+        out = _run(theirs, past_key_values=cache, use_cache=True, **{name: new}, **given)
+        cache = out.past_key_values
+        logits.append(out.logits[:, -1])
+        new = logits[-1].argmax(-1)[:, None]
+        chosen.append(new)
+    return Greedy(torch.cat(chosen, 1), torch.stack(logits, 1))
+
+
+def _one(rows: str, ours: Tensor, theirs: Tensor, real: Tensor) -> Iterator[Difference]:
+    yield Difference("logits", relative(ours, theirs, real), rows)
+
+
+def _steps(step: Callable[[Tensor, Any], Any], state: Any, tokens: Tensor, greedy: Greedy) -> Iterator[Difference]:
+    """Yield the error of logits over the reference's steps; infinite if ours chooses another token."""
+    new, found = tokens, []
+    for i in range(greedy.tokens.shape[1]):
+        logits, state = step(new, state)
+        found.append(logits[:, -1])
+        new = greedy.tokens[:, i : i + 1]
+    logits = torch.stack(found, 1)
+    same = torch.equal(logits.argmax(-1), greedy.tokens)
+    yield Difference("logits", relative(logits, greedy.logits) if same else DIVERGES, "cached")
+
+
+def _tokens(checkpoint: Checkpoint, text: str | None, length: int, seed: int) -> Tensor:
+    """Return three rows of tokens: of a text from three starting points, or drawn, leaving padding out."""
+    config = checkpoint.config
+    if text is None:
+        generator = torch.Generator().manual_seed(seed)
+        length = min(length, max(4, config.max_len // 2))
+        drawn = torch.randint(0, config.vocab_size, (3, length), generator=generator)
+        padding = (checkpoint.origin.config if checkpoint.origin else {}).get("pad_token_id")
+        return drawn if padding is None else drawn.where(drawn != padding, (padding + 1) % config.vocab_size)
+    from glassformer.data import Tokenizer
+
+    folder = checkpoint.folder
+    if not (folder / "tokenizer.json").is_file():
+        raise TextError(f'"{folder}" has no tokenizer.json, so it reads no text; leave --text out for random ids.')
+    ids = Tokenizer.load(folder).encode(text)[: config.max_len - 1]
+    if len(ids) < 4:
+        raise TextError(f"the text is {len(ids)} tokens long; four or more are needed for rows of unequal length.")
+    return torch.tensor([ids[i:] + ids[:i] for i in range(3)])

@@ -1,0 +1,106 @@
+"""Opening and loading models by name: one route for our own folders and published ones.
+
+config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing read)  ->  model
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
+from glassformer.checkpoints.names import folder_of
+from glassformer.checkpoints.own import OwnFolder
+from glassformer.checkpoints.published import PublishedFolder
+from glassformer.checkpoints.streamed import streamed
+from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
+from glassformer.errors import CheckpointError
+from glassformer.models import Model, ModelConfig
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    stream: bool = False,
+) -> Model:
+    """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
+
+    A folder is one of ours, or any config.json with safetensors whose architecture a family covers. It is recognised by
+    its config's fields, so that a fine-tuned, resized or renamed model loads as its original does. A run folder gives
+    its newest checkpoint. Published weights are mapped from their files, one copy in memory: files that are overwritten
+    meanwhile change the model. It comes in evaluation mode; `model.origin` says which family it was read as.
+
+    Args:
+        name: Name, folder, or `owner/model`.
+        dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
+            short to be small, come as float32.
+        device: Where to; the CPU by default.
+        revision: Of a hub model: branch, tag or commit.
+        stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
+            the forward pass comes to it, and dropped after it. Results are the same; a pass reads the files once, and
+            so does each token of a generation. See `checkpoints.streamed`.
+
+    Raises:
+        UnknownModel: No shipped model, no folder and no hub model of that name.
+        CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
+    """
+    folder = folder_of(name, revision)
+    found = model_folder(folder)
+    if not stream:
+        found.check(weights_only=True)
+    checkpoint = found.open()
+    wanted = dtype or found.loaded_as(checkpoint.dtype)
+    model = streamed(checkpoint, wanted, device) if stream else checkpoint.fill(wanted, device, mapped=found.mapped)
+    model.tokenizer = found.tokenizer()
+    model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
+    # a run folder names its model, not the step it has come to
+    model.name = Path(name).name or folder.name
+    return model.eval()
+
+
+def open_folder(folder: str | Path) -> Checkpoint:
+    """Open a folder of ours or a published one without reading its weights.
+
+    Of our own folders the config is checked against its digest; contents are not, which would mean reading everything.
+
+    Raises:
+        UnknownModel: No such folder.
+        CheckpointError: As for `load`.
+    """
+    return model_folder(folder_of(folder)).open()
+
+
+def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
+    """Return a model's config without its weights; of a hub model only the files that describe it are fetched.
+
+    Raises:
+        UnknownModel: As for `load`.
+        CheckpointError: The config is damaged, or no family covers it.
+    """
+    return model_folder(folder_of(name, revision, weights=False)).config
+
+
+def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
+    """Return a folder with what its config file says, read here and nowhere else.
+
+    A config is ours, damaged or not, unless it says what it is in other words.
+
+    Raises:
+        CheckpointError: There is no config file, it is not JSON, or it is ours and damaged.
+    """
+    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
+    if path is None:
+        pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
+        found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
+        advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
+        raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
+    if not isinstance(said, dict) or "sha256" in said or "format" in said or not said:
+        return OwnFolder(folder, path, said)
+    return PublishedFolder(folder, path, said)

@@ -1,0 +1,251 @@
+"""Our own layout: `config.json`, `model.safetensors`, and `tokenizer.json` if the model has one.
+
+`config.json` is an envelope around the model's config with the SHA-256 of config, weights and tokenizer, so that a
+damaged file is told from a strange one. Tied matrices are stored once.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors.torch import save as serialise
+
+from glassformer import files
+from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Origin, skeleton
+from glassformer.checkpoints.families import Piece, Source
+from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
+from glassformer.data import Roles, Tokenizer
+from glassformer.errors import CheckpointError, ConfigError, nearest
+from glassformer.models import ModelConfig, ModelLike, require_model
+
+FORMAT = 1
+TOKENIZER = "tokenizer.json"
+HALF = (torch.float16, torch.bfloat16)
+_SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
+
+
+def save(model: ModelLike, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+    """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
+
+    Args:
+        model: The model; its `tokenizer` is written too if it has one.
+        folder: Made if missing.
+        dtype: Store weights in this type, for example `torch.bfloat16`; as they are by default.
+
+    Raises:
+        SaveError: The folder cannot be written to; a model that was there before is still whole.
+    """
+    folder, model = Path(folder), require_model(model, "save")
+    tensors = {
+        name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
+    }
+    contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
+    if model.tokenizer is not None:
+        contents[TOKENIZER] = model.tokenizer.to_json()
+    digests = {name: sha256(content) for name, content in contents.items()}
+    # the envelope goes last: a folder without it is no model yet
+    return files.write_all(folder, contents | {CONFIG: envelope(model.config, digests, model.origin, model.tokenizer)})
+
+
+def envelope(
+    config: ModelConfig, digests: Mapping[str, str], origin: Origin | None = None, tokenizer: Tokenizer | None = None
+) -> str:
+    """Return what `config.json` says of a model.
+
+    Args:
+        config: Of the model.
+        digests: SHA-256 of the other files by name.
+        origin: Where the model came from.
+        tokenizer: Its tokenizer, whose special tokens the file does not tell.
+    """
+    model = config.to_dict()
+    said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
+    if origin is not None:
+        said["origin"] = origin._asdict()
+    if tokenizer is not None and tokenizer.published is not None:
+        said["tokenizer"] = tokenizer.published.to_dict()
+    return json.dumps(said, indent=1)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnFolder:
+    """A model on disk in our own layout.
+
+    Args:
+        folder: The folder.
+        path: Its config file.
+        said: What that file says: the envelope, checked on entry.
+
+    Raises:
+        CheckpointError: It is no envelope, of another format, or its config does not match its digest.
+    """
+
+    folder: Path
+    path: Path
+    said: Any
+    # copied, a model computes to the last bit what it computed when it was saved
+    mapped: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_envelope(self.said, self.path)
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """SHA-256 of the files, and of the config under `model`."""
+        return self.said["sha256"]
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        try:
+            return ModelConfig.from_dict(self.said["model"])
+        except ConfigError as error:
+            raise CheckpointError(f'"{self.path}": {error}') from error
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the model came from, if it was converted."""
+        origin = self.said.get("origin")
+        return None if origin is None else Origin(origin["family"], origin["config"])
+
+    def open(self) -> Checkpoint:
+        """Return the checkpoint, nothing read but headers; contents are not checked, see `check`.
+
+        Raises:
+            CheckpointError: Names, shapes or types of the tensors are not the model's.
+        """
+        tensors = TensorFiles(self.folder)
+        model = skeleton(self.config, len(tensors), self.folder)
+        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        _fit(shapes, tensors)
+        parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
+        return Checkpoint(self.folder, self.config, model, parts, tensors, {name: name for name in shapes}, self.origin)
+
+    def check(self, weights_only: bool = False) -> None:
+        """Raise `CheckpointError` if a file is not what its digest says.
+
+        Args:
+            weights_only: Check the files that hold the model's weights, and no others.
+        """
+        for name, digest in self.digests.items():
+            if name != "model" and (not weights_only or name.startswith("model")):
+                _verify(self.folder / name, digest)
+
+    def loaded_as(self, stored: torch.dtype) -> torch.dtype | None:
+        """Return the type that weights come in unless another is asked for: ours are stored short to be small."""
+        return torch.float32 if stored in HALF else None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return its tokenizer, if it has one.
+
+        Raises:
+            CheckpointError: It is damaged, or has more tokens than the model.
+        """
+        if TOKENIZER not in self.digests:
+            return None
+        path = self.folder / TOKENIZER
+        text = _read(path)
+        _require(path, text[:16], len(text), sha256(text), self.digests[TOKENIZER])
+        try:
+            roles = None if (said := self.said.get("tokenizer")) is None else Roles.from_dict(said)
+            tokenizer = Tokenizer.from_json(text.decode("utf-8"), roles)
+        except ConfigError as error:
+            raise CheckpointError(f'"{self.path}": {error}') from error
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f'"{path}" is not UTF-8.') from error
+        if tokenizer.vocab_size > self.config.vocab_size:
+            raise CheckpointError(
+                f'"{path}" has {tokenizer.vocab_size} tokens, the model vocab_size={self.config.vocab_size}.'
+            )
+        return tokenizer
+
+    def lack_of_tokenizer(self) -> str:
+        """Return why it has no tokenizer that can be read: the model was saved without one."""
+        return ""
+
+
+def _check_envelope(said: Any, path: Path) -> None:
+    digests = said.get("sha256") if isinstance(said, dict) else None
+    files = [] if not isinstance(digests, dict) else [name for name in digests if name.endswith(".safetensors")]
+    if not isinstance(digests, dict) or "model" not in said or not files:
+        raise CheckpointError(f'"{path}" is not a model config of this package: "model" and "sha256" are needed.')
+    if said.get("format") != FORMAT:
+        raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
+    # a damaged name must not pass for a file that was never there
+    strange = [
+        *(said.keys() - {"format", "model", "origin", "sha256", "tokenizer"}),
+        *(digests.keys() - {"model", TOKENIZER, *(name for name in files if _SHARD.fullmatch(name))}),
+    ]
+    if strange:
+        raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
+    if digests.get("model") != digest_of(said["model"]):
+        raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
+
+
+def sha256_of(path: Path) -> str:
+    """Return the digest of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256(content: bytes | str) -> str:
+    """Return the digest by which damage is noticed."""
+    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
+
+
+def digest_of(config: object) -> str:
+    """Return the digest of a config's JSON data."""
+    try:
+        return sha256(json.dumps(config, sort_keys=True))
+    except (ValueError, RecursionError):  # nested too deeply, or a number too long to be written
+        return "none"
+
+
+def _fit(shapes: Mapping[str, tuple[int, ...]], tensors: TensorFiles) -> None:
+    """Raise `CheckpointError` unless names, shapes and types are exactly the model's."""
+    problems = [f'"{name}" is missing.{nearest(name, tensors)}' for name in shapes if name not in tensors]
+    problems += [f'"{name}" is not in the model.{nearest(name, shapes)}' for name in tensors if name not in shapes]
+    for name, shape in shapes.items():
+        if name in tensors and tensors[name].shape != shape:
+            problems.append(f'"{name}" has shape {tensors[name].shape}, the config asks for {shape}.')
+    for name, tensor in tensors.items():
+        if tensor.dtype is None:
+            problems.append(f'"{name}" is stored as {tensor.stored_as}; F16, BF16, F32 and F64 are read.')
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise CheckpointError(f'"{tensors.folder}" does not fit its config: {" ".join(problems[:3])}{more}')
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+
+
+def _verify(path: Path, expected: str) -> None:
+    """Check a file against its digest without holding it."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+            file.seek(0)
+            digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+    _require(path, start, size, digest, expected)
+
+
+def _require(path: Path, start: bytes, size: int, digest: str, expected: str) -> None:
+    if is_pickle(start):
+        raise CheckpointError(f'"{path}" is a pickle, not safetensors; pickles can run code and are refused.')
+    if digest != expected:
+        raise CheckpointError(
+            f'"{path}" ({size:,} bytes) does not match the digest in {CONFIG}; it is truncated or damaged. '
+            "Copy it again from its source."
+        )

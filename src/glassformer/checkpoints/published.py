@@ -1,0 +1,114 @@
+"""A folder that another library wrote: a family translates its config and finds its tensors by their names."""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
+from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names
+from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.data import Tokenizer, lack_of_tokenizer, published
+from glassformer.errors import CheckpointError, ConfigError
+from glassformer.models import ModelConfig
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedFolder:
+    """A published model on disk.
+
+    Args:
+        folder: The folder.
+        path: Its config file.
+        said: What that file says.
+    """
+
+    folder: Path
+    path: Path
+    said: Mapping[str, Any]
+    mapped: ClassVar[bool] = True
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Our config of it."""
+        return translated(self.said, self.path)[1]
+
+    def open(self) -> Checkpoint:
+        """Return the checkpoint, nothing read but headers.
+
+        Raises:
+            CheckpointError: No family covers it, it is quantised, or config and tensors do not fit each other.
+        """
+        # what no family covers is told before the files are looked for
+        translated(self.said, self.path)
+        files = TensorFiles(self.folder)
+        family, ours = translated(self.said, self.path, files)
+        quantised = [(name, tensor.stored_as) for name, tensor in files.items() if tensor.dtype is None]
+        # a tensor may hold all layers
+        n_tensors = len(files) if not family.holds else sum(t.shape[0] for t in files.values() if t.shape)
+        model = skeleton(ours, n_tensors, self.folder)
+        with _read_as(family, self.path):
+            table = family.table(Fields(self.said, str(self.path)), ours)
+        parts = sources({name: tuple(v.shape) for name, v in model.state_dict().items()}, table)
+        stored = stored_names(family, parts, files)
+        wanted = set(stored.values())
+        for name, kind in quantised:
+            if name in wanted:
+                raise CheckpointError(
+                    f'"{self.folder}": "{name}" is stored as {kind}; weights of F16, BF16, F32 and F64 are read, '
+                    "quantised ones are not."
+                )
+        origin = Origin(family.name, dict(self.said))
+        return Checkpoint(self.folder, ours, model, parts, files, stored, origin)
+
+    def check(self, weights_only: bool = False) -> None:
+        """Do nothing: published files come without digests."""
+
+    def loaded_as(self, stored: torch.dtype) -> torch.dtype | None:
+        """Return the type that weights come in unless another is asked for: the one they are stored in."""
+        return None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return its tokenizer, None if there is none that can be read."""
+        return published(self.folder)
+
+    def lack_of_tokenizer(self) -> str:
+        """Return why it has no tokenizer that can be read."""
+        return lack_of_tokenizer(self.folder)
+
+
+def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = ()) -> tuple[Family, ModelConfig]:
+    """Return the family of a published config beside tensors of these names, and our config of it.
+
+    Raises:
+        CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
+    """
+    if isinstance(method := config.get("quantization_config"), Mapping):
+        raise CheckpointError(
+            f'"{where}" describes a quantised model ({method.get("quant_method", "unknown method")}), and quantised '
+            "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
+        )
+    family = recognise(config, str(where), names)
+    with _read_as(family, where):
+        return family, family.config(Fields(config, str(where)))
+
+
+@contextlib.contextmanager
+def _read_as(family: Family, where: Path) -> Iterator[None]:
+    """Turn what goes wrong while a config is translated into an error about that config."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except ConfigError as error:
+        raise CheckpointError(f'"{where}", read as {family.name}: {error}') from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # no heads to divide by, no layers to look at, a list where a number belongs
+        raise CheckpointError(
+            f'"{where}" contradicts itself, read as {family.name} ({type(error).__name__}: {error}); check its sizes '
+            "and lists."
+        ) from error

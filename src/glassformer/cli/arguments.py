@@ -1,0 +1,129 @@
+"""What a command's arguments stand for: a model, a preset, a text, a token, many rows of text."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from glassformer import checkpoints
+from glassformer.cli.options import Specials
+from glassformer.config import require
+from glassformer.errors import TextError, UnknownModel, nearest
+from glassformer.models import PRESETS, ModelConfig, ModelLike, preset
+
+
+def config_of(name: str) -> ModelConfig:
+    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
+
+    Raises:
+        UnknownModel: None of them; the message lists the names there are.
+    """
+    if name in PRESETS:
+        return preset(name)
+    _known(name)
+    return checkpoints.config_of(name)
+
+
+def model_of(name: str, specials: Specials = "default") -> Any:
+    """Return a model with weights.
+
+    Args:
+        name: A shipped model, or a folder.
+        specials: What its tokenizer does about special tokens.
+
+    Raises:
+        UnknownModel: A preset, which has no weights, or an unknown name.
+        ConfigError: It has no tokenizer that could be told about specials.
+    """
+    if name in PRESETS:
+        raise UnknownModel(
+            f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
+            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
+        )
+    _known(name)
+    model = checkpoints.load(name)
+    if specials != "default":
+        require(
+            model.tokenizer is not None,
+            f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
+        )
+        model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+    return model
+
+
+def _known(name: str) -> None:
+    known = [*checkpoints.shipped(), *PRESETS]
+    if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
+        raise UnknownModel(
+            f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
+            f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."
+        )
+
+
+def text_of(given: str) -> str:
+    """Return the text itself, or standard input for `-`; raises `TextError` if that is not UTF-8."""
+    if given != "-":
+        return given
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"standard input is not UTF-8 (byte {error.start}: {error.reason}). "
+            "Convert it first: iconv -f latin1 -t utf-8."
+        ) from error
+
+
+def prompt_of(model: ModelLike, given: str) -> str | list[int]:
+    """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
+
+    Raises:
+        TextError: The model has no tokenizer and this is no list of ids.
+    """
+    text = text_of(given)
+    if model.tokenizer is not None:
+        return text
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise TextError(
+            f"this model has no tokenizer, so it takes token ids like 5 17 3; found {text[:40]!r}."
+            + (f"\n    {model.no_tokenizer}" if model.no_tokenizer else "")
+        ) from error
+
+
+def token_of(model: ModelLike, given: str) -> int:
+    """Return the id of one token, given as text, or as an id where the model has no tokenizer.
+
+    Raises:
+        TextError: It is several tokens or unknown, or no id.
+        TokenOutOfRange: There is no such id.
+    """
+    from glassformer.analysis.prepare import token_id
+
+    if model.tokenizer is not None:
+        return token_id(model, given)
+    if not given.strip().isdecimal():
+        raise TextError(f"this model has no tokenizer, so a token is an id; found {given!r}.")
+    return token_id(model, int(given))
+
+
+def source_of(loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+    """Return where many rows of text come from: what was named, else the run's or the recipe's, else Python's own."""
+    from glassformer.analysis.learning import read_history
+    from glassformer.data import DataConfig, TextConfig
+    from glassformer.training.recipes import RECIPES, recipe
+
+    length = min(256, loaded.config.max_len)
+    if data:
+        # in consecutive cuts: no more rows than there is text for
+        return TextConfig(length=length, sources=data, heldout=0.0, crop="cut")
+    if run is not None:
+        history = read_history(run).config
+        return DataConfig.from_dict(history.get("evaluate") or history["data"])
+    if model in RECIPES:
+        known = recipe(model)
+        return known.evaluate or known.data
+    return TextConfig(length=length)
+
+
+def _names(names: Any) -> str:
+    return ", ".join(names) or "none"

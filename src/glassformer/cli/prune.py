@@ -1,0 +1,45 @@
+"""`glassformer prune`: the circuit that is left when edges that cost little are cut."""
+
+from glassformer.cli.arguments import model_of
+from glassformer.cli.options import ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.output import check
+from glassformer.cli.progress import progress
+from glassformer.cli.prompts import present, prompts_of
+
+
+def prune(
+    model: ModelName,
+    /,
+    *,
+    threshold: float,
+    prompts: Prompts,
+    metric: OneMeasure = "logit-difference",
+    specials: Specials = "default",
+    top: int = 6,
+    output: Output,
+) -> None:
+    """Find a circuit by pruning (ACDC): cut every edge whose loss costs less than a threshold, and show what is left.
+
+    Prompts come from a file (--pairs), a template (--task) or the command line (--clean and --corrupt).
+
+    Examples:
+        glassformer prune attn-only-2l --threshold 0.5
+        glassformer prune attn-only-2l --task repeated_arguments --threshold 0.5 --html circuit.html
+        glassformer prune my-model --pairs pairs.csv --metric kl --threshold 0.02
+
+    Args:
+        threshold: By how much the measure may get worse for an edge, in its own units.
+        top: Largest edges shown.
+    """
+    from glassformer import analysis
+    from glassformer.config import require
+
+    require(top >= 1, f"--top must be at least 1, found {top}.")
+    check(output)
+    loaded = model_of(model, specials)
+    compared = prompts_of(loaded, prompts)
+    measured = compared.metric(loaded, metric)
+    with progress("pruning") as report:
+        found = analysis.circuits.acdc(loaded, compared.pairs, measured, threshold=threshold, report=report)
+    given = {"metric": [measured.name], "seed": prompts.seed, "threshold": threshold}
+    present("prune", loaded, compared, [found], given=given, output=output, top=top)

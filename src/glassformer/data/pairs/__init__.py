@@ -1,0 +1,30 @@
+"""Pairs of prompts: clean and corrupt, made by templates or read from files, and checked against a tokenizer."""
+
+from glassformer.data.pairs.contrast import Contrast
+from glassformer.data.pairs.files import read_pairs, write_pairs
+from glassformer.data.pairs.prompt_pairs import Misfit, Pair, Pairs
+from glassformer.data.pairs.templates import (
+    TemplateFit,
+    greater_than,
+    indirect_objects,
+    induction,
+    repeated_arguments,
+    subject_verb_agreement,
+    templates_for,
+)
+
+__all__ = [
+    "Contrast",
+    "Misfit",
+    "Pair",
+    "Pairs",
+    "TemplateFit",
+    "greater_than",
+    "indirect_objects",
+    "induction",
+    "read_pairs",
+    "repeated_arguments",
+    "subject_verb_agreement",
+    "templates_for",
+    "write_pairs",
+]

@@ -1,0 +1,27 @@
+"""Synthetic tasks with answer keys, and languages whose best loss is known."""
+
+from glassformer.data.tasks.chains import Markov, SkipTrigram
+from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predictive
+from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
+from glassformer.data.tasks.repeats import Induction, Repeat
+from glassformer.data.tasks.senses import Phrase, Senses, phrases
+from glassformer.data.tasks.unseen_words import UnseenWords
+
+__all__ = [
+    "Brackets",
+    "Copy",
+    "DirichletMarkov",
+    "Induction",
+    "Markov",
+    "ModularAddition",
+    "Needle",
+    "Phrase",
+    "Recall",
+    "Repeat",
+    "Reverse",
+    "Senses",
+    "SkipTrigram",
+    "UnseenWords",
+    "dirichlet_predictive",
+    "phrases",
+]

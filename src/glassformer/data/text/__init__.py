@@ -1,0 +1,19 @@
+"""Natural text: where it comes from, how it is cut into rows, sequences planted in it, and models that count it."""
+
+from glassformer.data.text.corpus import TextConfig, TextData
+from glassformer.data.text.counts import BigramModel, NGramModel
+from glassformer.data.text.planted import Planted, PlantedData, PlantedRows
+from glassformer.data.text.sources import Document, python_stdlib, read_source
+
+__all__ = [
+    "BigramModel",
+    "Document",
+    "NGramModel",
+    "Planted",
+    "PlantedData",
+    "PlantedRows",
+    "TextConfig",
+    "TextData",
+    "python_stdlib",
+    "read_source",
+]

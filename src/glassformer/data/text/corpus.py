@@ -1,0 +1,313 @@
+"""Natural text: documents cut into rows, with document ids so that documents need not see each other.
+
+The stream of a split is its documents in order, `<bos>` before each. A row predicts `length` consecutive tokens of it.
+With `crop="cut"` rows are the consecutive cuts of the stream in a fresh order every epoch, so each token is a target
+once per epoch; with `crop="random"` a row starts at any offset.
+
+In memory, a split is one array of token ids. With `streaming=True` the corpus is read again every epoch, and a batch
+costs what it takes to read that far: in order it is cheap, a jump backwards starts again from the first document.
+"""
+
+import dataclasses
+import hashlib
+import platform
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from glassformer.config import require
+from glassformer.data.batch import SPLITS, Batch, DataConfig, Split, check_split, generator, next_token_batch
+from glassformer.data.text.sources import STANDARD_LIBRARY, Document, read_source
+from glassformer.data.tokenizer import Tokenizer, train_bpe
+from glassformer.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class TextConfig(DataConfig, kind="text"):
+    """Text from files or from a named corpus.
+
+    Args:
+        sources: Files, folders, globs, "-", "datasets:NAME" or "python-stdlib".
+        text_field: The field that holds the text, in JSONL and datasets.
+        heldout: Share of documents that are held out, chosen by hash.
+        crop: How rows are taken from the stream of tokens.
+        row_bos: Put `<bos>` in the place of every row's first input, also in the middle of a document.
+        vocab_size: Of the byte-level BPE that is trained when no tokenizer is given.
+        streaming: Read the corpus again every epoch rather than keep it in memory.
+        shuffle_buffer: Rows to shuffle among when streaming; 1 keeps the order of the corpus.
+    """
+
+    batch_size: int = 16
+    length: int = 256
+    seed: int = 0
+    sources: tuple[str, ...] = (STANDARD_LIBRARY,)
+    text_field: str = "text"
+    heldout: float = 0.05
+    crop: Literal["random", "cut"] = "random"
+    row_bos: bool = False
+    vocab_size: int = 1024
+    streaming: bool = False
+    shuffle_buffer: int = 1024
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")
+        require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
+        require(len(self.sources) > 0, f'sources is empty. Name a file, a folder or "{STANDARD_LIBRARY}".')
+        require(self.shuffle_buffer >= 1, "shuffle_buffer must be at least 1.")
+        require(not (self.streaming and "-" in self.sources), 'standard input ("-") can be read once: not streaming.')
+
+    def build(self, tokenizer: Tokenizer | None = None) -> "TextData | StreamedText":
+        return StreamedText(self, tokenizer) if self.streaming else TextData(self, tokenizer)
+
+    def read(self) -> Iterator[Document]:
+        """Yield the documents that hold any text."""
+        for source in self.sources:
+            yield from (document for document in read_source(source, self.text_field) if document.text.strip())
+
+
+class TextData:
+    """Text in memory.
+
+    `n_bytes[split]` and `n_tokens[split]` (specials not counted) turn nats per token into bits per byte:
+    `loss * n_tokens / n_bytes / log(2)`.
+    """
+
+    def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
+        self.config = config
+        documents = list(config.read())
+        if not documents:
+            raise DataError(f"no usable text in {_quoted(config.sources)}: every file is empty.")
+        self.split = split_documents(documents, config.heldout)
+        if tokenizer is None:
+            tokenizer = train_bpe((d.text for d in self.split["train"]), config.vocab_size)
+        self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+        self._digest = digest(documents)
+        self.n_bytes = {name: sum(len(d.text.encode()) for d in part) for name, part in self.split.items()}
+        self._ids = {name: tokenizer.encode_batch([d.text for d in part]) for name, part in self.split.items()}
+        self.n_tokens = {name: sum(map(len, part)) for name, part in self._ids.items()}
+        self._streams = {name: Stream.of(part, tokenizer.bos) for name, part in self._ids.items()}
+        # kept as arrays from here on: lists of Python integers take ten times the room
+        del self._ids
+
+    def batch(self, step: int, split: Split = "train") -> Batch:
+        stream, config = self.stream(split), self.config
+        if config.crop == "random":
+            starts = torch.randint(
+                max(1, stream.size - config.length), (config.batch_size,), generator=generator(config.seed, split, step)
+            )
+        else:
+            starts = self._cuts(stream, split, step)
+        rows = [stream.row(int(start), config.length) for start in starts]
+        return pack(rows, self.tokenizer.bos if config.row_bos else None)
+
+    def stream(self, split: Split) -> "Stream":
+        """Return the tokens of a split; raises `DataError` if it holds none."""
+        check_split(split)
+        if self._streams[split].size < 2:
+            raise DataError(
+                f'the "{split}" split of {_quoted(self.config.sources)} is empty: {self.describe()["documents"]} '
+                f"documents in all, heldout={self.config.heldout}. Give more documents or another share."
+            )
+        return self._streams[split]
+
+    def epoch_steps(self, split: Split = "train") -> int:
+        """Return how many batches cover the split once, rounded up."""
+        return -(-self.stream(split).cuts(self.config.length) // self.config.batch_size)
+
+    def documents(self, split: Split) -> Iterator[list[int]]:
+        yield from self.stream(split).documents()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a model card records of the corpus; the digest covers every name and text, in order."""
+        return {
+            "sources": list(self.config.sources),
+            "python": platform.python_version(),
+            "documents": sum(map(len, self.split.values())),
+            "bytes": sum(self.n_bytes.values()),
+            "sha256": self._digest,
+            "vocab_size": self.vocab_size,
+            "splits": {
+                name: {"documents": len(part), "bytes": self.n_bytes[name], "tokens": self.n_tokens[name]}
+                for name, part in self.split.items()
+            },
+        }
+
+    def _cuts(self, stream: "Stream", split: Split, step: int) -> list[int]:
+        cuts, size = stream.cuts(self.config.length), self.config.batch_size
+        rows = range(step * size, (step + 1) * size)
+        orders = {
+            epoch: torch.randperm(cuts, generator=generator(self.config.seed, split, "epoch", epoch))
+            for epoch in {row // cuts for row in rows}
+        }
+        return [int(orders[row // cuts][row % cuts]) * self.config.length for row in rows]
+
+
+class StreamedText:
+    """Text that does not fit in memory: the same rows as `crop="cut"`, shuffled within a buffer."""
+
+    def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
+        self.config = config
+        if tokenizer is None:
+            # merges are learned from the beginning of the corpus: all of it would not fit in memory
+            tokenizer = train_bpe((d.text for d in islice(self._texts("train"), 1000)), config.vocab_size)
+        self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+        self._position: dict[str, tuple[int, Iterator[Row]]] = {}
+
+    def batch(self, step: int, split: Split = "train") -> Batch:
+        check_split(split)
+        size = self.config.batch_size
+        at, rows = self._position.get(split, (0, self._rows(split)))
+        if at > step:
+            at, rows = 0, self._rows(split)
+        for _ in islice(rows, (step - at) * size):
+            pass
+        taken = list(islice(rows, size))
+        self._position[split] = (step + 1, rows)
+        return pack(taken, self.tokenizer.bos if self.config.row_bos else None)
+
+    def documents(self, split: Split) -> Iterator[list[int]]:
+        check_split(split)
+        yield from (self.tokenizer.encode(document.text) for document in self._texts(split))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "sources": list(self.config.sources),
+            "python": platform.python_version(),
+            "streaming": True,
+            "vocab_size": self.vocab_size,
+        }
+
+    def _texts(self, split: Split) -> Iterator[Document]:
+        held_out = split == "heldout"
+        return (d for d in self.config.read() if (d.hash() < self.config.heldout * 2**64) == held_out)
+
+    def _rows(self, split: Split) -> Iterator["Row"]:
+        random = generator(self.config.seed, split, "shuffle")
+        buffer: list[Row] = []
+        while True:
+            found = False
+            for row in _cut(self.documents(split), self.tokenizer.bos, self.config.length):
+                found = True
+                buffer.append(row)
+                if len(buffer) >= self.config.shuffle_buffer:
+                    yield buffer.pop(int(torch.randint(len(buffer), (), generator=random)))
+            if not found:
+                raise DataError(f'the "{split}" split of {_quoted(self.config.sources)} is empty.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """`length + 1` consecutive tokens of a stream, their documents, and how many are real."""
+
+    tokens: np.ndarray
+    documents: np.ndarray
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """Token ids of many documents in one array; `starts` says where each begins."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    has_bos: bool
+
+    @classmethod
+    def of(cls, documents: Iterable[list[int]], bos: int | None) -> "Stream":
+        head = [] if bos is None else [bos]
+        arrays = [np.array(head + ids, dtype=np.int32) for ids in documents]
+        starts = np.cumsum([0, *map(len, arrays)])[:-1]
+        return cls(np.concatenate([*arrays, np.empty(0, np.int32)]), starts, bos is not None)
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    def cuts(self, length: int) -> int:
+        """Return how many rows cover every token but the first as a target."""
+        return -(-(self.size - 1) // length)
+
+    def row(self, start: int, length: int) -> Row:
+        tokens = self.tokens[start : start + length + 1]
+        # a document may be empty, so several may start at one place: counting from the right takes the last
+        documents = np.searchsorted(self.starts, np.arange(start, start + len(tokens)), side="right")
+        return _padded(tokens, documents, length)
+
+    def documents(self) -> Iterator[list[int]]:
+        """Yield the token ids of each document, without `<bos>`."""
+        for start, stop in zip(self.starts, [*self.starts[1:], self.size], strict=True):
+            yield self.tokens[start + self.has_bos : stop].tolist()
+
+
+def pack(rows: list[Row], row_bos: int | None = None) -> Batch:
+    """Build a batch from rows of a stream.
+
+    Document ids count from 0 in each row; there are none if every row is one document. Past the end of the stream a row
+    is filled with a document of its own, whose targets do not count. With `row_bos` that token stands in the place of
+    each row's first input; targets stay the same.
+    """
+    tokens = torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64))
+    documents = torch.from_numpy(np.stack([row.documents for row in rows]).astype(np.int64))
+    sizes = torch.tensor([row.size for row in rows])
+    weight = torch.arange(1, tokens.shape[1])[None, :] < sizes[:, None]
+    ids = (documents - documents[:, :1])[:, :-1].contiguous()
+    batch = next_token_batch(tokens, weight, documents=ids if bool(ids.any()) else None)
+    if row_bos is not None:
+        batch.tokens[:, 0] = row_bos
+    return batch
+
+
+def split_documents(documents: list[Document], heldout: float) -> dict[Split, list[Document]]:
+    """Divide documents by hash into "train" and "heldout".
+
+    Of two documents or more, each side gets at least one (unless `heldout` is 0): the one with the most extreme hash.
+    """
+    hashes = [document.hash() for document in documents]
+    threshold = heldout * 2**64
+    if heldout > 0 and len(set(hashes)) > 1:
+        threshold = min(max(threshold, min(hashes) + 1), max(hashes))
+    train = [d for d, h in zip(documents, hashes, strict=True) if h >= threshold]
+    held_out = [d for d, h in zip(documents, hashes, strict=True) if h < threshold]
+    if not train:
+        train, held_out = held_out, train
+    return dict(zip(SPLITS, (train, held_out), strict=True))
+
+
+def digest(documents: Iterable[Document]) -> str:
+    """Return the SHA-256 over names and texts, in order."""
+    state = hashlib.sha256()
+    for document in documents:
+        for part in (document.name, document.text):
+            state.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return state.hexdigest()
+
+
+def _cut(documents: Iterable[list[int]], bos: int | None, length: int) -> Iterator[Row]:
+    tokens, owners, number = np.empty(0, np.int64), np.empty(0, np.int64), 0
+    for number, ids in enumerate(documents, 1):
+        ids = ids if bos is None else [bos, *ids]
+        tokens = np.concatenate([tokens, np.array(ids, np.int64)])
+        owners = np.concatenate([owners, np.full(len(ids), number)])
+        whole = (len(tokens) - 1) // length
+        for k in range(whole):
+            window = slice(k * length, (k + 1) * length + 1)
+            yield _padded(tokens[window], owners[window], length)
+        # the last token of a row is the first input of the next
+        tokens, owners = tokens[whole * length :], owners[whole * length :]
+    if len(tokens) > 1:
+        yield _padded(tokens, owners, length)
+
+
+def _padded(tokens: np.ndarray, documents: np.ndarray, length: int) -> Row:
+    size, missing = len(tokens), length + 1 - len(tokens)
+    if missing:
+        tokens = np.concatenate([tokens, np.repeat(tokens[-1:], missing)])
+        documents = np.concatenate([documents, np.repeat(documents[-1:] + 1, missing)])
+    return Row(tokens, documents, size)
+
+
+def _quoted(sources: Iterable[str]) -> str:
+    return ", ".join(f'"{source}"' for source in sources)

@@ -1,0 +1,74 @@
+"""What a page of results is drawn from: the results as they pack themselves, and their words beside them.
+
+Whatever a result states in its docstring, its page states too: the summary above the pictures, what each field means
+beside it. Properties that return labelled tensors or numbers are drawn like fields.
+"""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from glassformer.errors import ConfigError
+from glassformer.labelled import Result
+
+FORMAT, VERSION = "glassformer.results", 1
+
+
+def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the document that a page of results carries.
+
+    Args:
+        results: One, or several.
+        head: What the page says of them all: `model`, `command`, `given` and `reading`, as far as known.
+
+    Returns:
+        The head, under `results` each result as `to_dict(packed=True)` gives it, and under `about`, for each class of
+        result at any depth, what it and its fields mean.
+
+    Raises:
+        ConfigError: There is no result, or something else among them.
+    """
+    found = [results] if isinstance(results, Result) else list(results)
+    if not found or not all(isinstance(result, Result) for result in found):
+        raise ConfigError(
+            "a page of results needs at least one result of an analysis, as the analysis returned it; got "
+            f"{[type(entry).__name__ for entry in found] or 'none'}."
+        )
+    kinds = {type(inner).__name__: type(inner) for result in found for inner in _within(result)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **(head or {}),
+        "results": [result.to_dict(packed=True) for result in found],
+        "about": {name: _about(kind) for name, kind in kinds.items()},
+    }
+
+
+def _within(value: Any) -> Iterator[Result]:
+    """Yield a result and those in its fields, at any depth."""
+    if isinstance(value, Result):
+        yield value
+    if isinstance(value, Mapping):
+        held = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        held = list(value)
+    else:
+        held = [getattr(value, f.name) for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    for inner in held:
+        yield from _within(inner)
+
+
+def _about(kind: type[Result]) -> dict[str, Any]:
+    """Return a docstring as a summary and the meaning of each field and derived property."""
+    parts = re.split(r"^(\w+):$", inspect.getdoc(kind) or "", flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2]))
+    fields: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \w+: )", sections.get("Args", "")):
+        name, colon, words = entry.strip().partition(": ")
+        if colon:
+            fields[name] = " ".join(words.split())
+    for name in kind.derived_names():
+        fields.setdefault(name, " ".join((inspect.getdoc(getattr(kind, name)) or "").split()))
+    return {"summary": " ".join(parts[0].split()), "fields": fields}

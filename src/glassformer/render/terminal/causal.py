@@ -1,0 +1,156 @@
+"""Patching and causal traces on the terminal: maps of numbers, and the largest cells with their spread."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
+from glassformer.labelled import Coordinate, Labelled
+from glassformer.render.terminal.matrix import label_of, matrix, short
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table, tables
+
+N_CELLS = 6
+MEANINGS = {
+    "denoising": "clean values put into the corrupt run: is the value enough?",
+    "noising": "corrupt values put into the clean run: is the value needed?",
+}
+KINDS = {
+    "state": "the stream after a layer",
+    "mlp": "the outputs of a window of MLPs",
+    "attn": "the outputs of a window of attentions",
+    "state_without_mlp": "the stream, MLPs behind it severed",
+    "state_without_attn": "the stream, attention behind it severed",
+}
+
+
+@tables.register
+def _(result: Patched) -> RenderableType:
+    parts = [_runs(result), *(_patched("", result, i, N_CELLS) for i in range(result.values.size("metric")))]
+    return Group(*spaced(parts))
+
+
+@tables.register
+def _(result: TracesByRole) -> RenderableType:
+    metrics, total = result.values.labels("metric"), result.average_total.values.tolist()
+    lost = ", ".join(f"{value:+.3f} {name}" for name, value in zip(metrics, total))
+    n = result.values.size("prompt")
+    title = Text.assemble((f"Causal traces of {n} prompts", STRONG), f"  noise on the subject costs {lost}")
+    maps = [
+        section(f"{_kind(kind)}: {metrics[0]} restored", *matrix(result.mean.select(metric=0, kind=i), "token"))
+        for i, kind in enumerate(result.values.labels("kind"))
+    ]
+    return Group(*spaced([title, *maps]))
+
+
+@largest.register
+def _(result: Patching, top: int = N_CELLS) -> RenderableType:
+    first = next(iter(result.values()))
+    title = Text.assemble((f"Patching, {result.direction}", STRONG), f"  {MEANINGS[result.direction]}")
+    work = f"{result.rows:,} cells; {100 * result.work:.0f} % of the work of one whole run each"
+    parts: list[RenderableType] = [Group(title, Text(work, style=QUIET)), _runs(first)]
+    for i in range(first.values.size("metric")):
+        parts += [_patched(name, table, i, top) for name, table in result.items()]
+    return Group(*spaced(parts))
+
+
+@largest.register
+def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
+    numbers = table("metric", "clean", "corrupted", "total effect")
+    n = result.corrupt.size("sample")
+    for i, name in enumerate(result.clean.labels("metric")):
+        corrupt = result.corrupt.values[i].double()
+        spread = "" if n < 2 else f" ± {float(corrupt.std() / n**0.5):.3f}"
+        effect = float(result.total_effect.values[i])
+        numbers.add_row(
+            str(name), f"{float(result.clean.values[i]):.3f}", f"{float(corrupt.mean()):.3f}{spread}", f"{effect:+.3f}"
+        )
+    title = Text.assemble(
+        ("Causal trace of ", STRONG), (label_of(result.answer), STRONG), f" against {label_of(result.wrong)}"
+    )
+    about = (
+        f"noise of {result.noise:.3g} on the subject (*), {n} draw{'s' * (n != 1)}, seed {result.seed}; "
+        f"windows of {result.window} layer{'s' * (result.window != 1)}"
+    )
+    parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
+    metrics = [str(name) for name in result.values.labels("metric")]
+    effect, error = _starred(result.indirect_effect, result.subject), result.error
+    for i, kind in enumerate(effect.labels("kind")):
+        restored = effect.select(metric=0, kind=i)
+        other = effect.select(metric=1, kind=i), error.select(metric=1, kind=i)
+        cells = _cells(restored, *other, top, metrics)
+        heading = f"Restoring {_kind(kind)}: gain in {metrics[0]}"
+        parts.append(section(heading, *matrix(restored, "token \\ layer"), *cells))
+    return Group(*spaced(parts))
+
+
+def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
+    """Return what a cell is called: `L1H6`, `L0 2:cat`, `L3N70`."""
+    at = dict(zip(axes, where))
+    name = f"L{at.pop('layer')}" if "layer" in at else ""
+    for axis, letter in (("head", "H"), ("kv_head", "H"), ("neuron", "N")):
+        if axis in at and name:
+            name += f"{letter}{at.pop(axis)}"
+    bare = ("pos", "site", "role")
+    rest = [label_of(x, 32) if axis in bare else f"{axis} {label_of(x)}" for axis, x in at.items()]
+    return " ".join(filter(None, [name, *rest]))
+
+
+def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
+    """Return parts with an empty line between any two."""
+    return [line for i, part in enumerate(parts) for line in ([Text("")] if i else []) + [part]]
+
+
+def _runs(found: Patched) -> RenderableType:
+    n = found.clean.size("batch")
+    without = found.undefined.values.sum(-1).tolist()
+    grid = table(f"mean of {n} ± error" if n > 1 else "", "clean run", "corrupt run", "no difference" * any(without))
+    for i, name in enumerate(found.clean.labels("metric")):
+        ends = []
+        for run in (found.clean, found.corrupt):
+            values = run.values[i].double()
+            ends.append(f"{float(values.mean()):.3f}" + ("" if n < 2 else f" ± {float(values.std() / n**0.5):.3f}"))
+        grid.add_row(str(name), *ends, f"{without[i]} of {n}" if without[i] else "")
+    return grid
+
+
+def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType:
+    carried = found.carried.select(metric=metric)
+    title = f"{name + ': ' if name else ''}share of the difference in {found.values.labels('metric')[metric]} carried"
+    flat = _turned(carried)
+    picture = matrix(flat, f"{flat.axes[0]} \\ {flat.axes[1]}") if len(carried.axes) == 2 else []
+    change, error = found.mean("change").select(metric=metric), found.error("change").select(metric=metric)
+    return section(title, *picture, *_cells(carried, change, error, top, ["share", "changes it by"]))
+
+
+def _turned(found: Labelled) -> Labelled:
+    """Return positions down and layers across; other axes as they are."""
+    if found.axes[:2] != ("layer", "pos") or len(found.axes) != 2:
+        return found
+    return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
+
+
+def _cells(size: Labelled, change: Labelled, error: Labelled, top: int, heads: Sequence[str]) -> list[RenderableType]:
+    """Return the cells that are largest in `size`, with the change they make; and what stands above the two."""
+    ranked = Labelled(size.values.nan_to_num(0.0), size.axes, size.coords).top(top, by_size=True)
+    most = max((abs(value) for _, value in ranked), default=0.0)
+    grid = table("largest", heads[0], "", heads[1], left=(0, 2))
+    index = {axis: {label: i for i, label in enumerate(size.labels(axis))} for axis in size.axes}
+    for where, value in ranked:
+        if value == 0.0:
+            continue
+        at = tuple(index[axis][label] for axis, label in zip(size.axes, where))
+        moved, off = float(change.values[at]), float(error.values[at])
+        told = f"{moved:+.3f}" + ("" if math.isnan(off) else f" ± {off:.3f}")
+        grid.add_row(cell_name(size.axes, where), short(value, 3 if most < 0.1 else 2), bar(value, most), told)
+    return [Text("nothing changes it", style=QUIET)] if not grid.rows else [grid]
+
+
+def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:
+    names = [f"*{label}" if i in subject else str(label) for i, label in enumerate(found.labels("pos"))]
+    return Labelled(found.values, found.axes, {**found.coords, "pos": names})
+
+
+def _kind(kind: Coordinate) -> str:
+    return KINDS.get(str(kind), str(kind))

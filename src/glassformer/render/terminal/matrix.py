@@ -1,0 +1,101 @@
+"""A matrix as text: numbers where they fit, shades where they do not."""
+
+import math
+
+import torch
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from glassformer.labelled import Coordinate, Labelled
+from glassformer.render.terminal.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
+
+TOKENS = ("pos", "query", "key")
+WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56
+SHADES, SOURCE = " ░▒▓█", "source "
+
+
+def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[RenderableType]:
+    """Return a table of two axes, the first one down, and a note on rows that were left out.
+
+    Rows without a number are left out; where there are many, so are those with nothing large in them. What is not
+    defined stays empty.
+
+    Args:
+        found: Two axes.
+        corner: What stands above the labels of rows.
+        rows: How many are shown.
+    """
+    values = found.values.detach().double()
+    sizes = values.abs().nan_to_num(-1.0).amax(1)
+    defined = int((sizes >= 0).sum())
+    # of many rows, those that would show as zeros are noise
+    telling = int((sizes >= sizes.max() / 100).sum()) if defined > FEW else defined
+    chosen = sorted(sizes.topk(min(rows, telling)).indices.tolist())
+    down, across = found.labels(found.axes[0]), found.labels(found.axes[1])
+    largest = float(sizes.max()) if defined else 0.0
+    names = [label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]) for i in chosen]
+    cells = [[_number(x, largest) for x in values[i].tolist()] for i in chosen] if len(across) <= NUMBERS else []
+    heads = [_short(label) for label in across]
+    columns = zip(heads, *([cell.plain for cell in row] for row in cells))
+    room = WIDTH - max(map(cell_len, [corner, *names])) - 2 * len(across)
+    numbers = len(across) <= NUMBERS and sum(max(map(cell_len, column)) for column in columns) <= room
+    grid = table(corner, *(heads if numbers else [_ruler(len(across))]), left=(0,) if numbers else (0, 1))
+    for i, name, row in zip(chosen, names, cells if numbers else chosen):
+        grid.add_row(name, *(row if isinstance(row, list) else [_shaded(values[i], largest)]))
+    notes: list[RenderableType] = []
+    if not numbers and largest > 0:
+        signs = f"; {NEGATIVE}: negative" if bool((values < 0).any()) else ""
+        notes.append(Text(f"shades: █ {largest:.3g} and down in quarters{signs}", style=QUIET))
+    if defined > len(chosen):
+        rest = max(float(sizes[i]) for i in range(len(sizes)) if i not in chosen)
+        fate = f"nowhere above {rest:.1g} in size" if rest > 0 else "all zero"
+        notes.append(Text(f"{defined - len(chosen)} more rows, {fate}", style=QUIET))
+    return [grid, *notes]
+
+
+def label_of(label: Coordinate, width: int = 18) -> str:
+    """Return a coordinate as a row's label; tokens are shown as signs that do not move the cursor."""
+    # a space of ours, and not of the token
+    source = str(label).startswith(SOURCE)
+    return (SOURCE if source else "") + visible(str(label).removeprefix(SOURCE), width)
+
+
+def short(x: float, digits: int = 2) -> str:
+    """Return a number of few characters: `.83`, `-1.20`, `12.3`."""
+    if math.isnan(x):
+        return "-"
+    shown = f"{x:.{digits}f}" if abs(x) < 10 else f"{x:.1f}" if abs(x) < 1000 else f"{x:.0e}"
+    shown = shown.lstrip("-") if float(shown) == 0 else shown
+    return shown.replace("0.", ".", 1) if abs(x) < 1 and shown.startswith(("0.", "-0.")) else shown
+
+
+def _number(x: float, largest: float) -> Text:
+    if math.isnan(x):
+        return Text("")
+    strength = STRONG if abs(x) >= largest / 2 else QUIET if abs(x) < largest / 20 else ""
+    return Text(short(x, 3 if largest < 0.1 else 2), style=f"{strength} {POSITIVE if x >= 0 else NEGATIVE}".strip())
+
+
+def _shaded(row: torch.Tensor, largest: float) -> Text:
+    # several neighbours share a sign if they are too many: the one of largest size stands for them
+    step = -(-len(row) // SHADED)
+    shown = Text()
+    for part in row.nan_to_num(0.0).split(step):
+        x = float(part[part.abs().argmax()])
+        level = 0 if largest <= 0 else math.ceil(4 * abs(x) / largest - 0.5)
+        shown.append(SHADES[min(max(level, 0), 4)], style=POSITIVE if x >= 0 else NEGATIVE)
+    return shown
+
+
+def _ruler(n: int) -> str:
+    """Return numbers above the columns they stand for."""
+    step = -(-n // SHADED)
+    ruler = ""
+    for first in range(0, n, 10 * step):
+        ruler = ruler.ljust(first // step) + str(first)
+    return ruler
+
+
+def _short(label: Coordinate) -> str:
+    return visible(str(label), 8)

@@ -1,0 +1,75 @@
+"""What tables on the terminal are made of, and the function that finds a result's view."""
+
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from glassformer.labelled import Result
+
+BAR = 16
+POSITIVE, NEGATIVE, QUIET, STRONG = "cyan", "yellow", "dim", "bold"
+
+
+@singledispatch
+def tables(result: Result) -> RenderableType:
+    """Return what `show` prints, for any rich console; results without a view of their own print as text."""
+    view: Any = largest.dispatch(type(result))
+    return Text(repr(result)) if view is largest.dispatch(object) else view(result)
+
+
+@singledispatch
+def largest(result: Result, top: int) -> RenderableType:
+    """Return a result's view with so many of its largest entries; of a view that ranks nothing, the view.
+
+    A view registered here serves `tables` too, with its own default of `top`.
+    """
+    return tables(result)
+
+
+def show(result: Result, console: Console | None = None) -> None:
+    """Print a result as tables."""
+    (console or Console()).print(tables(result))
+
+
+def lines(result: Result, width: int = 100) -> Iterator[str]:
+    """Return what `show` prints as plain lines, for logs and tests."""
+    console = Console(width=width, color_system=None, record=False, file=None)
+    with console.capture() as capture:
+        console.print(tables(result))
+    yield from capture.get().splitlines()
+
+
+def visible(text: str, width: int = 16) -> str:
+    """Return a token as it can be shown in a table: spaces and line breaks as signs, nothing that moves the cursor."""
+    signs = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+    shown = "".join(signs.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
+    return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
+
+
+def numbered(name: str, tokens: Sequence[str]) -> Text:
+    """Return tokens as a line, each behind its index."""
+    return Text.assemble((name, QUIET), "  ", " ".join(f"{i}:{visible(token)}" for i, token in enumerate(tokens)))
+
+
+def bar(value: float, largest: float, width: int = BAR) -> Text:
+    """Return a bar for a magnitude; negative values in the other colour."""
+    eighths = round(8 * width * abs(value) / largest) if largest > 0 else 0
+    blocks = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+    return Text(blocks, style=POSITIVE if value >= 0 else NEGATIVE)
+
+
+def table(*columns: str, left: tuple[int, ...] = (0,)) -> Table:
+    table = Table(box=None, pad_edge=False, header_style=QUIET, show_header=any(columns[1:]))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i in left else "right", no_wrap=True)
+    return table
+
+
+def section(title: str, *parts: RenderableType) -> RenderableType:
+    # a table's own title would be wrapped to the width of the table
+    return Group(Text(title, style=STRONG), *parts)

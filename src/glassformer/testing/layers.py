@@ -1,0 +1,182 @@
+"""Attention layers to draw from: any mechanism in any layout of heads, with any positions, projection and merge step.
+
+A mechanism is covered the moment it registers: its default config is always drawn, and the `variants` it names beside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from hypothesis import assume, strategies as st
+from torch import Tensor, nn
+
+from glassformer.attention import (
+    Alibi,
+    Attention,
+    AttentionLayer,
+    Context,
+    Merge,
+    MixerConfig,
+    PositionsConfig,
+    ProjectionConfig,
+    QueryKeyNorm,
+    QueryKeyOnly,
+    RelativeBias,
+    Rope,
+    Separate,
+    Smeared,
+    YarnScaling,
+)
+from glassformer.models.stack import make_context
+from glassformer.trace import SiteTable, Tape
+
+M = TypeVar("M", bound=nn.Module)
+
+D_MODEL = 12
+
+POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.values()] + [  # type: ignore[misc]
+    Rope(pairing="interleaved"),
+    Rope(fraction=0.5),
+    Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
+    QueryKeyOnly(amplitude=2.0),
+    RelativeBias(4, 6, bidirectional=True),
+]
+QUERY_KEY_NORMS: list[QueryKeyNorm | bool] = [
+    False,
+    True,
+    QueryKeyNorm(gains="own", centred=True, bias=True, eps=1e-5),
+    QueryKeyNorm(over="all", offset=1.0, eps=1e-6),
+]
+MERGES = [
+    Merge(),
+    Merge(bias=True),
+    Merge(norm="head"),
+    Merge(norm="all", gate="sigmoid", bias=True),
+    Merge(gate="silu"),
+]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of one attention layer."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int | None = None
+
+
+LAYOUTS = [
+    Layout(1, 1, 4),
+    Layout(2, 2, 4, 3),
+    Layout(4, 2, 4),
+    Layout(4, 1, 4, 6),
+    Layout(6, 3, 4, 5),
+    Layout(3, 3, 5),
+]
+
+
+def mixers(kind: str) -> st.SearchStrategy[MixerConfig]:
+    """Draw the default config of a kind, or one of its variants."""
+    cls = cast(Any, MixerConfig.registry[kind])
+    return st.sampled_from([cls(**fields) for fields in ({}, *cls.variants)])
+
+
+layouts = st.sampled_from(LAYOUTS)
+positions = st.sampled_from(POSITIONS)
+merges = st.sampled_from(MERGES)
+seeds = st.integers(0, 2**16)
+lengths = st.integers(1, 9)
+
+
+@dataclass
+class Layer:
+    """One attention layer with random weights, and what the laws need to run it."""
+
+    module: AttentionLayer
+
+    @property
+    def config(self) -> Attention:
+        return self.module.config
+
+    @property
+    def mixer(self) -> Any:
+        return self.module.mixer
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        table = SiteTable({site.name: site for site in self.module.sites()})
+        return table if glob == "*" else SiteTable({name: table[name] for name in table.match(glob)})
+
+    def tape(self, *read: str, edit: Any = (), grad: bool = False) -> Tape:
+        return Tape(self, read, edit, grad=grad)
+
+    def __call__(self, x: Tensor, context: Context | None = None, **kwargs: Any) -> Tensor:
+        return self.module(x, causal_context(x) if context is None else context, **kwargs)[0]
+
+    def read(self, x: Tensor, *names: str, context: Context | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the values at some sites, from one pass."""
+        tape = self.tape(*names)
+        self(x, context, tape=tape, **kwargs)
+        return tape.values
+
+
+@st.composite
+def projections(draw: Callable[..., Any], *, smeared: bool) -> ProjectionConfig:
+    """Draw how queries, keys and values are made; in one of four, keys are smeared if they may be."""
+    kind = Smeared if smeared and draw(st.integers(0, 3)) == 3 else Separate
+    return kind(
+        bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),
+        clip=draw(st.sampled_from([None, None, 0.7])),
+    )
+
+
+@st.composite
+def layers(
+    draw: Callable[..., Any],
+    kind: str,
+    *,
+    placed: st.SearchStrategy[PositionsConfig] = positions,
+    merged: st.SearchStrategy[Merge] = merges,
+    shaped: st.SearchStrategy[Layout] = layouts,
+    projected: st.SearchStrategy[ProjectionConfig] | None = None,
+    cross: bool = False,
+) -> Layer:
+    """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
+    mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
+    assume(mixer.crosses or not cross)
+    projection = draw(projections(smeared=not cross) if projected is None else projected)
+    config = Attention(
+        layout.n_heads,
+        layout.n_kv_heads,
+        layout.d_head,
+        layout.d_value,
+        mixer=mixer,
+        positions=place,
+        projection=projection,
+        merge=draw(merged),
+        cross=cross,
+    )
+    return Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), draw(seeds)))
+
+
+def randomise(module: M, seed: int = 0, std: float = 0.4) -> M:
+    """Draw every parameter anew, biases and gains too: zeros and ones would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+    return module
+
+
+def stream(batch: int, length: int, seed: int = 0, d_model: int = D_MODEL) -> Tensor:
+    """Return a random residual stream in float64."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(batch, length, d_model, generator=generator, dtype=torch.float64)
+
+
+def causal_context(x: Tensor, **kwargs: Any) -> Context:
+    """Return the context of causal self-attention over x; arguments as in `make_context`."""
+    return make_context(x.shape[0], x.shape[1], x.device, is_causal=True, **kwargs)

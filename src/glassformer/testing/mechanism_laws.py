@@ -1,0 +1,532 @@
+"""Laws every mechanism obeys, drawn over head layouts, positions and merge steps.
+
+    class TestMine(MechanismLaws):
+        mechanism = Mine
+
+Each law is a function of a kind; pytest finds it as a test of such a class, if the mechanism claims what it speaks of.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import pytest
+import torch
+from hypothesis import assume, given, strategies as st
+from torch import Tensor
+
+from glassformer.attention import (
+    Attention,
+    Context,
+    Mask,
+    MixerConfig,
+    NoPositions,
+    Separate,
+    Traits,
+    causal,
+    documents,
+    padding,
+    per_query_head,
+    window,
+)
+from glassformer.errors import NoPattern
+from glassformer.models.stack import cross_context, make_context
+from glassformer.testing.closeness import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, lengths as sizes, mixers, seeds, stream
+from glassformer.testing.suite import Suite
+from glassformer.trace import Scale
+
+SUITE = Suite("kind")
+
+
+class MechanismLaws:
+    """The laws of one mechanism or of several, as tests.
+
+    Args:
+        mechanism: Config classes of what is under test. Their `variants` are drawn beside the defaults.
+    """
+
+    mechanism: ClassVar[type[MixerConfig] | Sequence[type[MixerConfig]]]
+
+    def __init_subclass__(cls) -> None:
+        several = [cls.mechanism] if isinstance(cls.mechanism, type) else cls.mechanism
+        SUITE.bind(cls, {str(each.kind): each for each in several}, lambda mechanism: mechanism.kind)
+
+
+def claiming(claim: Callable[[Traits], bool]) -> Callable[[Any], Any]:
+    """Make a law of those mechanisms that claim it."""
+    return SUITE.law(lambda mechanism: claim(mechanism.traits))
+
+
+every = SUITE.law()
+has_pattern = claiming(lambda traits: traits.linear_in_value != "no")
+crossing = SUITE.law(lambda mechanism: cast(Any, mechanism)().crosses)
+exact = claiming(lambda traits: traits.linear_in_value == "exact")
+
+
+@exact
+@given(st.data())
+def test_pattern_times_value_is_z(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    # two runs: asking for the pattern changes the route, so a single run would compare the dense route with itself
+    fused, dense = layer.read(x, "query", "value", "z"), layer.read(x, "pattern")
+    close(dense["pattern"] @ per_query_head(fused["value"], fused["query"]), fused["z"])
+
+
+@exact
+@given(st.data())
+def test_a_written_pattern_is_what_the_probe_finds(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    values = layer.read(x, "query", "key", "pattern")
+    context = causal_context(x)
+    if layer.module.positions.has_bias:
+        context = context.with_bias(layer.module.positions.bias(context))
+    probed = layer.mixer.probe(values["query"], per_query_head(values["key"], values["query"]), x, context)
+    close(values["pattern"], probed)
+
+
+@has_pattern
+@given(st.data())
+def test_the_dense_route_gives_the_same_output(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    close(layer(x, tape=layer.tape("pattern")), layer(x))
+
+
+@every
+@given(st.data())
+def test_segments_with_carried_state_equal_one_pass(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, n))) | {n})
+    x = stream(2, n)
+    # without gradients a state may grow in place
+    with torch.set_grad_enabled(data.draw(st.booleans())):
+        state, pieces = layer.module.begin(2, x), []
+        for start, stop in zip([0, *cuts], cuts):
+            context = make_context(2, stop - start, x.device, is_causal=True, past=start)
+            out, state = layer.module(x[:, start:stop], context, state=state)
+            pieces.append(out)
+    close(torch.cat(pieces, 1), layer(x))
+
+
+@every
+@given(st.data())
+def test_one_state_can_be_continued_twice(kind: str, data: st.DataObject) -> None:
+    layer, cut = data.draw(layers(kind)), data.draw(st.integers(1, 4))
+    x, other = stream(2, 6), stream(2, 6, 5)
+    other[:, :cut] = x[:, :cut]
+    context = make_context(2, 1, x.device, is_causal=True, past=cut)
+    with torch.set_grad_enabled(data.draw(st.booleans())):
+        _, state = layer.module(x[:, :cut], causal_context(x[:, :cut]), state=layer.module.begin(2, x))
+        before = [part.clone() for part in state if isinstance(part, Tensor)]
+        outs = [layer.module(u[:, cut : cut + 1], context, state=state)[0] for u in (x, other, x)]
+        after = [part for part in state if isinstance(part, Tensor)]
+    for out, whole in zip(outs, (x, other, x)):
+        close(out, layer(whole[:, : cut + 1])[:, cut:])
+    assert all(torch.equal(a, b) for a, b in zip(after, before))
+
+
+@every
+@given(st.data())
+def test_scan_equals_parallel(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    close(layer(x, causal_context(x, form="scan")), layer(x, causal_context(x, form="parallel")))
+
+
+@every
+@given(st.data())
+def test_permuting_the_batch_permutes_the_output(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x, order = stream(3, n), torch.tensor([2, 0, 1])
+    close(layer(x[order]), layer(x)[order])
+
+
+@every
+@given(st.data())
+def test_future_tokens_cannot_change_past_outputs(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x = stream(1, 5).requires_grad_()
+    out = layer(x) @ stream(1, 1, 3)[0, 0]
+    influence = torch.stack(
+        [torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].abs().sum(-1) for t in range(5)]
+    )
+    # exact zero, not small
+    assert (influence.triu(1) == 0).all()
+    assert (influence.diagonal() > 0).all()
+
+
+@every
+@given(st.data())
+def test_tokens_beyond_a_rows_length_change_nothing_before_it(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    lengths = torch.tensor([2, 5, 4])
+    x = stream(3, 5)
+    other = x.clone()
+    for row, length in enumerate(lengths.tolist()):
+        other[row, length:] += 1.0
+    one, two = (layer(u, causal_context(u, lengths=lengths)) for u in (x, other))
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(one[row, :length], two[row, :length])
+        close(one[row, :length], layer(x[row : row + 1, :length])[0])
+
+
+@every
+@given(st.data())
+def test_left_padded_rows_with_state_equal_rows_on_their_own(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    lengths, total, new = [2, 4, 3], 4, 2
+    x = stream(3, total + new)
+    start = total - torch.tensor(lengths)
+    prompt = make_context(3, total, x.device, is_causal=True, start=start)
+    state = layer.module.begin(3, x)
+    first, state = layer.module(x[:, :total], prompt, state=state)
+    step = make_context(3, new, x.device, is_causal=True, past=total, start=start)
+    second, _ = layer.module(x[:, total:], step, state=state)
+    both = torch.cat((first, second), 1)
+    assert both.isfinite().all()
+    for row, begin in enumerate(start.tolist()):
+        close(both[row, begin:], layer(x[row : row + 1, begin:])[0])
+
+
+@every
+@given(st.data())
+def test_a_row_that_may_attend_to_nothing_gives_zeros_and_finite_gradients(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x = stream(2, 4).requires_grad_()
+    # left padding: the first positions of a row see themselves only, and are padding themselves
+    start = torch.tensor([2, 0])
+    for names in ((), ("pattern",)):
+        if names and "pattern" not in layer.sites():
+            continue
+        tape = layer.tape("z", *names, grad=True)
+        out = layer(x, causal_context(x, start=start), tape=tape)
+        assert (tape.values["z"][0, :, :2] == 0).all()
+        if names:
+            assert (tape.values["pattern"][0, :, :2] == 0).all()
+        gradients = torch.autograd.grad(out.square().sum(), [x, *layer.module.parameters()], allow_unused=True)
+        assert all(g.isfinite().all() for g in gradients if g is not None)
+
+
+@every
+@given(st.data())
+def test_gradients_equal_finite_differences(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x = stream(1, 3).requires_grad_()
+    assert torch.autograd.gradcheck(layer, (x,), fast_mode=True)
+
+
+@has_pattern
+@given(st.data())
+def test_fused_and_dense_routes_have_the_same_gradients(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n).requires_grad_()
+    wanted = [x, *layer.module.parameters()]
+
+    def gradients(out: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad((out * stream(2, n, 9)).sum(), wanted, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted)]
+
+    fused, dense = gradients(layer(x)), gradients(layer(x, tape=layer.tape("pattern")))
+    close(torch.cat([g.flatten() for g in dense]), torch.cat([g.flatten() for g in fused]))
+
+
+@claiming(lambda traits: traits.rows_sum_to_one)
+@given(st.data())
+def test_rows_sum_to_one_where_claimed(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    assume(layer.mixer.traits.rows_sum_to_one)
+    pattern = layer.read(stream(2, n), "pattern")["pattern"]
+    assert (pattern >= 0).all()
+    # linear attention adds eps = 1e-6 to a normaliser of order one
+    close(pattern.sum(-1), torch.ones_like(pattern[..., 0]), 1e-4)
+
+
+@every
+@given(st.data())
+def test_scores_exist_exactly_where_claimed(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    assert ("scores" in layer.sites()) == layer.mixer.traits.has_scores
+
+
+@claiming(lambda traits: traits.bilinear_scores)
+@given(st.data())
+def test_scores_are_bilinear_where_claimed(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    assume(layer.mixer.traits.bilinear_scores and not layer.module.positions.has_bias)
+    x = stream(1, 4)
+    plain = layer.read(x, "scores")["scores"]
+    seen = plain.isfinite()
+    for name in ("query", "key"):
+        tape = layer.tape("scores", edit=[Scale(name, 2.0)])
+        layer(x, tape=tape)
+        close(tape.values["scores"][seen], 2 * plain[seen])
+
+
+@every
+@given(st.data())
+def test_one_position_works(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    out = layer(stream(2, 1))
+    assert out.shape == (2, 1, D_MODEL)
+    assert out.isfinite().all()
+
+
+@every
+@given(st.data())
+def test_memory_layout_of_the_input_does_not_matter(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    strided = x.mT.contiguous().mT
+    assert n == 1 or not strided.is_contiguous()
+    close(layer(strided), layer(x))
+
+
+@every
+@given(st.data())
+def test_what_heads_write_plus_the_bias_is_what_attention_writes(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(2, n)
+    written = layer.read(x, "head_out")["head_out"].sum(1)
+    bias = layer.module.merge.output.bias
+    close(written if bias is None else written + bias, layer.read(x, "out")["out"])
+
+
+@every
+@given(st.data())
+def test_a_config_survives_json(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    assert Attention.from_json(layer.config.to_json()) == layer.config
+    assert MixerConfig.from_json(layer.config.mixer.to_json()) == layer.config.mixer
+
+
+@every
+@given(st.data())
+def test_documents_in_one_row_do_not_see_each_other(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x = stream(2, 6)
+    ids = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 5, 5]])
+    packed = layer(x, causal_context(x, document_ids=ids))
+    for row in range(2):
+        for document in ids[row].unique():
+            where = ids[row] == document
+            close(packed[row, where], layer(x[row : row + 1, where])[0])
+
+
+@exact
+@given(st.data(), seeds)
+def test_grouped_heads_equal_a_plain_loop_over_heads(kind: str, data: st.DataObject, seed: int) -> None:
+    """The definition again, head by head and one query at a time: the group and stream of every head is spelled out."""
+    layer = data.draw(layers(kind))
+    dims, x = layer.module.dims, stream(2, 4, seed)
+    values = layer.read(x, "query", "key", "value", "z")
+    per_group = dims.n_heads // dims.n_kv_heads
+    for head in range(dims.n_heads):
+        group = head // per_group
+        q, k = values["query"][..., head : head + 1, :, :], values["key"][..., group : group + 1, :, :]
+        alone = one_head(layer, head, q, k, x)
+        close(alone @ values["value"][:, group], values["z"][:, head])
+
+
+def one_head(layer: Layer, head: int, q: Tensor, k: Tensor, x: Tensor) -> Tensor:
+    """Return the pattern of one head, by expanding to a layer in which all heads are that head."""
+    heads = layer.module.dims.n_heads
+    many = [u.expand(*u.shape[:-3], heads, -1, -1) for u in (q, k)]
+    context = causal_context(x)
+    if layer.module.positions.has_bias:
+        context = context.with_bias(layer.module.positions.bias(context))
+    return layer.mixer.pattern(*many, x, context, None)[:, head]
+
+
+@every
+@given(st.data())
+def test_the_projection_is_what_the_matrices_say(kind: str, data: st.DataObject) -> None:
+    """Heads and streams are cut from the fused projection by the reference loop below and nowhere else."""
+    # of matrices alone: no bias, norm, clip or smear
+    layer = data.draw(layers(kind, placed=st.just(NoPositions()), projected=st.just(Separate())))
+    projection, dims, streams = layer.module.projection, layer.module.dims, layer.mixer.traits.streams
+    x = stream(2, 3)
+    values = layer.read(x, "query", "key", "value")
+    for name, heads, width in (
+        ("query", dims.n_heads, dims.d_head),
+        ("key", dims.n_kv_heads, dims.d_head),
+        ("value", dims.n_kv_heads, dims.d_value),
+    ):
+        for head in range(heads):
+            flat = x @ projection.matrix(name)[head]
+            if name == "value" or streams == 1:
+                close(values[name][:, head], flat)
+            else:
+                for s in range(streams):
+                    close(values[name][:, s, head], flat[..., s * width : (s + 1) * width])
+
+
+@crossing
+@given(st.data())
+def test_cross_attention_sees_no_order_of_the_source(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind, placed=st.just(NoPositions()), cross=True))
+    x, source, order = stream(2, 3), stream(2, 5, 7), torch.tensor([3, 1, 4, 0, 2])
+    context = cross_context(causal_context(x), 5, None)
+    plain = layer(x, context, source=source)
+    close(layer(x, context, source=source[:, order]), plain)
+    if "pattern" in layer.sites():
+        context = cross_context(causal_context(x), 5, None)
+        close(layer(x, context, source=source, tape=layer.tape("pattern")), plain)
+    lengths = torch.tensor([2, 5])
+    hidden = layer(x, cross_context(causal_context(x), 5, lengths), source=source)
+    close(hidden[:1], layer(x[:1], cross_context(causal_context(x[:1]), 2, None), source=source[:1, :2]))
+
+
+@crossing
+@given(st.data())
+def test_cross_state_holds_the_source_and_gives_the_same_output(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind, cross=True))
+    x, source = stream(2, 3), stream(2, 5, 7)
+    context = cross_context(causal_context(x), 5, None)
+    whole = layer(x, context, source=source)
+    state, pieces = layer.module.begin(2, x), []
+    for t in range(3):
+        step = make_context(2, 1, x.device, is_causal=True, past=t)
+        out, state = layer.module(x[:, t : t + 1], cross_context(step, 5, None), source=source, state=state)
+        pieces.append(out)
+    close(torch.cat(pieces, 1), whole)
+
+
+MASKS = {
+    "everything": lambda n: Mask(),
+    "window": lambda n: window(2),
+    "causal window": lambda n: causal() & window(2),
+    "documents": lambda n: documents(torch.arange(n)[None] // 2),
+    "causal or window": lambda n: causal() | window(2),
+    "padding": lambda n: padding(torch.tensor([3])),
+    "nothing": lambda n: causal() & padding(torch.tensor([0])),
+}
+
+
+@every
+@pytest.mark.parametrize("mask", MASKS)
+@given(data=st.data())
+def test_both_routes_honour_every_mask(kind: str, mask: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), 5
+    x, positions = stream(1, n), torch.arange(n)[None]
+    outs = []
+    for names in ((), ("pattern",)):
+        tape = layer.tape("z", *names)
+        try:
+            layer(x, Context(MASKS[mask](n), positions, positions), tape=tape)
+        except ValueError as error:
+            outs.append(type(error))
+            continue
+        outs.append(tape.values["z"])
+        if names:
+            allowed = MASKS[mask](n).dense(n, n)
+            assert (tape.values["pattern"].masked_select(~allowed) == 0).all()
+    if isinstance(outs[0], Tensor):
+        close(outs[1], outs[0])
+    else:
+        assert outs[0] is outs[1]
+
+
+@every
+@given(st.data())
+def test_scan_refuses_masks_that_are_not_causal(kind: str, data: st.DataObject) -> None:
+    """Scanning a bidirectional mask in order would answer with causal attention and no word of warning."""
+    layer = data.draw(layers(kind))
+    x, positions = stream(1, 4), torch.arange(4)[None]
+    mask = Mask()
+    try:
+        scanned = layer(x, Context(mask, positions, positions, form="scan"))
+    except ValueError as error:
+        assert "causal" in str(error)
+        return
+    close(scanned, layer(x, Context(mask, positions, positions)))
+
+
+@every
+@given(st.data())
+def test_a_pattern_with_state_is_rows_of_the_whole_pattern_or_no_pattern(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x = stream(2, 5)
+    _, state = layer.module(x[:, :3], causal_context(x[:, :3]), state=layer.module.begin(2, x))
+    tape = layer.tape("pattern")
+    context = make_context(2, 2, x.device, is_causal=True, past=3)
+    try:
+        layer.module(x[:, 3:], context, state=state, tape=tape)
+    except NoPattern as error:
+        assert layer.config.mixer.kind is not None and layer.config.mixer.kind in str(error)
+        return
+    rows = tape.values["pattern"]
+    whole = layer.read(x, "pattern")["pattern"][:, :, 3:]
+    # a rolling state holds fewer keys: those it dropped had weight zero
+    dropped = whole.shape[-1] - rows.shape[-1]
+    close(rows, whole[..., dropped:])
+    assert (whole[..., :dropped] == 0).all()
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@given(data=st.data())
+def test_low_precision_stays_near_float64(kind: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    # long enough for decays that were rounded to bfloat16 to go astray
+    x = stream(2, 32)
+    low, high = layer.module.to(dtype), layer
+    values = layer.read(x.to(dtype), "query", "key", "value", "z")
+    assert low(x.to(dtype), causal_context(x))[0].dtype == dtype
+    high.module.double()
+    # same queries, keys and values: what is measured is the mechanism, not the projection
+    edit = {name: (lambda _, v=values[name]: v.double()) for name in ("query", "key", "value")}
+    tape = high.tape("z", edit=edit)
+    high(x, tape=tape)
+    z, error = tape.values["z"], (values["z"].double() - tape.values["z"]).abs()
+    # two roundings of what may be large, sums of eight-bit terms, and (differential) a difference of such sums
+    share = {torch.bfloat16: 0.06, torch.float32: 1e-5}[dtype]
+    size = z.abs() + z.square().mean().sqrt()
+    if layer.config.mixer.traits.streams > 1:
+        # a difference is as exact as what is subtracted, averages of the values, however little is left of them
+        size = size + values["value"].double().square().mean().sqrt()
+    assert (error <= share * size).all()
+
+
+@every
+@given(st.data())
+def test_state_has_the_size_that_the_config_states(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x = stream(3, n)
+    _, state = layer.module(x, causal_context(x), state=layer.module.begin(3, x))
+    # the key that smearing keeps is the layer's, not the mechanism's
+    state = state.mixer if layer.module.projection.smear is not None else state
+    # what is not a tensor is room to grow: memory, but not state
+    numbers = sum(part[0].numel() for part in state if isinstance(part, Tensor))
+    assert numbers == layer.config.mixer.state_numbers(n, layer.module.dims)
+
+
+@every
+@given(st.data())
+def test_reading_a_site_does_not_change_the_output(kind: str, data: st.DataObject) -> None:
+    layer, n = data.draw(layers(kind)), data.draw(sizes)
+    x, table = stream(2, n), layer.sites()
+    plain = [name for name, site in table.items() if not site.lazy]
+    assert torch.equal(layer(x, tape=layer.tape(*plain)), layer(x))
+    close(layer(x, tape=layer.tape("*")), layer(x))
+
+
+@every
+@given(st.data())
+def test_every_declared_site_is_visited_in_order_with_the_declared_sizes(kind: str, data: st.DataObject) -> None:
+    layer = data.draw(layers(kind))
+    x, table = stream(2, 5), layer.sites()
+    values = layer.read(x, "*")
+    assert list(values) == list(table)
+    lengths = {"batch": 2, "pos": 5, "query": 5, "key": 5}
+    for name, site in table.items():
+        assert tuple(values[name].shape) == tuple((lengths | dict(site.sizes))[axis] for axis in site.axes), name
+
+
+@every
+@given(st.data())
+def test_dropping_a_mixer_config_default_changes_nothing(kind: str, data: st.DataObject) -> None:
+    mixer = data.draw(mixers(kind))
+    assert mixer.replace() == mixer
+    assert MixerConfig.from_dict({"kind": kind}) == MixerConfig.registry[kind]()

@@ -1,0 +1,256 @@
+"""Tiny models in float64, one per way of wiring a model, and decoders drawn at random."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from glassformer.attention import (
+    Alibi,
+    Lightning,
+    Linear,
+    Merge,
+    MixerConfig,
+    PositionsConfig,
+    QueryKeyNorm,
+    QueryKeyOnly,
+    RelativeBias,
+    Rope,
+    Softmax,
+)
+from glassformer.models import (
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    LayerNorm,
+    Learned,
+    MixtureOfExperts,
+    Mlp,
+    ModelConfig,
+    NoNorm,
+    NormConfig,
+    Readout,
+    RmsNorm,
+    Sinusoidal,
+    block,
+)
+from glassformer.models.schedules import differential, lightning_merge
+from glassformer.testing.layers import randomise, seeds
+from glassformer.trace import Tape
+
+_GPT2: dict[str, Any] = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
+_LLAMA: dict[str, Any] = {
+    "n_kv_heads": 2,
+    "positions": Rope(),
+    "norm": RmsNorm(),
+    "mlp": Mlp(20, "silu", gated=True, bias=False),
+}
+_OFFSET = RmsNorm(offset=1.0)
+_DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
+
+
+def _decoder(*layers: Any, **kwargs: Any) -> DecoderConfig:
+    return DecoderConfig(layers=layers, **(_DEEP | kwargs))
+
+
+_BOTH_WAYS, _BACK = RelativeBias(8, 6, bidirectional=True), RelativeBias(4, 6)
+
+
+def _translator(
+    wiring: Any,
+    mixer: MixerConfig | None = None,
+    norm: NormConfig | None = None,
+    mlp: Mlp | None = None,
+    positions_inside: tuple[PositionsConfig | None, PositionsConfig | None] = (None, None),
+    **kwargs: Any,
+) -> EncoderDecoderConfig:
+    mlp = mlp or Mlp(20, "relu")
+    shared: dict[str, Any] = {"n_heads": 4, "mlp": mlp, "bias": True, "wiring": wiring, "norm": norm}
+    source, target = positions_inside
+    return EncoderDecoderConfig(
+        encoder_layers=(block(mixer, positions=source, **shared),) * 2,
+        decoder_layers=(block(positions=target, cross=True, **shared),) * 2,
+        **(_DEEP | kwargs),
+    )
+
+
+# every wiring, norm, mechanism and kind of position that ships, in tiny
+ARCHITECTURES: dict[str, ModelConfig] = {
+    "gpt2": _decoder(block(n_heads=4, **_GPT2), block(n_heads=4, **_GPT2), positions=Learned()),
+    "llama": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), tied=False),
+    "attention_only": _decoder(*[block(n_heads=2, positions=QueryKeyOnly(2.0))] * 2, tied=False, unembed_bias=True),
+    "alibi_window": _decoder(
+        block(Softmax(window=4), n_heads=4, positions=Alibi(), mlp=Mlp(8)), block(n_heads=4, positions=Alibi())
+    ),
+    "parallel": _decoder(*[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="parallel")] * 2),
+    "sandwich": _decoder(*[block(n_heads=2, mlp=Mlp(), wiring="sandwich", norm=RmsNorm())] * 2, positions=Sinusoidal()),
+    "post": _decoder(
+        *[block(n_heads=2, mlp=Mlp(), wiring="post")] * 2, positions=Learned(), final_norm=NoNorm(), embed_scale=True
+    ),
+    # one norm for attention and MLP; token vectors narrower than the stream, normed together with positions
+    "entered": _decoder(
+        *[block(n_heads=2, mlp=Mlp(), wiring="parallel", shared_norm=True)] * 2,
+        positions=Learned(offset=2),
+        embed_norm=LayerNorm(),
+        final_norm=LayerNorm(gain=False),
+        d_embed=6,
+        unembed_scale=0.5,
+    ),
+    # norms behind sub-layers only
+    "behind": _decoder(
+        *[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="sandwich", norm=NoNorm(), norm_after=_OFFSET)] * 2,
+        embed_norm=_OFFSET,
+        final_norm=_OFFSET,
+    ),
+    "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
+    "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
+    "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
+    "lightning_hybrid": _decoder(
+        block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)
+    ),
+    "differential": _decoder(
+        *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
+    ),
+    "experts": _decoder(
+        block(n_heads=4, **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(3, 2, 6)))),
+        block(
+            n_heads=4,
+            **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(4, 2, 6, "gelu", False, True, True, renormalised=False))),
+        ),
+    ),
+    # what bounds scores or values: none of it is bilinear, or sums to one
+    "bounded": _decoder(
+        block(
+            Softmax(cap=0.5, sinks=True), n_heads=4, bias=True, qk_norm=QueryKeyNorm(over="all", bias=True), **_LLAMA
+        ),
+        block(Softmax(window=4), n_heads=4, qk_norm=QueryKeyNorm(gains="own", centred=True, eps=1e-5), **_LLAMA),
+    ),
+    # a cap as small as the logits themselves, so that it bends them
+    "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
+    "translator_post": _translator("post"),
+    "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
+    # a bias by distance for scores that are not scaled, and an unembedding of its own
+    "translator_relative": _translator(
+        "pre",
+        Softmax(scale=1.0),
+        RmsNorm(),
+        Mlp(12, "gelu_tanh", gated=True, bias=False),
+        positions_inside=(_BOTH_WAYS, _BACK),
+        positions=None,
+        final_norm=RmsNorm(),
+        tied=False,
+        embed_scale=False,
+        start_id=1,
+    ),
+    "translator_linear": _translator(
+        "pre",
+        Linear(),
+        positions=Learned(),
+        logit_cap=1.0,
+        embed_norm=LayerNorm(),
+        unembed_scale=0.5,
+        unembed_bias=True,
+    ),
+}
+
+
+# read both ways: what holds of a next token, or of a state, does not hold of these
+ENCODERS: dict[str, ModelConfig] = {
+    # an encoder alone: reads both ways, and predicts through a layer of its own
+    "masked_post": EncoderConfig(
+        layers=(block(n_heads=4, wiring="post", **_GPT2),) * 2,
+        positions=Learned(offset=2),
+        n_types=2,
+        embed_norm=LayerNorm(),
+        final_norm=NoNorm(),
+        readout=Readout(),
+        unembed_bias=True,
+        **_DEEP,
+    ),
+    # the same before the sub-layers, with a bias by distance in place of position vectors
+    "masked_pre": EncoderConfig(
+        layers=(block(n_heads=2, positions=_BOTH_WAYS, norm=RmsNorm(), mlp=Mlp(12)),) * 2,
+        final_norm=RmsNorm(),
+        readout=Readout("relu", RmsNorm(), bias=False),
+        tied=False,
+        **_DEEP,
+    ),
+}
+
+
+@dataclass
+class Subject:
+    """A tiny model in float64 with a batch to run it on."""
+
+    name: str
+    model: Any
+    inputs: tuple[Tensor, ...]
+
+    def __call__(self, tape: Tape | None = None, **kwargs: Any) -> Tensor:
+        return self.model(*self.inputs, tape=tape, **kwargs)
+
+    def tape(self, *read: Any, edit: Any = (), **kwargs: Any) -> Tape:
+        return Tape(self.model, read, edit, **kwargs)
+
+    def values(self, *read: Any, edit: Any = (), **kwargs: Any) -> dict[str, Tensor]:
+        tape = self.tape(*read, edit=edit)
+        self(tape, **kwargs)
+        return tape.values
+
+
+def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
+    """Build an architecture by name, with random weights and random tokens."""
+    config = (ARCHITECTURES | ENCODERS)[name]
+    # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
+    model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
+    generator = torch.Generator().manual_seed(seed)
+    widths = [length + 2, length] if config.kind == "encoder_decoder" else [length]
+    return Subject(
+        name, model, tuple(torch.randint(0, config.vocab_size, (batch, n), generator=generator) for n in widths)
+    )
+
+
+# mechanisms with a pattern that multiplies values, as one draws them for analyses of paths
+PATTERNED: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "grouped": {"n_kv_heads": 1},
+    "window": {"mixer": Softmax(window=3, cap=0.5, sinks=True), "qk_norm": QueryKeyNorm(over="all")},
+    "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": QueryKeyNorm(centred=True, bias=True)},
+    "alibi": {"positions": Alibi(), "n_kv_heads": 1},
+    "query_key_only": {"positions": QueryKeyOnly(2.0)},
+    "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
+    "linear": {"mixer": Linear()},
+    "lightning": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
+    "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
+    "differential": differential(1),
+}
+
+
+@st.composite
+def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subject:
+    """Draw a float64 decoder of one to three layers, any mechanism with a pattern in each, in any wiring."""
+    norm = draw(
+        st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm(), LayerNorm(gain=False), _OFFSET])
+    )
+    wiring, bias = draw(st.sampled_from(["pre", "post", "sandwich", "parallel"])), draw(st.booleans())
+    drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
+    blocks = []
+    for kind in drawn:
+        shared = wiring == "parallel" and draw(st.booleans())
+        layer = block(n_heads=2, wiring=wiring, norm=norm, shared_norm=shared, **({"bias": bias} | PATTERNED[kind]))
+        # two attention parts in one block: what they read depends on the wiring
+        twice = draw(st.booleans()) and len(drawn) < 3
+        parts = layer.parts * (1 + twice) + ((Mlp(6),) if mlps and draw(st.booleans()) else ())
+        blocks.append(layer.replace(parts=parts))
+    config = _decoder(
+        *blocks, d_model=12, final_norm=norm, positions=draw(st.sampled_from([None, Learned()])),
+        embed_norm=draw(st.sampled_from([None, norm])), tied=draw(st.booleans()), unembed_bias=draw(st.booleans()),
+        logit_cap=draw(st.sampled_from([None, 4.0])),
+    )  # fmt: skip
+    seed = draw(seeds)
+    model = randomise(config.build().double().eval(), seed, std=0.4)
+    generator = torch.Generator().manual_seed(seed)
+    return Subject("+".join(drawn), model, (torch.randint(0, config.vocab_size, (2, 5), generator=generator),))

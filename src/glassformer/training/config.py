@@ -1,0 +1,54 @@
+"""A recipe as data: everything that decides the final weights."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from glassformer.config import Config, require
+from glassformer.data import DataConfig
+from glassformer.models import ModelConfig
+from glassformer.training.optim import OptimConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig(Config):
+    """A recipe: everything that decides the final weights.
+
+    Args:
+        model: What is trained.
+        data: What it is trained on.
+        evaluate: Held-out data for the loss that is reported; the training data's held-out split by default.
+        optim: How weights change.
+        steps: Number of updates.
+        seed: Of initial weights and dropout.
+        accumulate: Split each batch into this many parts, to save memory.
+        smoothing: Label smoothing.
+        precision: Of the forward pass.
+        compile: Compile the model; worth it only where measured faster.
+        log_every: Steps between lines of metrics.
+        evaluate_every: Steps between held-out losses and measures.
+        evaluate_batches: Batches per held-out loss, always the same ones.
+        save_every: Steps between checkpoints to resume from.
+        keep: Steps whose weights are kept for good.
+    """
+
+    model: ModelConfig
+    data: DataConfig
+    evaluate: DataConfig | None = None
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    steps: int = 1000
+    seed: int = 0
+    accumulate: int = 1
+    smoothing: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    log_every: int = 20
+    evaluate_every: int = 200
+    evaluate_batches: int = 8
+    save_every: int = 200
+    keep: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
+        for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
+            require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
+        require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
