@@ -139,7 +139,7 @@ BESIDE: dict[str, Any] = {
     "ids": torch.ones(1, 4, dtype=torch.long), "subjects": [torch.ones(2, dtype=torch.long)], "heads": ["L0H0"],
     "inputs": "a b", "text": "a b", "answer": "a", "head": "L0H0", "writer": "token", "reader": "unembed",
     "subject": "a", "clean": "a b", "corrupt": "a c", "base": "a b", "plan": [[]], "batches": [], "metric": sum,
-    "edges": [], "sender": "L0H0", "receivers": ["logits"], "first": 0, "second": 1, "layers": [0],
+    "edges": [], "prompts": ["a b"], "sender": "L0H0", "receivers": ["logits"], "first": 0, "second": 1, "layers": [0],
 }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """What writes to the stream that ends in the logits: embeddings, heads, MLPs, biases."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import SubLayer, require_model
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.parts import Embedding
 from glassformer.weights import head_label
 
@@ -75,7 +75,7 @@ def vector_sites(embed: Embedding) -> list[str]:
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
 
 
-def require_next_tokens(model: Any, analysis: str) -> None:
+def require_next_tokens(model: ModelLike, analysis: str) -> None:
     """Raise `AnalysisUnavailable` if the model's logits are not of the token that comes next."""
     if not require_model(model, analysis).predicts_next:
         raise AnalysisUnavailable(

@@ -11,15 +11,13 @@ read. Whoever asks how a block is wired asks here.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
 from glassformer.attention import AttentionLayer
+from glassformer.models.block import Block
 from glassformer.models.parts import Norm
-
-if TYPE_CHECKING:
-    from glassformer.models.block import Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +43,7 @@ class SubLayer:
         at_behind: Site of the stream behind it, and behind those that add to the same stream.
     """
 
-    block: "Block"
+    block: Block
     name: str
     part: nn.Module
     stack: str
@@ -126,7 +124,7 @@ class SubLayer:
         return [norm for norm in (self.before, self.after) if norm is not None and not norm.identity]
 
 
-def sub_layers_of(blocks: Sequence["Block"], stack: str) -> Iterator[SubLayer]:
+def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:
     """Yield the sub-layers of a stack's blocks in order."""
     index = 0
     for block in blocks:
@@ -136,7 +134,7 @@ def sub_layers_of(blocks: Sequence["Block"], stack: str) -> Iterator[SubLayer]:
             index += 1
 
 
-def _sub_layer(block: "Block", name: str, stack: str, index: int, place: int, first: int) -> SubLayer:
+def _sub_layer(block: Block, name: str, stack: str, index: int, place: int, first: int) -> SubLayer:
     post, together = block.wiring == "post", block.wiring == "parallel"
     before, after = None if post else block.norm(name), block.norm_after(name)
     stream, out = block.at_resid[0 if together else place], f"{block.path}.{name}.out"
