@@ -29,7 +29,7 @@ Find the analysis for a question here, and see what it takes. Each lies in a roo
 | one pass | a run that read for it, or a model and a text: `logit_lens(run)`, `logit_lens(model, text)` |
 | weights | a model; no text is run |
 | texts | a model and what it runs itself: texts, batches, random tokens |
-| pairs of prompts | a model, clean prompts and corrupt ones |
+| pairs of prompts | a model and `(clean, corrupt)`, or pairs of any other form |
 | training runs | folders that training wrote, or what was measured of them |
 
 In `read=` an analysis of one pass stands for the sites it reads, so that one run serves several:

@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # both profiles are derandomised: a failure on one machine is a failure on all of them
 _SLOW_EXAMPLES = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
-    "fast", max_examples=10, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
+    "fast", max_examples=6, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES
 )
 settings.register_profile(
     "full", max_examples=30, derandomize=True, database=None, deadline=None, suppress_health_check=_SLOW_EXAMPLES

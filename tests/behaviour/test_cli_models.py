@@ -50,7 +50,14 @@ def test_params_writes_the_numbers_as_json(tmp_path: Path, capsys: pytest.Captur
     assert data["parameters"]["total"] == 1_049_344
     assert data["length"] == 64
     measured = {row["name"]: row["layers"] for row in data["measured"]}
-    assert measured == {"full attention": 1, "restricted attention": 8, "linear attention": 1}
+    assert measured == {
+        "full attention": 1,
+        "restricted attention": 8,
+        "linear attention": 1,
+        "recurrent": 32,
+        "convolution": 16,
+        "convolution, dilated": 4,
+    }
 
 
 def test_params_refuses_before_any_work_when_the_file_cannot_be_written(

@@ -145,6 +145,26 @@ def process(*arguments: str, **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **pipes, **options)
 
 
+def test_help_on_questions_about_a_model_does_not_wait_for_torch():
+    verbs = [
+        "explain",
+        "patch",
+        "paths",
+        "edges",
+        "prune",
+        "trace",
+        "attribute",
+        "lens",
+        "route",
+        "circuits",
+        "generate",
+    ]
+    code = f"import sys; from glassformer.cli import main; [main([v, '--help']) for v in {verbs}]"
+    program = f"{code}; sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL).returncode == 0
+
+
 def test_the_exit_code_reaches_the_shell():
     child = process("trian")
     out, err = child.communicate()

@@ -4,8 +4,6 @@ import importlib.util
 import inspect
 import pkgutil
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -151,19 +149,3 @@ def test_the_page_of_families_lists_those_that_exist() -> None:
     compared = {name: cases.split("; ") for name, _, cases in rows}
     for name, case in all_cases().items():
         assert name.replace("_", " ") in compared[case.family], "run `make families`"
-
-
-@pytest.mark.full
-def test_the_mechanism_written_on_its_page_obeys_the_laws(tmp_path: Path) -> None:
-    page = (DOCS / "how-to" / "write-a-mechanism.md").read_text(encoding="utf-8")
-    (tmp_path / "sigmoid_attention.py").write_text(program("run_examples").BLOCK.findall(page)[0], encoding="utf-8")
-    # a process of its own, so that the kind is registered there only; the command is the page's
-    command = "-m pytest --jaxtyping-packages= -p sigmoid_attention tests/laws/test_mechanisms.py -k sigmoid"
-    assert command in page
-    path = [str(tmp_path), *sys.path]
-    done = subprocess.run(
-        [sys.executable, *command.split(), "-q", "-m", "not full", "-p", "no:cacheprovider"],
-        cwd=ROOT, env={"PYTHONPATH": ":".join(filter(None, path)), "PATH": ""}, capture_output=True, encoding="utf-8",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert re.search(r"\b[3-9]\d passed", done.stdout)

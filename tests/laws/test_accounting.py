@@ -35,7 +35,7 @@ from glassformer.models import (
     repeat,
 )  # fmt: skip
 from glassformer.models.accounting import account, count_flops, count_parameters, shapes, state_bytes
-from glassformer.models.complexity import complexity, confirm, count_mixing, path_length
+from glassformer.models.complexity import alike, complexity, confirm, count_mixing, path_length
 from glassformer.models.presets import attention_only, transformer_base
 from glassformer.models.schedules import differential, hybrid, lightning_merge
 from glassformer.trace import Tape
@@ -376,7 +376,7 @@ def test_counted_work_grows_with_the_leading_term() -> None:
 
 def test_a_window_of_one_never_reaches_further() -> None:
     with pytest.raises(ValueError, match="never reaches"):
-        path_length(Softmax(window=1), 4)
+        path_length(alike(block(Softmax(window=1), n_heads=2)), 4)
     with pytest.raises(ConfigError, match="window must be at least 2"):
         complexity(10, 8, d_head=4, window=1)
 

@@ -121,4 +121,5 @@ def test_the_schedule_builds_layers_with_their_depths_lambda() -> None:
 def test_the_state_holds_two_key_streams_and_one_value() -> None:
     attention, x = layer(n_kv_heads=2), stream(3, 5)
     _, state = attention.module(x, causal_context(x), state=attention.module.begin(3, x))
+    state = state.mixer
     assert state.key.shape == (3, 2, 2, 5, 4) and state.value.shape == (3, 2, 5, 8)

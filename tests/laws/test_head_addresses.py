@@ -10,7 +10,7 @@ from torch import nn
 import glassformer as gf
 from closeness import close
 from glassformer.analysis import run
-from glassformer.analysis.sweep import Donor, grid, logit, one_by_one, sweep
+from glassformer.analysis.sweep import Donor, Metric, grid, logit, one_by_one, sweep
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
 from glassformer.trace import Add, At, HeadAddress, Read, Scale, Set, Take, Tape, head_label, head_labels
 from strategies import ARCHITECTURES, Subject, subject
@@ -128,6 +128,22 @@ def test_labels_work_on_a_tape_and_in_plans_with_donors() -> None:
               way(found.model, ids, by_site, logit(3)).values.values)  # fmt: skip
 
 
+def test_a_metric_may_look_at_a_head() -> None:
+    found = subject("llama")
+    plan = grid(lambda head: [Scale(f"L0H{head}.z", 0.0)], head=range(4))
+
+    def size(value: torch.Tensor) -> torch.Tensor:
+        return value.flatten(2).norm(dim=-1)
+
+    by_label = Metric("z", size, site="L1H2.z", at=At(pos=-1))
+    by_site = Metric("z", size, site="blocks.1.attn.z", at=At(head=2, pos=-1))
+    for way in (sweep, one_by_one):
+        one, other = (way(found.model, found.inputs[0], plan, metric).values.values for metric in (by_label, by_site))
+        assert torch.equal(one, other)
+    with pytest.raises(ShapeMismatch, match=r'metric "z" looks at one site; "L1H2\.\*" are L1H2\.query'):
+        sweep(found.model, found.inputs[0], plan, Metric("z", size, site="L1H2.*"))
+
+
 def test_a_run_that_read_one_head_can_be_the_value_of_an_edit_there() -> None:
     found = subject("llama")
     ids = found.inputs[0]
@@ -153,9 +169,10 @@ def test_a_run_that_read_one_head_can_be_the_value_of_an_edit_there() -> None:
 )
 def test_a_head_or_a_quantity_that_does_not_exist_is_named_with_the_nearest(asked: str, told: str) -> None:
     found = subject("gpt2")
-    for made in ({"read": [asked]}, {"edit": [Scale(asked, 0.0)]}):
-        with pytest.raises(UnknownSite, match=told):
-            run(found.model, found.inputs[0], **made)
+    with pytest.raises(UnknownSite, match=told):
+        run(found.model, found.inputs[0], read=[asked])
+    with pytest.raises(UnknownSite, match=told):
+        run(found.model, found.inputs[0], edit=[Scale(asked, 0.0)])
 
 
 def test_a_second_head_beside_the_label_is_refused() -> None:

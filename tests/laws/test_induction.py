@@ -61,7 +61,7 @@ def test_the_stream_of_a_token_holds_what_was_written_where_it_stands(norm):
     layer = model.stack.blocks[0]
     first = w.normed(w.E, w.norm_before(w[0]), bias=False)
     x = w.E + torch.einsum("h,nd,hde->ne", current, first, w[0].ov().dense())
-    x = x + layer.mlp(layer.mlp_norm(x[None]))[0]
+    x = x + layer.mlp.write(layer.mlp_norm(x[None]))[0]
     second = w.normed(x, w.norm_before(w[1]), bias=False)
     big = second @ w[1].qk().dense()[1] @ w[0].ov().dense()[2].mT @ first.mT
     close(found.match.select(earlier="L0H2", later="L1H1").values, _ratio(big), 1e-6)

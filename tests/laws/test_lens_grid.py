@@ -13,7 +13,8 @@ from glassformer.analysis.lens._grid import MEASURES
 from glassformer.analysis.question import card_of
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
-from glassformer.models import DecoderConfig, Learned, parts
+from glassformer.models import DecoderConfig, Learned
+from glassformer.models.embedding import Unembedding
 from strategies import ARCHITECTURES, Subject, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -55,10 +56,8 @@ def test_any_budget_gives_the_same_and_small_ones_hold_little(monkeypatch: pytes
     done = passed(subject("gpt2"))
     whole = lens_grid(done)
     sizes: list[int] = []
-    original = parts.Unembedding.logits
-    monkeypatch.setattr(
-        parts.Unembedding, "logits", lambda self, x: sizes.append(x[..., 0].numel()) or original(self, x)
-    )
+    original = Unembedding.logits
+    monkeypatch.setattr(Unembedding, "logits", lambda self, x: sizes.append(x[..., 0].numel()) or original(self, x))
     small = lens_grid(done, budget=3 * 6 * 11 * 8)
     assert max(sizes) == 3
     for field in ("top", "top_probability", "probability", "rank", "entropy_bits", "kl_bits", "first", "settled"):

@@ -192,4 +192,4 @@ def test_state_in_bfloat16_is_kept_in_float32() -> None:
         module = layer(mixer).module.bfloat16()
         x = stream(1, 3).bfloat16()
         _, state = module(x, causal_context(x), state=module.begin(1, x))
-        assert all(part.dtype == torch.float32 for part in state)
+        assert all(part.dtype == torch.float32 for part in state.mixer)

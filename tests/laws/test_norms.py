@@ -17,7 +17,7 @@ from glassformer.analysis.frozen import writes
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, Sinusoidal, block
 from glassformer.models.accounting import count_parameters
-from glassformer.models.parts import ACTIVATIONS
+from glassformer.models.mlp import ACTIVATIONS
 from glassformer.trace import Scale
 from strategies import randomise, seeds, stream, subject
 

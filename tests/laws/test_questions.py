@@ -32,9 +32,10 @@ from strategies import subject
 CARDS = {card.name: card for card in cards()}
 # public functions that answer nothing of a model by themselves: what analyses are made of, or take
 PARTS = {
-    "average_traces", "calibration_error", "frequent_tokens", "grid", "one_by_one", "position_bias", "position_scores",
+    "answer_rank", "average_traces", "calibration_error", "frequent_tokens", "grid", "kl_divergence", "log_probability",
+    "logit", "logit_difference", "next_token_loss", "one_by_one", "position_bias", "position_scores", "probability",
     "read_history", "regenerate", "residual_ratio", "rotate", "rotation", "short_circuit_edits", "subject_deviation",
-    "answer_rank", "kl_divergence", "log_probability", "logit", "logit_difference", "next_token_loss", "probability",
+    "token_loss",
 }  # fmt: skip
 # what an analysis of one pass cannot do without
 REQUIRED: dict[str, dict[str, Any]] = {

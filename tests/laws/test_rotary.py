@@ -79,7 +79,7 @@ def test_scores_are_products_of_turned_queries_with_plain_keys(scaling: RopeScal
 def test_placed_rows_are_what_queries_and_keys_are_at_a_position(scaling: RopeScaling) -> None:
     attention, x = layer(scaling), stream(1, 5)
     turned, plain = attention.read(x, "query", "key"), layer(None)
-    raw = plain.module.projection(x, x, x)
+    raw = plain.module.projection.heads(x, x, x)
     for name, rows in zip(("query", "key"), raw):
         placed = [attention.module.positions.placed(rows[..., i, :], i) for i in range(5)]
         close(torch.stack(placed, -2), turned[name])

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
 from closeness import close
 from glassformer.config import Config
 from glassformer.labelled import Labelled
+from runtime_checks import check
 
 
 def test_fresh_memory_is_poisoned() -> None:
@@ -32,6 +33,25 @@ def test_close_measures_errors_against_the_size_of_the_reference() -> None:
 def test_annotations_are_checked_at_run_time() -> None:
     with pytest.raises(TypeCheckError, match="axes"):
         Labelled(torch.zeros(2), axes=3)  # type: ignore[arg-type]
+
+
+def rows_of(x: Float[Tensor, "row column"], *others: Float[Tensor, "row _"]) -> Float[Tensor, " row"]:
+    return x[0] if x[0, 0] > 0 else x[:, 0]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_axis_has_one_size_in_all_arguments_and_the_result(nested: bool) -> None:
+    def inside(x: Float[Tensor, "row column"], *others: Float[Tensor, "row _"]) -> Float[Tensor, " row"]:
+        return rows_of(x, *others)
+
+    checked = check(inside if nested else rows_of)
+    x = torch.zeros(2, 3)
+    for _ in range(2):
+        assert checked(x, torch.zeros(2, 5)).shape == (2,)
+    for wrong in ((x, torch.zeros(3, 5)), (x + 1,), (x.long(),), (x, 5)):
+        with pytest.raises(TypeCheckError) as error:
+            checked(*wrong)
+    assert "row=2" in "".join(error.value.__notes__)
 
 
 @dataclass(frozen=True)

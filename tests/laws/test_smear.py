@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from closeness import close
 from glassformer import weights
-from glassformer.attention import Alibi, Attention, Rope, Smeared
+from glassformer.attention import Alibi, Attention, AttentionLayer, Rope, Separate, Smeared
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.handmade import repeated, smeared_induction_model
 from glassformer.models import Decoder, DecoderConfig, block, generate
@@ -21,15 +21,22 @@ def losses(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
     return -model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).detach()
 
 
+def unsmeared(module: AttentionLayer) -> Layer:
+    """The same layer with keys left as they are."""
+    plain = module.config.replace(projection=Separate(bias=True)).build(12, 32, 0, "").double().eval()
+    plain.load_state_dict(module.state_dict(), strict=False)
+    return Layer(plain)
+
+
 @given(layouts, seeds, st.integers(1, 6))
 def test_scores_are_a_mixture_of_the_scores_at_two_offsets(layout, seed: int, n: int) -> None:
     config = Attention(layout.n_heads, layout.n_kv_heads, layout.d_head, layout.d_value, projection=Smeared(bias=True))
     layer = Layer(randomise(config.build(12, 32, 0, "").double().eval(), seed))
     x = stream(1, n, seed)
     found = layer.read(x, "scores")["scores"]
-    smear, layer.module.projection.smear = layer.module.projection.smear, None
+    smear = layer.module.projection.smear
     # what the future may not see is -inf at either offset
-    plain = layer.read(x, "scores")["scores"]
+    plain = unsmeared(layer.module).read(x, "scores")["scores"]
     share = smear.share.detach().double().repeat_interleave(layout.n_heads // layout.n_kv_heads)[:, None, None]
     shifted = torch.cat((plain[..., :1], plain[..., :-1]), -1)
     seen = torch.ones(n, n).tril().bool()
@@ -42,10 +49,13 @@ def test_a_share_of_one_leaves_everything_as_it_was() -> None:
         if name.endswith("alpha"):
             parameter.data.fill_(60.0)
     smeared = found()
-    for module in found.model.modules():
-        if hasattr(module, "smear"):
-            module.smear = None
-    close(smeared, found())
+    layers = tuple(
+        layer.replace(parts=tuple(p.replace(projection=Separate()) if p.role == "attn" else p for p in layer.parts))
+        for layer in found.model.config.layers
+    )
+    plain = found.model.config.replace(layers=layers).build().double().eval()
+    plain.load_state_dict(found.model.state_dict(), strict=False)
+    close(smeared, plain(*found.inputs))
 
 
 def test_each_document_begins_with_a_key_of_its_own() -> None:
@@ -110,7 +120,7 @@ def test_keys_are_mixed_before_positions_enter(positions) -> None:
     layer = Layer(randomise(Attention(2, positions=positions, projection=Smeared()).build(12, 32, 0, "").double()))
     x = stream(1, 5)
     module = layer.module
-    q, k, _ = module.projection(x, x, x)
+    q, k, _ = module.projection.heads(x, x, x)
     k = torch.stack(
         [k[..., j, :] if j == 0 else _mixed(module, k[..., j, :], k[..., j - 1, :]) for j in range(5)], dim=-2
     )

@@ -13,6 +13,7 @@ from glassformer.attention import (
     Alibi,
     Attention,
     AttentionLayer,
+    AttentionState,
     Context,
     Mask,
     NoPositions,
@@ -22,8 +23,9 @@ from glassformer.attention import (
     causal,
     per_query_head,
 )
-from glassformer.attention.mechanisms.softmax import KeyValue, masked_softmax
-from glassformer.models.stack import cross_context, make_context
+from glassformer.attention.mixer import KeyValue
+from glassformer.attention.scores import masked_softmax
+from glassformer.models.stack import make_context, with_source
 from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
@@ -176,12 +178,12 @@ def test_partial_softmax_results_merge_in_any_order(seed: int, cuts: set[int], r
 
 def prefilled(attention: Layer, x: Tensor) -> KeyValue:
     _, state = attention.module(x, causal_context(x), state=attention.module.begin(x.shape[0], x))
-    return state
+    return state.mixer
 
 
 def step(attention: Layer, x: Tensor, past: int, state: KeyValue) -> Tensor:
     context = make_context(x.shape[0], x.shape[1], x.device, is_causal=True, past=past)
-    return attention.module(x, context, state=state)[0]
+    return attention.module(x, context, state=AttentionState(None, state))[0]
 
 
 def test_the_order_of_a_state_does_not_matter_once_positions_are_inside_the_keys() -> None:
@@ -216,12 +218,12 @@ def test_a_rolling_state_keeps_what_the_window_can_see() -> None:
 def test_cross_attention_to_itself_is_bidirectional_self_attention() -> None:
     x = stream(2, 5)
     crossed, plain = layer(cross=True), layer()
-    close(crossed(x, cross_context(causal_context(x), 5, None), source=x), plain(x, bidirectional(x)))
+    close(crossed(x, with_source(causal_context(x), 5, None), source=x), plain(x, bidirectional(x)))
 
 
 def test_a_single_source_token_gives_every_query_the_same_output() -> None:
     x, attention = stream(2, 5), layer(cross=True)
-    out = attention(x, cross_context(causal_context(x), 1, None), source=stream(2, 1, 4))
+    out = attention(x, with_source(causal_context(x), 1, None), source=stream(2, 1, 4))
     close(out, out[:, :1].expand_as(out))
 
 

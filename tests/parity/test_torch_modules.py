@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from closeness import close
 from glassformer.attention import Attention, Merge, Separate, causal
 from glassformer.models import EncoderDecoderConfig, LayerNorm, Mlp, NoNorm, RmsNorm, block
-from glassformer.models.stack import cross_context
+from glassformer.models.stack import with_source
 from glassformer.trace import Tape
 from strategies import Layer, causal_context, randomise, stream
 
@@ -54,7 +54,7 @@ def test_cross_attention_equals_torchs() -> None:
         x, source, source, key_padding_mask=torch.arange(4) >= real[:, None], average_attn_weights=False
     )
     tape = ours.tape("pattern")
-    out = ours(x, cross_context(causal_context(x), 4, real), source=source, tape=tape)
+    out = ours(x, with_source(causal_context(x), 4, real), source=source, tape=tape)
     close(out, expected)
     close(tape.values["pattern"], pattern)
     found, reference = (torch.autograd.grad(u.square().sum(), source)[0] for u in (out, expected))

@@ -5,7 +5,7 @@ from typing import Literal
 
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import ModelLike, SubLayer, require_model
-from glassformer.models.parts import Embedding
+from glassformer.models.embedding import Embedding
 from glassformer.weights import head_label
 
 Kind = Literal[

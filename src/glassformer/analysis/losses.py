@@ -84,6 +84,14 @@ def icl_score(losses: Labelled, early: Place | None = None, late: Place | None =
     return score
 
 
+def icl_or_nan(losses: Labelled) -> float:
+    """Return the score by its default places, or NaN where they do not exist."""
+    try:
+        return icl_score(losses)
+    except AnalysisUnavailable:
+        return float("nan")
+
+
 def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[Tensor, "batch pos"]:
     """Return the loss of every target, those that do not count included, in nats."""
     return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)

@@ -1,42 +1,55 @@
 """From residual vectors to attention output: one layer, many mixers."""
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
-from glassformer.attention.layer import Attention, AttentionLayer, CrossState, SubLayerConfig
+from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, per_query_head
 from glassformer.attention.positions import (
     Alibi,
-    NoPositions,
-    Positions,
-    PositionsConfig,
-    QueryKeyOnly,
-    alibi_slopes,
-    sinusoids,
-)
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
-from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
-from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
-from glassformer.attention.rope_scaling import (
+    DualChunk,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    NoPositions,
+    Positions,
+    PositionsConfig,
+    QueryKeyOnly,
+    RelativeBias,
+    RelativeBiasPositions,
+    Rope,
     RopeScaling,
     YarnScaling,
+    alibi_slopes,
+    sinusoids,
     yarn_amplitude,
 )
-from glassformer.attention.rotary import Rope
-from glassformer.attention.smear import Smear, SmearedState
+from glassformer.attention.projections import (
+    Convolved,
+    HeadNorm,
+    Projection,
+    ProjectionConfig,
+    QueryKeyNorm,
+    Separate,
+    ShortConvolution,
+    Smear,
+    Smeared,
+)
+from glassformer.attention.sub_layer import ByPosition, SubLayerConfig, SubLayerModule
 
 __all__ = [
     "Alibi",
     "Attention",
     "AttentionLayer",
+    "AttentionState",
+    "ByPosition",
     "Context",
-    "CrossState",
+    "Convolved",
     "Differential",
     "Dims",
+    "DualChunk",
     "DynamicScaling",
     "HeadNorm",
     "Lightning",
@@ -53,6 +66,7 @@ __all__ = [
     "NoPositions",
     "Positions",
     "PositionsConfig",
+    "Projection",
     "ProjectionConfig",
     "QueryKeyNorm",
     "QueryKeyOnly",
@@ -61,11 +75,12 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "Separate",
+    "ShortConvolution",
     "Smear",
     "Smeared",
-    "SmearedState",
     "Softmax",
     "SubLayerConfig",
+    "SubLayerModule",
     "Traits",
     "YarnScaling",
     "alibi_slopes",

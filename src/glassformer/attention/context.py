@@ -7,7 +7,8 @@ included. True means: may attend.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -189,6 +190,8 @@ class Context:
         form: `auto` (scan with state, dense if a lazy site is wanted, else fused), `parallel` (never scan), `scan`.
         seed: Source of any random draw a mechanism makes (hash rounds), so that it never depends on the route.
         bias: What the layer's position encoding adds to its scores.
+        read: What it does to keys that are read, those in the state included; None if they are read as written.
+        scores: What it makes of queries and keys; None for their product.
         crossed: Queries and keys come from different sequences.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
@@ -201,6 +204,8 @@ class Context:
     form: str = "auto"
     seed: int = 0
     bias: Tensor | None = None
+    read: Callable[[Tensor], Tensor] | None = None
+    scores: Callable[[Tensor, Tensor], Tensor] | None = None
     crossed: bool = False
     first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -210,12 +215,22 @@ class Context:
         """Whether every query may surely attend to one key at least: its own."""
         return not self.crossed and all(term.reflexive for term in self.mask.terms)
 
-    def with_bias(self, bias: Tensor) -> "Context":
-        return replace(self, bias=bias)
-
     @property
     def is_causal(self) -> bool:
         return self.mask.is_causal and not self.crossed
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether no position attends to a later one, whatever else hides keys."""
+        return not self.crossed and any(isinstance(term, Causal) for term in self.mask.terms)
+
+    @property
+    def begins(self) -> Bool[Tensor, "b pos"] | None:
+        """Which of the new positions have nothing before them; None where that holds of the first of all at most.
+
+        So it is of the first position of a packed document, of padding on the left and of the first token behind it.
+        """
+        return None if self.first is not None else self.positions == 0
 
     def new_positions(self, keys: bool) -> Int[Tensor, "b pos"]:
         """Return the positions of the tokens projected in this pass, as queries or (in cross-attention) as keys."""

@@ -1,26 +1,22 @@
-"""AttentionLayer: project, position, mix, merge. The only such class; mechanisms fill its slots."""
+"""AttentionLayer: project, mix, merge, and their sites. The only such class; mechanisms fill its slots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.attention.context import Context
 from glassformer.attention.mechanisms.softmax import Softmax
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, PositionsConfig
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
-from glassformer.attention.smear import SmearedState
-from glassformer.config import Config, require
+from glassformer.attention.projections import ProjectionConfig, Separate
+from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
+from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
-
-
-class SubLayerConfig(Config, family=True):
-    """What a block is made of: attention, cross-attention, MLP."""
-
-    role: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,14 @@ class Attention(SubLayerConfig, kind="attention"):
         n_heads: Query heads.
         n_kv_heads: Key/value heads; `n_heads` by default. Fewer are shared by groups of query heads.
         d_head: Width of a query and key; `d_model / n_heads` by default.
-        d_value: Width of a value; `d_head` times the mechanism's streams by default.
+        d_value: Width of a value; by default such that a head's mixed values are as wide as its queries and keys
+            together, all streams counted.
         mixer: The mechanism.
         positions: How it learns about distance.
         projection: How queries, keys and values are made.
         merge: From mixed values to what is written.
         cross: Keys and values come from another stack's output.
+        grid: Rows and columns of an input with two dimensions, read row by row, for mechanisms that ask for them.
     """
 
     n_heads: int
@@ -48,6 +46,7 @@ class Attention(SubLayerConfig, kind="attention"):
     projection: ProjectionConfig = field(default_factory=Separate)
     merge: Merge = field(default_factory=Merge)
     cross: bool = False
+    grid: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
@@ -65,9 +64,17 @@ class Attention(SubLayerConfig, kind="attention"):
             "use one without a window or decay.",
         )
         require(
-            not (self.cross and isinstance(self.projection, Smeared)),
-            'attention: projection "smeared" mixes keys with those before them, which are another sequence\'s in '
-            'cross-attention; use "separate" there.',
+            self.grid is None or min(self.grid) >= 1, f"attention: grid must have rows and columns, found {self.grid}."
+        )
+        require(
+            self.projection.crosses or not self.cross,
+            f'attention: projection "{self.projection.kind}" mixes keys with those before them, which are another '
+            'sequence\'s in cross-attention; use "separate" there.',
+        )
+        require(
+            self.positions.crosses or not self.cross,
+            f'attention: positions "{self.positions.kind}" go by distance, which cross-attention does not have; use '
+            "others there.",
         )
 
     @property
@@ -86,22 +93,29 @@ class Attention(SubLayerConfig, kind="attention"):
                 + "; change one of them or give d_head.",
             )
             d_head = d_model // (self.n_heads * streams)
-        d_value = self.d_value or d_head * streams
-        return Dims(d_model, self.n_heads, self.n_kv_heads or self.n_heads, d_head, d_value, max_len, layer)
+        joined = self.mixer.traits.n_joined
+        d_value = self.d_value or max(d_head * streams // joined, 1)
+        kv_heads = self.n_kv_heads or self.n_heads
+        return Dims(d_model, self.n_heads, kv_heads, d_head, d_value, max_len, layer, self.grid, joined)
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
 
 
-class CrossState(NamedTuple):
-    """Projected keys and values of the source; both None before the first step."""
+class AttentionState(NamedTuple):
+    """What a layer carries: its projection's part, and the mechanism's; None where there is nothing to carry."""
 
-    key: Float[Tensor, "batch kv_head key d_head"] | None = None
-    value: Float[Tensor, "batch kv_head key d_value"] | None = None
+    projection: Any
+    mixer: Any
 
 
-class AttentionLayer(nn.Module):
-    """Project, position, mix, merge; `source` makes it cross-attention, `state` continues earlier positions."""
+class AttentionLayer(SubLayerModule):
+    """Project, mix, merge; keys and values may be of another stack's output, and a state continues earlier positions.
+
+    (q, k, v), kept = projection(x)        with positions, and what precedes them
+    z, memory       = mixer(q, k, v)
+    out             = merge(z, x)
+    """
 
     SITES: ClassVar[dict[str, str]] = {
         "query": "batch head pos d_head",
@@ -121,20 +135,26 @@ class AttentionLayer(nn.Module):
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
         self.positions = config.positions.build(dims)
-        self.projection = config.projection.build(dims, config.mixer.traits.streams)  # type: ignore[attr-defined]
+        # what a kind holds besides the contract is for those who ask which kind it is
+        self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
         require(
-            not self.positions.has_bias or config.mixer.traits.has_scores,
-            f'attention: positions "{config.positions.kind}" add to scores, but "{config.mixer.kind}" has none.',
+            not (self.positions.has_bias or self.positions.has_scores) or config.mixer.traits.has_scores,
+            f'attention: positions "{config.positions.kind}" act on scores, but "{config.mixer.kind}" has none.',
+        )
+
+        require(
+            config.mixer.stores_keys or not self.positions.at_read,
+            f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
+            "at_read=False.",
         )
 
     @property
     def traits(self) -> Traits:
-        """The mechanism's traits as seen from outside: what norms on z, smeared and clipped keys make of them."""
+        """The mechanism's traits as seen from outside: what norms on z make of them, and how scores are made."""
         traits = self.mixer.traits
-        if self.projection.smear is not None or self.projection.clip is not None:
-            # a score depends on two keys' inputs, or not linearly on any
+        if self.positions.has_scores or not self.projection.bilinear:
             traits = replace(traits, bilinear_scores=False)
         if traits.linear_in_value == "exact" and not self.merge.linear:
             return replace(traits, linear_in_value="scaled")
@@ -149,33 +169,15 @@ class AttentionLayer(nn.Module):
         state: Any = None,
         tape: Tape | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
-        at, smear, last = self.at, self.projection.smear, None
-        if isinstance(state, CrossState) and state.key is not None:
-            x_q, _ = self.positions.inputs(x, x, context)
-            q, _ = self.positions.rotate(self.projection.queries(x_q), None, context)
-            k, v = state.key, state.value
-        else:
-            x_v = x if source is None else source
-            x_q, x_k = self.positions.inputs(x, x_v, context)
-            q, k, v = self.projection(x_q, x_k, x_v)
-            if smear is not None:
-                previous, state = state if isinstance(state, SmearedState) else (None, state)
-                k, last = smear(k, context.positions, previous)
-            q, k = self.positions.rotate(q, k, context)
-        if self.positions.has_bias:
-            context = context.with_bias(self.positions.bias(context).to(q.dtype))
-        if isinstance(state, CrossState):
-            # as they were before any edit: the next step visits the same keys again, and would edit them twice
-            state = CrossState(k, v)
-        assert k is not None and v is not None, "keys and values are set together"
-        q = site(tape, at.query, q)
-        k, v = site(tape, at.key, k), site(tape, at.value, v)
-        if isinstance(state, CrossState):
-            z, _ = self.mixer(q, k, v, x, context, None, tape)
-        else:
-            z, state = self.mixer(q, k, v, x, context, state, tape)
-        if last is not None and state is not None:
-            state = SmearedState(last, state)
+        at, x_v = self.at, x
+        if self.config.cross:
+            assert context.source is not None and source is not None, "cross-attention reads another stack's output"
+            context, x_v = context.source, source
+        kept, memory = (None, None) if state is None else state
+        x_q, x_k = self.positions.inputs(x, x_v, context)
+        (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept)
+        q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
+        z, memory = self.mixer(q, k, v, x, self.positions.within(context, q.dtype), memory, tape)
         z = site(tape, at.z, z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
         if wants(tape, at.head_out):
@@ -183,38 +185,59 @@ class AttentionLayer(nn.Module):
             out = out if self.merge.output.bias is None else out + self.merge.output.bias
         else:
             out = self.merge(z, x, scale)
-        return site(tape, at.out, out), state
+        return site(tape, at.out, out), None if state is None else AttentionState(kept, memory)
 
-    def begin(self, batch: int, like: Tensor) -> Any:
-        """Return the empty state."""
-        if self.config.cross:
-            return CrossState()
-        state = self.mixer.begin(batch, like)
-        if self.projection.smear is None:
-            return state
-        dims, streams = self.dims, self.mixer.traits.streams
-        inner = (streams,) if streams > 1 else ()
-        return SmearedState(like.new_zeros(batch, *inner, dims.n_kv_heads, 1, dims.d_head), state)
+    def begin(self, batch: int, like: Tensor) -> AttentionState:
+        memory = None if self.config.cross else self.mixer.begin(batch, like)
+        return AttentionState(self.projection.begin(batch, like), memory)
 
     def keeps(self, length: int) -> bool:
-        """Whether the state after `length` positions still holds what it was after fewer; see `cut`."""
-        if self.config.cross:
-            return True
-        return self.projection.smear is None and self.config.mixer.keeps(length)
+        return self.projection.keeps(length) and (self.config.cross or self.config.mixer.keeps(length))
 
-    def cut(self, state: Any, length: int) -> Any:
-        """Return the state as it was after its first `length` positions, if the layer `keeps` that."""
-        return state if self.config.cross else self.mixer.cut(state, length)
+    def cut(self, state: AttentionState, length: int) -> AttentionState:
+        memory = state.mixer if self.config.cross else self.mixer.cut(state.mixer, length)
+        return AttentionState(self.projection.cut(state.projection, length), memory)
+
+    def outgrows(self, before: int, after: int) -> bool:
+        # keys of another sequence are not turned by how far this one has grown
+        return not self.config.cross and self.positions.outgrows(before, after)
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        dims, (n, m) = self.dims, (length, source_length if self.config.cross else length)
+        d, traits = dims.d_model, self.mixer.traits
+        merged = 2 * n * d * dims.n_heads * dims.d_z
+        mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
+        return {
+            "query": 2 * n * d * dims.n_heads * traits.streams * dims.d_head,
+            "key": 2 * m * d * dims.n_kv_heads * traits.streams * dims.d_head,
+            "value": 2 * m * d * dims.n_kv_heads * traits.value_streams * dims.d_value,
+            "mixing": mixing + traits.streams * self.positions.extra_flops(n, m, dims),
+            "output": merged,
+            "output gate": merged if self.merge.gate is not None else 0,
+        }
+
+    def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
+        mixer, kept = self.config.mixer, self.projection.state_numbers(length, source_length) * dtype.itemsize
+        if self.config.cross:
+            return kept
+        wide = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
+        return kept + mixer.state_numbers(length, self.dims) * wide.itemsize
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""
-        dims, streams = self.dims, self.mixer.traits.streams
+        dims, traits = self.dims, self.mixer.traits
         sizes = {"head": dims.n_heads, "kv_head": dims.n_kv_heads, "d_head": dims.d_head, "d_value": dims.d_value}
-        sizes |= {"d_model": dims.d_model, "stream": streams}
+        sizes |= {"d_model": dims.d_model, "stream": traits.streams, "value_stream": traits.value_streams}
+        sizes["d_z"] = dims.d_z
         axes = dict(self.SITES)
-        if streams > 1:
+        if traits.streams > 1:
             for name in ("query", "key", "scores"):
                 axes[name] = axes[name].replace("batch", "batch stream")
+        if traits.value_streams > 1:
+            for name in ("value", "pattern"):
+                axes[name] = axes[name].replace("batch", "batch value_stream")
+        if dims.n_joined > 1:
+            axes["z"] = axes["z"].replace("d_value", "d_z")
         if not self.mixer.traits.has_scores:
             del axes["scores"]
         if self.mixer.traits.linear_in_value == "no":

@@ -5,6 +5,7 @@ the library's default route took 1.2 to 1.8 times as long for one row and about 
 both gradients, for 2,048 rows, 1.5 to 1.9 times.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,6 +37,13 @@ class LinearMaps(nn.Module):
         """Return what each map makes of its own row, or of the one row that there is."""
         out = torch.einsum("...ni,noi->...no", x.expand(*x.shape[:-2], len(self.weight), -1), self.weight)
         return out if self.bias is None else out + self.bias
+
+
+def parameters_of(part: str, maps: nn.Linear | LinearMaps | None) -> Iterator[tuple[str, int]]:
+    """Yield how many parameters a map has, as those of a part and as biases."""
+    if maps is not None:
+        yield part, maps.weight.numel()
+        yield "biases", 0 if maps.bias is None else maps.bias.numel()
 
 
 def linear(

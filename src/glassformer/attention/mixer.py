@@ -4,20 +4,21 @@
     fast      the same z by whatever route is quickest
     scan      any number of new positions on top of a state; prefill and single steps alike
 
-Write `pattern` or `fast`; the other follows. Axes are counted from the right: `batch [stream] head pos d_head`.
+Write `pattern` or `fast`; the other follows. The state is the keys and values of earlier positions, unless a mechanism
+replaces `begin` and `scan`. Axes are counted from the right: `batch [stream] head pos d_head`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
+from glassformer.attention.kernels.growing import append
 from glassformer.config import Config
 from glassformer.errors import NoPattern
 from glassformer.trace import Tape, full_names, site, wants
@@ -25,7 +26,19 @@ from glassformer.trace import Tape, full_names, site, wants
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes a layer is built with."""
+    """Sizes a layer is built with.
+
+    Args:
+        d_model: Width of the stream.
+        n_heads: Query heads.
+        n_kv_heads: Key/value heads.
+        d_head: Width of a query and key.
+        d_value: Width of a value; of each, if a head has several.
+        max_len: Longest context the model is meant for.
+        layer: Index of the block.
+        grid: Rows and columns of an input with two dimensions, read row by row; None for a text.
+        n_joined: Mixed values that lie side by side in z.
+    """
 
     d_model: int
     n_heads: int
@@ -34,6 +47,13 @@ class Dims:
     d_value: int
     max_len: int
     layer: int = 0
+    grid: tuple[int, int] | None = None
+    n_joined: int = 1
+
+    @property
+    def d_z(self) -> int:
+        """Width of what a head mixes."""
+        return self.d_value * self.n_joined
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,8 @@ class Traits:
         has_scores: Scores exist before a normaliser.
         bilinear_scores: Scores are bilinear in the query's and the key's input (per offset, with rotary positions).
         streams: Query/key maps per head.
+        value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
+        value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
     """
 
     linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
@@ -55,6 +77,13 @@ class Traits:
     has_scores: bool = False
     bilinear_scores: bool = False
     streams: int = 1
+    value_streams: int = 1
+    value_merge: Literal["sum", "concat"] = "sum"
+
+    @property
+    def n_joined(self) -> int:
+        """How many mixed values lie side by side in z."""
+        return self.value_streams if self.value_merge == "concat" else 1
 
 
 class MixerConfig(Config, family=True):
@@ -63,11 +92,22 @@ class MixerConfig(Config, family=True):
     traits: ClassVar[Traits] = Traits()
     # settings worth testing beside the default, as fields; the law suite draws from all of them
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()
+    # set by the mixer's class statement: `class SoftmaxMixer(Mixer, config=Softmax)`
+    mixer: ClassVar[type["Mixer"]]
+    # whether the state is the keys and values of earlier positions
+    stores_keys: ClassVar[bool] = True
+    # whether the state is kept in float32 at least, whatever the model's dtype
+    wide_state: ClassVar[bool] = False
+
+    @property
+    def reach(self) -> int | None:
+        """How many earlier positions a query sees at most; None for all. Keys beyond that leave the state."""
+        return None
 
     @property
     def crosses(self) -> bool:
         """Whether keys may come from another sequence, where distance means nothing."""
-        return True
+        return self.reach is None
 
     @property
     def described(self) -> str:
@@ -77,10 +117,7 @@ class MixerConfig(Config, family=True):
         return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
 
     def build(self, dims: Dims, path: str) -> "Mixer":
-        raise NotImplementedError(f"{type(self).__name__} does not say which mixer it builds")
-
-    # whether the state is kept in float32 at least, whatever the model's dtype
-    wide_state: ClassVar[bool] = False
+        return self.mixer(self, dims, path)
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Return the floating-point operations (2 per multiply-add) of the products that mix one sequence.
@@ -88,24 +125,41 @@ class MixerConfig(Config, family=True):
         Counted is the form that `fast` takes or, with fewer queries than keys, `scan`. Here: both products over all
         pairs, masked ones included, as dense and fused routes compute them. Element-wise work is not counted.
         """
-        per_pair = self.traits.streams * 2 * dims.d_head + 2 * dims.d_value
+        per_pair = self.traits.streams * 2 * dims.d_head + self.traits.value_streams * 2 * dims.d_value
         return dims.n_heads * n_queries * n_keys * per_pair
 
     def state_numbers(self, length: int, dims: Dims) -> int:
         """Return how many numbers the state of one sequence holds after `length` positions."""
-        return length * dims.n_kv_heads * (self.traits.streams * dims.d_head + dims.d_value)
+        kept = length if self.reach is None else min(length, self.reach)
+        return kept * dims.n_kv_heads * (self.traits.streams * dims.d_head + self.traits.value_streams * dims.d_value)
 
     def keeps(self, length: int) -> bool:
         """Whether the state after `length` positions still holds what it was after fewer; see `Mixer.cut`."""
-        return False
+        return self.stores_keys and (self.reach is None or length <= self.reach)
 
 
-class Mixer(nn.Module, ABC):
-    """Turns queries, keys and values into mixed values. `forward` is final."""
+class KeyValue(NamedTuple):
+    """Keys (as they were written) and values of earlier positions."""
+
+    key: Float[Tensor, "batch *stream kv_head key d_head"]
+    value: Float[Tensor, "batch *value_stream kv_head key d_value"]
+
+
+class Mixer(nn.Module):
+    """Turns queries, keys and values into mixed values. `forward` is final; `pattern` or `fast` has to be written."""
 
     # axes of the sites it has of its own, and which of them are lazy; some depend on the config
     SITES: Mapping[str, str] = MappingProxyType({})
     LAZY: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, *, config: type[MixerConfig] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.pattern is Mixer.pattern and cls.fast is Mixer.fast:
+            raise TypeError(
+                f"{cls.__name__} has neither `pattern` nor `fast`; write one, and the other follows from it."
+            )
+        if config is not None:
+            config.mixer = cls
 
     def __init__(self, config: MixerConfig, dims: Dims, path: str) -> None:
         super().__init__()
@@ -116,7 +170,7 @@ class Mixer(nn.Module, ABC):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
-    ) -> tuple[Float[Tensor, "batch head pos d_value"], Any]:
+    ) -> tuple[Float[Tensor, "batch head pos d_z"], Any]:
         if state is not None:
             return self.scan(q, k, v, x, context, state, tape)
         if context.form == "scan":
@@ -124,8 +178,10 @@ class Mixer(nn.Module, ABC):
         return self.parallel(q, k, v, x, context, tape), None
 
     def parallel(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z of a whole sequence: fused, unless a site is wanted that only the dense route passes."""
-        if not self.wants_dense(tape):
+        """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
+        if context.read is not None:
+            k = context.read(k)
+        if context.scores is None and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
 
@@ -135,39 +191,69 @@ class Mixer(nn.Module, ABC):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z by way of the pattern, which passes its site."""
         pattern = self.pattern(q, per_query_head(k, q), x, context, tape)
-        return site(tape, self.at.pattern, pattern) @ per_query_head(v, q)
+        return self.merged(site(tape, self.at.pattern, pattern) @ per_query_head(v, q))
+
+    def merged(
+        self, mixed: Float[Tensor, "batch *value_stream head pos d_value"]
+    ) -> Float[Tensor, "batch head pos d_z"]:
+        """Return z: mixed values as they are or, of several per head, their sum or all of them side by side."""
+        if self.traits.value_streams == 1:
+            return mixed
+        return mixed.sum(1) if self.traits.value_merge == "sum" else mixed.permute(0, 2, 3, 1, 4).flatten(-2)
 
     def pattern(
         self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None
-    ) -> Float[Tensor, "batch head query key"]:
-        """Return the matrix that multiplies values; keys come expanded to query heads."""
+    ) -> Float[Tensor, "batch *value_stream head query key"]:
+        """Return the matrix that multiplies values, one for each value; keys come expanded to query heads."""
         return self.probe(q, k, x, context)
 
-    def probe(self, q: Tensor, k: Tensor, x: Tensor, context: Context) -> Float[Tensor, "batch head query key"]:
+    def probe(
+        self, q: Tensor, k: Tensor, x: Tensor, context: Context
+    ) -> Float[Tensor, "batch *value_stream head query key"]:
         """Return the pattern by feeding the identity as values: slow, independent, right whenever z is linear in v."""
         if self.traits.linear_in_value == "no":
             raise no_pattern(self)
         n_keys = k.shape[-2]
         identity = torch.eye(n_keys, dtype=q.dtype, device=q.device).expand(k.shape[0], k.shape[-3], -1, -1)
-        return self.fast(q, k, identity, x, context, None)
+        n = self.traits.value_streams
+        if n == 1:
+            return self.fast(q, k, identity, x, context, None)
+        # one value at a time, the others zero
+        rows = []
+        for i in range(n):
+            v = torch.stack([identity if i == j else torch.zeros_like(identity) for j in range(n)], 1)
+            rows.append(self.fast(q, k, v, x, context, None))
+        return torch.stack([z.unflatten(-1, (-1, n_keys)).sum(-2) for z in rows], 1)
 
-    @abstractmethod
     def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
-        """Return z by the quickest route; keys and values come grouped. `dense` is a valid body."""
+        """Return z by the quickest route there is, that by way of the pattern; keys and values come grouped."""
+        return self.dense(q, k, v, x, context, tape)
 
-    @abstractmethod
     def scan(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Tensor, Any]:
         """Return z of the new positions and the state after them."""
+        reach = self.config.reach
+        (k, keys), (v, values) = append(state.key, k, reach), append(state.value, v, reach)
+        # the pattern's rows are those of the new positions, over all keys that are still in the state
+        return self.parallel(q, k, v, x, context, tape), KeyValue(keys, values)
 
-    @abstractmethod
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return the empty state, a NamedTuple of tensors, on the device and in the dtype of `like`."""
+        dims, traits = self.dims, self.traits
+        return KeyValue(
+            like.new_zeros(batch, *several(traits.streams), dims.n_kv_heads, 0, dims.d_head),
+            like.new_zeros(batch, *several(traits.value_streams), dims.n_kv_heads, 0, dims.d_value),
+        )
 
     def cut(self, state: Any, length: int) -> Any:
         """Return the state as it was after its first `length` positions, if the config `keeps` that."""
         return type(state)(*(rows[..., :length, :] for rows in state))
+
+
+def several(streams: int) -> tuple[int, ...]:
+    """Return the axis of streams in a shape: there is none where there is one stream."""
+    return (streams,) if streams > 1 else ()
 
 
 def per_query_head(k: Tensor, q: Tensor) -> Tensor:

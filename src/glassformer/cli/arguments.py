@@ -1,26 +1,13 @@
-"""What a command's arguments stand for: a model, a preset, a text, a token, many rows of text."""
+"""What a command's arguments stand for: a model, a text, a token, many rows of text."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
-from glassformer import checkpoints
 from glassformer.cli.options import Specials
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
-from glassformer.models import PRESETS, ModelConfig, ModelLike, preset
-
-
-def config_of(name: str) -> ModelConfig:
-    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
-
-    Raises:
-        UnknownModel: None of them; the message lists the names there are.
-    """
-    if name in PRESETS:
-        return preset(name)
-    _known(name)
-    return checkpoints.config_of(name)
+from glassformer.models import ModelLike
 
 
 def model_of(name: str, specials: Specials = "default") -> Any:
@@ -34,12 +21,15 @@ def model_of(name: str, specials: Specials = "default") -> Any:
         UnknownModel: A preset, which has no weights, or an unknown name.
         ConfigError: It has no tokenizer that could be told about specials.
     """
+    from glassformer import checkpoints
+    from glassformer.models import PRESETS
+
     if name in PRESETS:
         raise UnknownModel(
             f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
-    _known(name)
+    check_known(name)
     model = checkpoints.load(name)
     if specials != "default":
         require(
@@ -50,7 +40,11 @@ def model_of(name: str, specials: Specials = "default") -> Any:
     return model
 
 
-def _known(name: str) -> None:
+def check_known(name: str) -> None:
+    """Raise `UnknownModel` if a name is no model's; the message lists the names there are."""
+    from glassformer import checkpoints
+    from glassformer.models import PRESETS
+
     known = [*checkpoints.shipped(), *PRESETS]
     if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
         raise UnknownModel(

@@ -9,7 +9,6 @@ from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, write
-from glassformer.labelled import Result
 from glassformer.models import ModelLike
 
 
@@ -38,7 +37,7 @@ def deliver(
     command: str,
     model: ModelLike,
     given: Mapping[str, Any],
-    results: Sequence[Result],
+    results: Sequence[Any],
     output: OutputOptions,
     read: TokensRead | None = None,
 ) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glassformer.attention import Attention
-from glassformer.cli.arguments import config_of
+from glassformer.cli.configs import config_of
 from glassformer.config import require
 from glassformer.files import check_writable, write
 from glassformer.models import DecoderConfig, ModelConfig

@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from glassformer.cli.arguments import config_of
+from glassformer.cli.configs import config_of
 from glassformer.config import require
 
 
@@ -26,11 +26,12 @@ def sites(
     Examples:
         glassformer sites gpt-4l
         glassformer sites llama3-8b --glob "blocks.0.attn.*"
+        glassformer sites llama3-8b --glob "L0H5.*"
         glassformer sites gpt3-175b --length 1000
 
     Args:
         model: A shipped model, a preset (gpt2-small, gpt3-175b, …) or a folder.
-        glob: Names to list.
+        glob: Names to list, or a head's label and what of it.
         length: Number of tokens to walk a forward pass with.
         json: Print JSON.
     """

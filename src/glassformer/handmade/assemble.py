@@ -22,7 +22,7 @@ from glassformer.config import require
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
 from glassformer.models.experts import ExpertsLayer
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 class HeadMatrices(NamedTuple):

@@ -14,21 +14,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.attention import Attention, HeadNorm, LinearMaps, Mixer, RelativeBiasPositions, Smear, Smeared
-from glassformer.attention.projections import MergeHeads, SeparateProjection
-from glassformer.models.block import BlockConfig
+from glassformer.attention import HeadNorm, Mixer, RelativeBiasPositions, ShortConvolution, Smear, SubLayerModule
+from glassformer.attention.linear_map import parameters_of
+from glassformer.attention.merge import MergeHeads
+from glassformer.attention.projections import SeparateProjection
 from glassformer.models.decoder import DecoderConfig
+from glassformer.models.embedding import Embedding, PositionTable, Unembedding
 from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
-from glassformer.models.experts import ExpertsLayer, MixtureOfExperts
 from glassformer.models.model import ModelConfig
-from glassformer.models.parts import Embedding, Mlp, MlpLayer, Norm, PositionTable, Unembedding
+from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape
 
+# sub-layers that name parts of their own come between the two
 PARTS = (
-    "embedding", "positions", "query", "key", "value", "output", "output gate", "mechanism", "mlp in", "mlp gate",
-    "mlp out", "router", "biases", "norms", "readout", "unembedding",
+    ("embedding", "positions", "query", "key", "value", "mixing", "output", "output gate", "mechanism", "mlp in",
+     "mlp gate", "mlp out", "router"),
+    ("biases", "norms", "readout", "unembedding"),
 )  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
             found[part] += count
     total = sum(parameter.numel() for parameter in model.parameters())
     assert found.total() == total, f"{total - found.total()} parameters belong to no part"
-    return {part: found[part] for part in PARTS if found[part]}
+    return _ordered(found)
 
 
 def count_flops(config: ModelConfig, length: int, source_length: int | None = None) -> dict[str, int]:
@@ -115,17 +118,8 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
     """
     m = length if source_length is None else source_length
     found: Counter[str] = Counter()
-    for block, layer, n, causal in _blocks(config, length, m):
-        for part in block.parts:
-            if isinstance(part, Attention):
-                found.update(_attention_flops(config, part, layer, n, m if part.cross else n, causal))
-            elif isinstance(part, MixtureOfExperts):
-                chosen = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model) * part.n_chosen
-                found.update({"mlp in": chosen, "mlp gate": chosen * part.gated, "mlp out": chosen})
-                found["router"] += 2 * n * config.d_model * part.n_experts
-            elif isinstance(part, Mlp):
-                product = 2 * n * config.d_model * (part.d_mlp or 4 * config.d_model)
-                found.update({"mlp in": product, "mlp gate": product * part.gated, "mlp out": product})
+    for part, n, causal in _sub_layers(config, length, m):
+        found.update(part.flops(n, m, causal))
     width = config.d_model
     if isinstance(config, DecoderConfig) and config.d_embed is not None:
         width = config.d_embed
@@ -134,8 +128,7 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
         found["readout"] = 2 * length * config.d_model**2
     if not isinstance(config, EncoderConfig) or config.predicts:
         found["unembedding"] += 2 * length * width * config.vocab_size
-    order = (*PARTS[:4], "mixing", *PARTS[4:])
-    return {part: found[part] for part in order if found[part]}
+    return _ordered(found)
 
 
 def state_bytes(
@@ -149,24 +142,8 @@ def state_bytes(
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
-    numbers = m * config.d_model if crossed else 0
-    total = numbers * dtype.itemsize
-    for block, layer, _, causal in _blocks(config, length, m):
-        for part in block.parts:
-            if not isinstance(part, Attention) or not causal:
-                continue
-            dims = part.dims(config.d_model, config.max_len, layer)
-            wide = part.mixer.wide_state and not part.cross
-            kept = torch.promote_types(dtype, torch.float32) if wide else dtype
-            if part.cross:
-                held = m * dims.n_kv_heads * (part.mixer.traits.streams * dims.d_head + dims.d_value) * (length > 0)
-            else:
-                held = part.mixer.state_numbers(length, dims)
-            total += held * kept.itemsize
-            if isinstance(part.projection, Smeared):
-                # the last key before it was mixed
-                total += dims.n_kv_heads * part.mixer.traits.streams * dims.d_head * dtype.itemsize
-    return total
+    total = m * config.d_model * dtype.itemsize if crossed else 0
+    return total + sum(part.state_bytes(n, m, dtype) for part, n, causal in _sub_layers(config, length, m) if causal)
 
 
 def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:
@@ -187,32 +164,20 @@ def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tape.values[name].shape) for name in tape.table if name in tape.values}
 
 
-def _blocks(config: ModelConfig, length: int, source_length: int) -> Iterator[tuple[BlockConfig, int, int, bool]]:
-    """Yield each block with its layer, the positions it reads, and whether it is causal."""
-    if isinstance(config, DecoderConfig):
-        stacks = [(config.layers, length, True)]
-    elif isinstance(config, EncoderConfig):
-        stacks = [(config.layers, length, False)]
-    else:
-        assert isinstance(config, EncoderDecoderConfig)
-        stacks = [(config.encoder_layers, source_length, False), (config.decoder_layers, length, True)]
-    for layers, n, causal in stacks:
-        for layer, block in enumerate(layers):
-            yield block, layer, n, causal
+def _sub_layers(config: ModelConfig, length: int, source_length: int) -> Iterator[tuple[SubLayerModule, int, bool]]:
+    """Yield each sub-layer, the positions it reads, and whether it is causal."""
+    with torch.device("meta"):
+        model = config.build()
+    for name, stack in model.stacks.items():
+        n = source_length if name == "encoder" else length
+        for part in stack.parts():
+            yield part, n, name != "encoder" and not isinstance(config, EncoderConfig)
 
 
-def _attention_flops(config: ModelConfig, part: Attention, layer: int, n: int, m: int, causal: bool) -> dict[str, int]:
-    dims = part.dims(config.d_model, config.max_len, layer)
-    d, streams = config.d_model, part.mixer.traits.streams
-    merged = 2 * n * d * dims.n_heads * dims.d_value
-    return {
-        "query": 2 * n * d * dims.n_heads * streams * dims.d_head,
-        "key": 2 * m * d * dims.n_kv_heads * streams * dims.d_head,
-        "value": 2 * m * d * dims.n_kv_heads * dims.d_value,
-        "mixing": part.mixer.flops(n, m, dims, causal=causal and not part.cross),
-        "output": merged,
-        "output gate": merged if part.merge.gate else 0,
-    }
+def _ordered(found: Counter[str]) -> dict[str, int]:
+    first, last = PARTS
+    others = [part for part in found if part not in (*first, *last)]
+    return {part: found[part] for part in (*first, *others, *last) if found[part]}
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
@@ -231,25 +196,15 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
         yield "biases", 0 if module.qkv.bias is None else module.qkv.bias.numel()
     elif isinstance(module, MergeHeads):
-        yield from _matrix("output", module.output)
-        yield from _matrix("output gate", module.gate)
+        yield from parameters_of("output", module.output)
+        yield from parameters_of("output gate", module.gate)
         yield "norms", 0 if module.gain is None else module.gain.numel()
-    elif isinstance(module, (Mixer, Smear)):
+    elif isinstance(module, (Mixer, ShortConvolution, Smear)):
         yield "mechanism", _count(module)
     elif isinstance(module, ReadoutLayer):
-        yield from _matrix("readout", module.input)
-    elif isinstance(module, MlpLayer | ExpertsLayer):
-        yield from _matrix("mlp in", module.input)
-        yield from _matrix("mlp gate", module.gate)
-        yield from _matrix("mlp out", module.output)
-        if isinstance(module, ExpertsLayer):
-            yield from _matrix("router", module.router)
-
-
-def _matrix(part: str, module: nn.Linear | LinearMaps | None) -> Iterator[tuple[str, int]]:
-    if module is not None:
-        yield part, module.weight.numel()
-        yield "biases", 0 if module.bias is None else module.bias.numel()
+        yield from parameters_of("readout", module.input)
+    elif isinstance(module, SubLayerModule):
+        yield from module.own_parameters()
 
 
 def _count(module: nn.Module | None) -> int:

@@ -6,7 +6,7 @@ sandwich   x <- x + norm'(f(norm(x)))
 parallel   x <- x + sum of f(norm(x)) over the sub-layers, each with a norm of its own or all with the first one's
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import AttentionLayer, Context, SubLayerConfig
+from glassformer.attention import Context, SubLayerConfig, SubLayerModule
 from glassformer.config import Config, require
-from glassformer.models.parts import LayerNorm, Norm, NormConfig
+from glassformer.models.norms import LayerNorm, Norm, NormConfig
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -64,6 +64,15 @@ class BlockConfig(Config):
         return [role if (n := roles[:i].count(role)) == 0 else f"{role}_{n}" for i, role in enumerate(roles)]
 
 
+def check_reads_both_ways(what: str, layers: Sequence[BlockConfig]) -> None:
+    """Raise `ConfigError` if a sub-layer looks backwards only, in a stack whose positions see each other."""
+    found = [(i, part.kind) for i, layer in enumerate(layers) for part in layer.parts if part.only_backwards]
+    require(
+        not found,
+        f"{what}: layer {found[:1]} looks at earlier positions only, but an encoder reads both ways; use attention.",
+    )
+
+
 class Block(nn.Module):
     """Runs its sub-layers and says the stream's name before, between and after them."""
 
@@ -74,7 +83,7 @@ class Block(nn.Module):
         self.wiring = config.wiring
         for name, part in zip(self.names, config.parts):
             part_path = f"{path}.{name}"
-            self.add_module(name, part.build(d_model, max_len, layer, part_path))  # type: ignore[attr-defined]
+            self.add_module(name, part.build(d_model, max_len, layer, part_path))
             if self.wiring != "post":
                 tied = self.norm(self.names[0]) if config.shared_norm and name != self.names[0] else None
                 self.add_module(f"{name}_norm", config.norm.build(d_model, part_path, layer, tied=tied))
@@ -88,7 +97,8 @@ class Block(nn.Module):
         self.at_resid = [f"{path}.{name}" for name in self.stream_names]
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
 
-    def part(self, name: str) -> nn.Module:
+    def part(self, name: str) -> SubLayerModule:
+        """Return a sub-layer by its name."""
         # straight from the table: an attribute look-up takes ten times as long, four times per block and pass
         return self._modules[name]  # type: ignore[return-value]
 
@@ -117,7 +127,8 @@ class Block(nn.Module):
             if at is not None and i + 1 == len(self.names):
                 x, entry = pick(x, at), pick(entry, at)
             read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
-            out, new = self._run(name, read, context, source, None if state is None else state[i], tape)
+            own = None if state is None else state[i]
+            out, new = self.part(name)(read, context, source=source, state=own, tape=tape)
             states.append(new)
             if self.training and self.config.dropout > 0:
                 out = F.dropout(out, self.config.dropout)
@@ -131,20 +142,9 @@ class Block(nn.Module):
                 x = site(tape, self.at_resid[i + 1], x)
         return site(tape, self.at_resid[-1], x), None if state is None else tuple(states)
 
-    def _run(
-        self, name: str, x: Tensor, context: Context, source: Tensor | None, state: Any, tape: Tape | None
-    ) -> tuple[Tensor, Any]:
-        layer = self.part(name)
-        if not isinstance(layer, AttentionLayer):
-            return layer(x, tape), None
-        if not layer.config.cross:
-            return layer(x, context, state=state, tape=tape)
-        assert context.source is not None, "a cross-attention layer needs an encoder's output"
-        return layer(x, context.source, source=source, state=state, tape=tape)
-
     def ends_by_position(self) -> bool:
         """Whether the last sub-layer runs at each position by itself."""
-        return not isinstance(self.part(self.names[-1]), AttentionLayer)
+        return self.part(self.names[-1]).by_position
 
     def last_sites(self) -> Iterator[str]:
         """Yield the sites from the last sub-layer on."""
@@ -157,8 +157,7 @@ class Block(nn.Module):
 
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         """Return the empty state: one entry per sub-layer, None where there is nothing to carry."""
-        parts = [self.part(name) for name in self.names]
-        return tuple(p.begin(batch, like) if isinstance(p, AttentionLayer) else None for p in parts)
+        return tuple(self.part(name).begin(batch, like) for name in self.names)
 
     def sites(self) -> Iterator[Site]:
         sizes, words = {"d_model": self.d_model}, "batch pos d_model"
@@ -167,7 +166,7 @@ class Block(nn.Module):
         for i, name in enumerate(self.names):
             if self.wiring != "post":
                 yield from self.norm(name).sites()
-            yield from self.part(name).sites()  # type: ignore[operator]
+            yield from self.part(name).sites()
             if self.wiring == "post":
                 yield from declare(f"{self.path}.{name}", {"sum": words}, sizes, layer=self.layer)
             if (after := self.norm_after(name)) is not None:

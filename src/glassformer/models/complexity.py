@@ -13,18 +13,24 @@
 Source: Vaswani et al. 2017, table 1; Katharopoulos et al. 2020 for linear attention.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import Context, Linear, MixerConfig, Softmax, causal
+from glassformer.attention import Context, Linear, MixerConfig, Softmax, SubLayerConfig, causal
 from glassformer.config import require
+from glassformer.models.block import BlockConfig
+from glassformer.models.convolution import Convolution
 from glassformer.models.decoder import DecoderConfig
-from glassformer.models.schedules import block, repeat
+from glassformer.models.recurrent import Gru
+from glassformer.models.schedules import block
+from glassformer.models.stack import make_context, mapped
 
 CHUNK = 64
+WIDTH = 8  # of the layers that paths are found in
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,11 @@ class Confirmation:
     Args:
         name: As in `LayerCost`.
         form: How it was run: `parallel`, or `scan`, one position at a time over its state.
-        counted: FLOPs of mixing that torch's counter saw, summed over heads.
-        formula: What `MixerConfig.flops` says.
+        counted: FLOPs that torch's counter saw: of mixing, summed over heads, or of a whole layer that has no heads.
+        formula: What `MixerConfig.flops` or `SubLayerModule.flops` says.
         per_work: `counted` as a multiple of the table's leading term.
-        layers: Least number of stacked layers whose last output has a gradient in the first input.
+        layers: Least number of stacked layers whose last output has a gradient in the first input; of a recurrent
+            layer, how often its state is handed on where cutting it would leave no gradient.
     """
 
     name: str
@@ -94,19 +101,27 @@ def complexity(length: int, d_model: int, *, d_head: int, window: int, kernel: i
     )
 
 
-def confirm(length: int, d_model: int, *, d_head: int, window: int) -> tuple[Confirmation, ...]:
+def confirm(length: int, d_model: int, *, d_head: int, window: int, kernel: int = 3) -> tuple[Confirmation, ...]:
     """Measure the layers that exist here. The path is found with real layers: keep `length` to a few dozen."""
-    table = {row.name: row for row in complexity(length, d_model, d_head=d_head, window=window)}
+    table = {row.name: row for row in complexity(length, d_model, d_head=d_head, window=window, kernel=kernel)}
     found = []
+
+    def add(name: str, form: str, counts: tuple[int, int], layers: int) -> None:
+        found.append(Confirmation(name, form, *counts, counts[0] / table[name].operations, layers))
+
     for name, mixer, scan in (
         ("full attention", Softmax(), False),
         ("restricted attention", Softmax(window=window), True),
         ("linear attention", Linear(), True),
     ):
-        counted, formula = count_mixing(mixer, length, d_model, d_head=d_head, scan=scan)
-        layers = path_length(mixer, length)
-        form = "scan" if scan else "parallel"
-        found.append(Confirmation(name, form, counted, formula, counted / table[name].operations, layers))
+        counts = count_mixing(mixer, length, d_model, d_head=d_head, scan=scan)
+        add(name, "scan" if scan else "parallel", counts, path_length(alike(block(mixer, n_heads=2)), length))
+    add("recurrent", "scan", count_sub_layer(Gru(), length, d_model), hand_overs(Gru(), length))
+    plain = Convolution(kernel)
+    reach = path_length(alike(BlockConfig((plain,))), length)
+    add("convolution", "parallel", count_sub_layer(plain, length, d_model), reach)
+    reach = path_length(lambda layer: BlockConfig((Convolution(kernel, dilation=kernel**layer),)), length)
+    add("convolution, dilated", "parallel", count_sub_layer(plain, length, d_model), reach)
     return tuple(found)
 
 
@@ -138,17 +153,61 @@ def count_mixing(mixer: MixerConfig, length: int, d_model: int, *, d_head: int, 
     return counter.get_total_flops(), formula
 
 
-def path_length(mixer: MixerConfig, length: int) -> int:
+def count_sub_layer(part: SubLayerConfig, length: int, d_model: int) -> tuple[int, int]:
+    """Return FLOPs of a sub-layer over one sequence as torch counts them, and by the closed form."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        built = part.build(d_model, length, 0, "")
+        built(torch.zeros(1, length, d_model), _causal(0, length))
+    return counter.get_total_flops(), sum(built.flops(length, length, True).values())
+
+
+def path_length(layer: Callable[[int], BlockConfig], length: int) -> int:
     """Return the least number of stacked layers through which the first position reaches the last one's output.
 
-    Found by gradients through freshly drawn layers; raises `ValueError` if no depth below `length` is enough.
+    Found by gradients through freshly drawn layers.
+
+    Args:
+        layer: The block of each index.
+        length: Positions.
+
+    Raises:
+        ValueError: No depth below `length` is enough.
     """
     for n_layers in range(1, length):
-        layers = repeat(block(mixer, n_heads=2), n_layers)
-        model = DecoderConfig(4, 8, layers, max_len=length, init="xavier").build().double()
-        stream = torch.randn(1, length, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        stream.requires_grad_()
+        layers = tuple(layer(i) for i in range(n_layers))
+        model = DecoderConfig(4, WIDTH, layers, max_len=length, init="xavier").build().double()
+        stream = _stream(length)
         (gradient,) = torch.autograd.grad(model.resume(0, stream)[0, -1, 0], stream)
         if gradient[0, 0].any():
             return n_layers
-    raise ValueError(f"{mixer.kind}: the first of {length} positions never reaches the last.")
+    raise ValueError(f"{layer(0).names()}: the first of {length} positions never reaches the last.")
+
+
+def hand_overs(part: SubLayerConfig, length: int) -> int:
+    """Return at how many positions a layer hands on a state without which the first would not reach the last."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = part.build(WIDTH, length, 0, "").double()
+    stream, needed = _stream(length), 0
+    for cut in range(length - 1):
+        state, out = built.begin(1, stream), stream
+        for t in range(length):
+            out, state = built(stream[:, t : t + 1], _causal(t, 1), state=state)
+            state = mapped(state, torch.Tensor.detach) if t == cut else state
+        (gradient,) = torch.autograd.grad(out.sum(), stream)
+        needed += not gradient[0, 0].any()
+    return needed
+
+
+def alike(layer: BlockConfig) -> Callable[[int], BlockConfig]:
+    """Return what gives every layer the same block."""
+    return lambda _: layer
+
+
+def _causal(past: int, length: int) -> Context:
+    return make_context(1, length, torch.device("cpu"), is_causal=True, past=past)
+
+
+def _stream(length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, length, WIDTH, generator=generator, dtype=torch.float64).requires_grad_()

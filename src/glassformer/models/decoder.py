@@ -8,8 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.models.block import BlockConfig
+from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
+from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
-from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
+from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.models.stack import Stack, State, make_context
 from glassformer.trace import Tape
 
@@ -29,7 +31,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         embed_scale: Multiply token vectors by sqrt(d_model).
         unembed_bias: A bias per token on the logits.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
         embed_norm: Norm on what enters the first block, token and position vectors together; None for none.
         unembed_scale: Factor on the logits, before their bias.
         d_embed: Width of the token vectors, where it is not that of the stream; maps lead from one to the other.

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models.block import BlockConfig
+from glassformer.models.block import BlockConfig, check_reads_both_ways
+from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
+from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
-from glassformer.models.parts import Embedding, LayerNorm, NormConfig, PositionEmbedding, Unembedding, initialise
+from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.models.readout import Readout
 from glassformer.models.stack import Stack, make_context
 from glassformer.trace import Tape
@@ -39,7 +41,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         tied: Use the embedding matrix as unembedding.
         unembed_bias: A bias per token on the logits.
         embed_scale: Multiply token vectors by sqrt(d_model).
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
     """
 
     vocab_size: int
@@ -64,6 +66,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
+        check_reads_both_ways("encoder", self.layers)
         require(
             self.predicts or (self.readout is None and not self.unembed_bias),
             "encoder: predicts=False leaves nothing for readout and unembed_bias to do.",

@@ -1,6 +1,6 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,18 +9,12 @@ from torch import Tensor
 
 from glassformer.attention import Context
 from glassformer.config import require
-from glassformer.models.block import BlockConfig
+from glassformer.models.block import BlockConfig, check_reads_both_ways
+from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal, Unembedding
+from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
-from glassformer.models.parts import (
-    Embedding,
-    NoNorm,
-    NormConfig,
-    PositionEmbedding,
-    Sinusoidal,
-    Unembedding,
-    initialise,
-)
-from glassformer.models.stack import Stack, State, cross_context, make_context
+from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.stack import Stack, State, make_context, with_source
 from glassformer.trace import Tape
 
 
@@ -39,7 +33,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         tied: Use the decoder's embedding matrix as unembedding.
         shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
         embed_scale: Multiply token vectors by sqrt(d_model).
-        init: How weights are drawn, see `parts.initialise`.
+        init: How weights are drawn, see `initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
         unembed_scale: Factor on the logits, before their bias.
@@ -75,6 +69,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
                 all(0 <= id < self.vocab_size for id in ids),
                 f"encoder_decoder: {name} must be of tokens, 0 to {self.vocab_size - 1}; found {getattr(self, name)}.",
             )
+        check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
@@ -196,7 +191,7 @@ class EncoderDecoder(Model):
         batch, length = resid.shape[:2]
         past = 0 if state is None else state.length
         context = make_context(batch, length, resid.device, is_causal=True, lengths=lengths, past=past)
-        context = _with_source(context, encoded.shape[1], (source_lengths, source_start))
+        context = with_source(context, encoded.shape[1], source_lengths, source_start)
         layers = None if state is None else state.layers
         x, layers = self.decoder(
             resid, context, source=encoded, state=layers, tape=tape, start=layer, at=at, carry=carry
@@ -244,7 +239,7 @@ class EncoderDecoder(Model):
         context = make_context(
             batch, length, tokens.device, is_causal=True, lengths=lengths, past=past, start=start, form=form, seed=seed
         )
-        context = _with_source(context, encoded.shape[1], source_padding)
+        context = with_source(context, encoded.shape[1], *source_padding)
         x = self.decoder_embed(tokens, context.positions, tape)
         layers = None if state is None else state.layers
         return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
@@ -261,7 +256,3 @@ def _source_context(like: Tensor, lengths: Tensor | None, start: Tensor | None, 
         like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, start=start, form="parallel",
         seed=seed,
     )  # fmt: skip
-
-
-def _with_source(context: Context, source_length: int, padding: tuple[Tensor | None, Tensor | None]) -> Context:
-    return replace(context, source=cross_context(context, source_length, *padding))

@@ -14,11 +14,12 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from glassformer.attention import LinearMap, LinearMaps, SubLayerConfig
+from glassformer.attention import ByPosition, LinearMap, LinearMaps, SubLayerConfig
+from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
-from glassformer.models.parts import ACTIVATIONS
+from glassformer.models.mlp import ACTIVATIONS
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
 
 
@@ -67,7 +68,7 @@ class MixtureOfExperts(SubLayerConfig, kind="experts"):
         return ExpertsLayer(self, d_model, layer, path)
 
 
-class ExpertsLayer(nn.Module):
+class ExpertsLayer(ByPosition):
     """Router and experts, each expert's matrices stacked: `expert rows columns`."""
 
     SITES: ClassVar[dict[str, str]] = {
@@ -91,7 +92,7 @@ class ExpertsLayer(nn.Module):
         self.output = LinearMaps(n, self.d_mlp, d_model, bias)
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(
+    def write(
         self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         at = self.at
@@ -158,3 +159,14 @@ class ExpertsLayer(nn.Module):
     def sites(self) -> Iterator[Site]:
         sizes = {"expert": self.config.n_experts, "neuron": self.d_mlp, "d_model": self.d_model}
         yield from declare(self.path, self.SITES, sizes, layer=self.layer, lazy=self.LAZY)
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        chosen = 2 * length * self.d_model * self.d_mlp * self.config.n_chosen
+        router = 2 * length * self.d_model * self.config.n_experts
+        return {"mlp in": chosen, "mlp gate": chosen * self.config.gated, "mlp out": chosen, "router": router}
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        yield from parameters_of("mlp in", self.input)
+        yield from parameters_of("mlp gate", self.gate)
+        yield from parameters_of("mlp out", self.output)
+        yield from parameters_of("router", self.router)

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.attention import AttentionLayer
 from glassformer.errors import TextError, TokenOutOfRange
 from glassformer.models.decoder import Decoder
 from glassformer.models.encoder import Encoder
@@ -234,23 +233,20 @@ class _Reread:
     """Feeds a text to a model again, from the start, when it outgrows what its state was made for."""
 
     def __init__(self, model: Model, tokens: Tensor, lengths: Tensor | None) -> None:
-        # keys of cross-attention are not turned by how far the target has grown
-        layers = [part for part in model.modules() if isinstance(part, AttentionLayer) and part.positions.by_length]
-        self.positions = [layer.positions for layer in layers if not layer.config.cross]
         self.stack, self.like = model.output_stack, model.unembed.weight
-        self.whole, self.lengths, self.prompt = tokens, lengths, tokens.shape[1]
+        self.read, self.lengths, self.prompt = [tokens], lengths, tokens.shape[1]
 
     def __call__(self, tokens: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State, Tensor | None]:
         """Return what to feed next: the new tokens, or all of them and the state before them."""
-        if not self.positions or not state.length:
+        if not state.length:
             return tokens, state, lengths
-        self.whole = torch.cat((self.whole, tokens), -1)
+        self.read.append(tokens)
         before, after = state.length, state.length + tokens.shape[1]
-        if not any(positions.outgrows(before, after) for positions in self.positions):
+        if not any(part.outgrows(before, after) for part in self.stack.parts()):
             return tokens, state, lengths
         layers = self.stack.begin(len(tokens), self.like)
         real = None if self.lengths is None else self.lengths + (after - self.prompt)
-        return self.whole, state._replace(length=0, layers=layers, start=None), real
+        return torch.cat(self.read, -1), state._replace(length=0, layers=layers, start=None), real
 
 
 def _seen(model: Model, tokens: Tensor, lengths: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
-from glassformer.models.parts import Embedding, Unembedding
+from glassformer.models.embedding import Embedding, Unembedding
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
 from glassformer.trace import Foreign, Site, SiteTable, Tape

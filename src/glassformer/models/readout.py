@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from glassformer.attention import LinearMap
 from glassformer.config import Config
-from glassformer.models.parts import ACTIVATIONS, LayerNorm, NormConfig
+from glassformer.models.mlp import ACTIVATIONS
+from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.trace import Site, Tape, declare, full_names, site
 
 

@@ -21,7 +21,7 @@ from glassformer.attention import (
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
-from glassformer.models.parts import LayerNorm, NormConfig
+from glassformer.models.norms import LayerNorm, NormConfig
 
 
 def repeat(pattern: BlockConfig | Sequence[BlockConfig], n_layers: int) -> tuple[BlockConfig, ...]:

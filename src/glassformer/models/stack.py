@@ -1,6 +1,7 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -8,16 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention import (
-    AttentionLayer,
     Context,
     Mask,
     RelativeBiasPositions,
+    SubLayerModule,
     causal,
     documents,
     padding,
 )
 from glassformer.models.block import Block, BlockConfig, pick
-from glassformer.models.parts import NormConfig
+from glassformer.models.norms import NormConfig
 from glassformer.models.sub_layer import SubLayer, sub_layers_of
 from glassformer.trace import Site, SiteTable, Tape
 
@@ -65,7 +66,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
         )
-        _share_tables([block.part(name) for block in self.blocks for name in block.names])  # type: ignore[operator, union-attr]
+        _share_tables(self.blocks.modules())
         self.final = final_norm.build(d_model, f"{self.prefix}final", None)
 
     def forward(
@@ -121,6 +122,12 @@ class Stack(nn.Module):
         later = (*last.last_sites(), *(found.name for found in self.final.sites()))
         return not any(tape.wants(name) for name in later)
 
+    def parts(self) -> Iterator[SubLayerModule]:
+        """Yield the sub-layers of all blocks, in the order they run."""
+        for block in self.blocks:
+            assert isinstance(block, Block), "a stack is made of blocks"
+            yield from map(block.part, block.names)
+
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         return tuple(block.begin(batch, like) for block in self.blocks)  # type: ignore[operator]
 
@@ -134,11 +141,10 @@ class Stack(nn.Module):
         yield from self.final.sites()
 
 
-def _share_tables(parts: Iterable[nn.Module]) -> None:
-    """Let attention layers with one config of a shared position bias use the first one's table."""
+def _share_tables(modules: Iterable[nn.Module]) -> None:
+    """Let layers with one config of a shared position bias use the first one's table."""
     owners: dict[tuple[str, int], RelativeBiasPositions] = {}
-    for part in parts:
-        positions = part.positions if isinstance(part, AttentionLayer) else None
+    for positions in modules:
         if isinstance(positions, RelativeBiasPositions) and positions.config.shared:
             owner = owners.setdefault((positions.key, positions.n_heads), positions)
             if owner is not positions:
@@ -177,6 +183,16 @@ def make_context(
         key_positions = (key_positions - start[:, None]).clamp_min(0)
     first = past if document_ids is None and start is None else None
     return Context(mask, key_positions[:, past:], key_positions, form=form, seed=seed, first=first)
+
+
+def with_source(
+    context: Context,
+    source_length: int,
+    lengths: Int[Tensor, " batch"] | None = None,
+    start: Int[Tensor, " batch"] | None = None,
+) -> Context:
+    """Return a context that also says what cross-attention needs to know of the source; arguments as there."""
+    return replace(context, source=cross_context(context, source_length, lengths, start))
 
 
 def cross_context(

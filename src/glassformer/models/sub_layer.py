@@ -17,7 +17,7 @@ from torch import nn
 
 from glassformer.attention import AttentionLayer
 from glassformer.models.block import Block
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,10 @@ from glassformer.analysis.causal._head_ablation import Ablation, ablate, ablate_
 from glassformer.analysis.from_weights._composition import composition
 from glassformer.analysis.heads._evaluate import HeadEvaluation, evaluate_heads
 from glassformer.analysis.heads._roles import head_roles, head_scores, heads, pattern_sites, repeated_tokens
-from glassformer.analysis.learning._in_context import icl_or_nan
 from glassformer.analysis.learning._phase_change import PhaseChange, Trajectory, phase_change, trajectory
 from glassformer.analysis.learning._run_folder import History, read_history
-from glassformer.analysis.losses import loss_by_position
-from glassformer.attention import AttentionLayer
+from glassformer.analysis.losses import icl_or_nan, loss_by_position
+from glassformer.attention.projections import SmearedProjection
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
@@ -247,7 +246,7 @@ def _mechanism(model: ModelLike, evaluation: HeadEvaluation, induction: tuple[st
         "copying": copying,
     }  # fmt: skip
     if not earlier:
-        smeared = any(isinstance(m, AttentionLayer) and m.projection.smear is not None for m in model.modules())
+        smeared = any(isinstance(m, SmearedProjection) for m in model.modules())
         shown = "its keys are smeared" if smeared else "no earlier head could have told it"
         return Argument(
             "mechanism", "weak", "mechanistic",

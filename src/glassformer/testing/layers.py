@@ -16,6 +16,8 @@ from glassformer.attention import (
     Attention,
     AttentionLayer,
     Context,
+    Convolved,
+    DualChunk,
     Merge,
     MixerConfig,
     PositionsConfig,
@@ -39,6 +41,8 @@ POSITIONS: list[PositionsConfig] = [cls() for cls in PositionsConfig.registry.va
     Rope(pairing="interleaved"),
     Rope(fraction=0.5),
     Rope(scaling=YarnScaling(4.0, original_length=16, fast=2.0)),
+    Rope(at_read=True),
+    DualChunk(chunk=3, length=5),
     QueryKeyOnly(amplitude=2.0),
     RelativeBias(4, 6, bidirectional=True),
 ]
@@ -122,9 +126,9 @@ class Layer:
 
 
 @st.composite
-def projections(draw: Callable[..., Any], *, smeared: bool) -> ProjectionConfig:
-    """Draw how queries, keys and values are made; in one of four, keys are smeared if they may be."""
-    kind = Smeared if smeared and draw(st.integers(0, 3)) == 3 else Separate
+def projections(draw: Callable[..., Any], *, mixing: bool) -> ProjectionConfig:
+    """Draw how queries, keys and values are made; in one of four, positions are mixed if they may be."""
+    kind = draw(st.sampled_from([Smeared, Convolved])) if mixing and draw(st.integers(0, 3)) == 3 else Separate
     return kind(
         bias=draw(st.booleans()),
         qk_norm=draw(st.sampled_from(QUERY_KEY_NORMS)),
@@ -145,9 +149,10 @@ def layers(
 ) -> Layer:
     """Draw a float64 layer of one mechanism in any layout, with any positions and merge step."""
     mixer, layout, place = draw(mixers(kind)), draw(shaped), draw(placed)
-    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, RelativeBias)))
-    assume(mixer.crosses or not cross)
-    projection = draw(projections(smeared=not cross) if projected is None else projected)
+    assume(mixer.traits.has_scores or not isinstance(place, (Alibi, DualChunk, RelativeBias)))
+    assume(mixer.stores_keys or not getattr(place, "at_read", False))
+    assume((mixer.crosses and place.crosses) or not cross)
+    projection = draw(projections(mixing=not cross) if projected is None else projected)
     config = Attention(
         layout.n_heads,
         layout.n_kv_heads,

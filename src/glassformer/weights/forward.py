@@ -65,7 +65,8 @@ def _part(w: HeadWeights, layer: SubLayer, x: Tensor, context: Context, encoded:
     if layer.attention is None:
         # the module itself; the constant coordinate, if there is one, passes it by
         width = layer.block.d_model
-        return torch.cat((layer.part(x[..., :width]), torch.zeros_like(x[..., width:])), -1)
+        out, _ = layer.part(x[..., :width], context)
+        return torch.cat((out, torch.zeros_like(x[..., width:])), -1)
     a = next(a for a in w.attention if a.path == layer.path)
     if a.crosses:
         assert encoded is not None, "cross-attention reads an encoder's output"
@@ -83,17 +84,10 @@ def _attend(a: AttentionWeights, x: Tensor, source: Tensor, context: Context) ->
             rows = torch.cat((rows, rows.new_zeros(*rows.shape[:-1], 1)), -1) if a.augmented else rows
             placed = _project(rows, matrix, None)
             q, k = (q + placed, k) if which == "q" else (q, k + placed)
-    norms, clipped = module.projection.norms, module.projection.clipped
-    q, k, v = clipped(q), clipped(k), clipped(v)
-    if norms is not None:
-        q, k = norms[0](q), norms[1](k)
-    if module.projection.smear is not None:
-        k = module.projection.smear(k, context.positions)[0]
-    q, k = module.positions.rotate(q, k, context)
-    assert k is not None, "keys were given"
-    if module.positions.has_bias:
-        context = context.with_bias(module.positions.bias(context).to(q.dtype))
-    z, _ = module.mixer(q, k, v, x, context, None, None)
+    clipped = module.projection.clipped
+    (q, k, v), _ = module.projection.before_rotation(clipped(q), clipped(k), clipped(v), context.positions)
+    q, k = module.positions.written(q, k, context)
+    z, _ = module.mixer(q, k, v, x, module.positions.within(context, q.dtype), None, None)
     if a.gain is not None:
         z = z / module.merge.scale(z)[..., None] * a.gain[:, None]
     if a.gate is not None:

@@ -17,8 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer
+from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models.parts import MlpLayer, Norm
+from glassformer.models.mlp import MlpLayer
+from glassformer.models.norms import Norm
 from glassformer.trace import head_label
 from glassformer.weights.factored import Factored
 
@@ -192,6 +194,12 @@ class AttentionWeights:
                 "head moves differs by position.\n"
                 "    analysis.attribution.sources(run, …) freezes the gate at one position."
             )
+        if not self.module.projection.values_by_position:
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} mixes values with those just before them "
+                f"({self.module.config.projection.kind}), so no single matrix says what a head moves.\n"
+                "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+            )
         if (clip := self.module.projection.clip) is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} cuts its values off at {clip:g} (clip), so no matrix says what a head "
@@ -207,11 +215,16 @@ class AttentionWeights:
                 "what query and key read (bilinear_scores=False).\n"
                 "    Read patterns instead: analysis.heads.head_scores(model)."
             )
-        if projection.smear is not None:
+        if isinstance(projection, SmearedProjection):
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} smears its keys, so a score is the sum of two bilinear forms, s QK on "
                 "the key and (1 - s) QK on the one before it.\n    The shares s are module.projection.smear.share; "
                 "read scores themselves: gf.run(…, read=['blocks.*.attn.scores'])."
+            )
+        if isinstance(projection, ConvolvedProjection):
+            raise AnalysisUnavailable(
+                f"{analysis}: layer {self.layer} mixes queries and keys with those just before them, so a score is a "
+                "sum of many bilinear forms.\n    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
             )
         if projection.clip is not None:
             raise AnalysisUnavailable(

@@ -24,7 +24,9 @@ from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models import Model, ModuleLike, SubLayer, require_model
-from glassformer.models.parts import Embedding, MlpLayer, Norm
+from glassformer.models.embedding import Embedding
+from glassformer.models.mlp import MlpLayer
+from glassformer.models.norms import Norm
 from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
 from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views

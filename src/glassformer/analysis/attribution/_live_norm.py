@@ -17,7 +17,7 @@ from glassformer.analysis.frozen._pull_back import Path
 from glassformer.analysis.places import Places
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import require_model
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.data import Batch
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Block, ModelLike, SubLayer
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import Read, Tape
 
 

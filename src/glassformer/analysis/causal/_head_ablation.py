@@ -26,8 +26,7 @@ from glassformer.analysis._run import run
 from glassformer.analysis.causal._site_grid import write_site
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.heads._roles import Head, heads
-from glassformer.analysis.learning._in_context import icl_or_nan
-from glassformer.analysis.losses import joined, token_losses
+from glassformer.analysis.losses import icl_or_nan, joined, token_losses
 from glassformer.analysis.prepare import token_ids
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
@@ -39,7 +38,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import At, Edit, Read, Set
 
 Kind = Literal["full", "pattern_preserving"]

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention import AttentionLayer, Context, HeadNorm
+from glassformer.attention.projections import SmearedProjection
 from glassformer.models import SubLayer
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 Slot = Literal["q", "k", "v", "gate", "in"]
 _WHICH: dict[str, Any] = {"q": "query", "k": "key", "v": "value"}
@@ -112,7 +113,9 @@ def together(
     inner, x_v = (context.source, source) if step.crosses else (context, x)
     assert inner is not None and x_v is not None
     x_q, x_k = part.positions.inputs(x, x_v, inner)
-    found = dict(zip("qkv", part.projection(x_q, x_k, x_v)))
+    q, k, v = part.projection.heads(x_q, x_k, x_v)
+    q, k = part.projection.normed(q, k)
+    found = {"q": q, "k": k, "v": v}
     if part.merge.gate is not None:
         found["gate"] = part.merge.gate(x).unflatten(-1, (part.dims.n_heads, -1)).transpose(1, 2)
     return found
@@ -125,12 +128,10 @@ def attend(step: SubLayer, made: dict[str, Tensor], context: Context) -> Float[T
     inner = context.source if step.crosses else context
     assert inner is not None
     q, k, v = made["q"], made["k"], made["v"]
-    if part.projection.smear is not None:
+    if isinstance(part.projection, SmearedProjection):
         k, _ = part.projection.smear(k, inner.positions, None)
-    q, k = part.positions.rotate(q, k, inner)
-    assert k is not None
-    if part.positions.has_bias:
-        inner = inner.with_bias(part.positions.bias(inner).to(q.dtype))
+    q, k = part.positions.written(q, k, inner)
+    inner = part.positions.within(inner, q.dtype)
     # a mixer that read the stream itself would be a receiver that nobody gave an input
     poison = v.new_full((v.shape[0], q.shape[-2], part.dims.d_model), torch.nan)
     z, _ = part.mixer(q, k, v, poison, inner, None, None)

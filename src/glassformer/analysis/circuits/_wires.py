@@ -348,7 +348,7 @@ class Wires:
         return x + normed(step.write_norm, total, clean.totals[i] if frozen and step.write_norm else None)
 
     def _applied(self, step: SubLayer, x: Float[Tensor, "world batch pos d_model"]) -> Tensor:
-        return step.part(x.flatten(0, 1), None).unflatten(0, (len(x), -1))
+        return step.part(x.flatten(0, 1), self.context(len(x)))[0].unflatten(0, (len(x), -1))
 
 
 def _of_logits(metric: MetricLike) -> Metric:

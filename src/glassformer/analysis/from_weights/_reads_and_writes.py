@@ -17,7 +17,7 @@ from torch import Tensor
 from glassformer.analysis.from_weights._pair_norms import Side, side
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Model, SubLayer
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.weights import AttentionWeights
 
 Form = Literal["product", "read"]

@@ -82,7 +82,7 @@ class TokenReads:
             if layer is None:
                 assert place.before is not None, "no norm stands on the stream"
                 # the hidden layer is wider than the stream, and rows may be a whole vocabulary
-                written = torch.cat([place.part(place.before(some[None]))[0] for some in entry.split(CHUNK)])
+                written = torch.cat([place.part.write(place.before(some[None]))[0] for some in entry.split(CHUNK)])
             else:
                 if first is None or self.through == "stream" or not w.folded:
                     first = w.normed(entry, place.before, bias=False)

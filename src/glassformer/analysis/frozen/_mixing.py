@@ -22,7 +22,7 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
 from glassformer.models import ModelLike, SubLayer, require_model
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 # vectors held at once while a unit is split: about 64 MiB in float32
 NUMBERS_AT_ONCE = 1 << 24
@@ -155,11 +155,23 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
 
 
 def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) -> None:
-    """Raise `NoPattern` unless every attention layer has a pattern that multiplies values."""
-    for part in _attentions(model, analysis, stack):
-        if part.traits.linear_in_value not in ("exact", "scaled"):
+    """Raise `NoPattern` unless all that mixes positions is attention with a pattern that multiplies values."""
+    for layer in require_model(model, analysis).sub_layers(model.stack_name(stack)):
+        part = layer.attention
+        if part is None and not layer.part.by_position:
             raise NoPattern(
-                f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.kind}" '
+                f'{analysis}: layer {layer.layer} has a sub-layer "{layer.name}", which mixes positions without a '
+                "pattern.\n    Gradients need none: analysis.attribution.input_gradients(model, text)."
+            )
+        if part is not None and not part.projection.values_by_position:
+            raise NoPattern(
+                f"{analysis}: layer {layer.layer} mixes values with those just before them "
+                f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
+                "    Gradients need none: analysis.attribution.input_gradients(model, text)."
+            )
+        if part is not None and part.traits.linear_in_value not in ("exact", "scaled"):
+            raise NoPattern(
+                f'{analysis}: layer {layer.layer} uses "{part.config.mixer.kind}" '
                 f'(linear_in_value="{part.traits.linear_in_value}"), which has no pattern that multiplies values.\n'
                 "    Gradients need none: analysis.attribution.input_gradients(model, text)."
             )

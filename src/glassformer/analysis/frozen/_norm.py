@@ -10,7 +10,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 Vectors = Float[Tensor, "*n d_model"]
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
-from glassformer.attention.projections import MergeHeads
+from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch
 from glassformer.models import ModelLike, SubLayer, require_model, written_before
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 
 U = TypeVar("U")

@@ -18,7 +18,7 @@ from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import ModelLike, SubLayer, require_model
-from glassformer.models.parts import Unembedding
+from glassformer.models.embedding import Unembedding
 
 Stream = Float[Tensor, "*n batch pos d_model"]
 Mixed = Float[Tensor, "*n batch head pos d_value"]
@@ -321,6 +321,12 @@ def require_pattern(part: AttentionLayer, analysis: str) -> None:
 
 
 def _require_linear_values(part: AttentionLayer, analysis: str) -> None:
+    if not part.projection.values_by_position:
+        raise AnalysisUnavailable(
+            f"{analysis}: layer {part.dims.layer} mixes values with those just before them "
+            f"({part.config.projection.kind}), so they are no maps of single positions.\n"
+            "    Direct logit attribution needs none: analysis.attribution.direct_logit_attribution(run)."
+        )
     if (clip := part.projection.clip) is not None:
         raise AnalysisUnavailable(
             f"{analysis}: layer {part.dims.layer} cuts its values off at {clip:g} (clip), so they are no sum over what "

@@ -40,7 +40,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import Read
 
 EVALUATORS = ("previous_token", "prefix_matching", "duplicate_token", "first_token", "current_token", "copying")

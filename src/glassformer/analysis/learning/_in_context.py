@@ -14,7 +14,7 @@ from torch import Tensor
 from glassformer.analysis.losses import Place, icl_places, icl_score, token_losses
 from glassformer.analysis.question import question
 from glassformer.data import Batch
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 
@@ -116,11 +116,3 @@ def summarise(
         by_position, Labelled(off * (n / max(n - 1, 1)) ** 0.5 if n > 1 else off * torch.nan, *over),
         Labelled(slope, *over), score, low, high, level, (first[0], first[-1]), (last[0], last[-1]), n,
     )  # fmt: skip
-
-
-def icl_or_nan(losses: Labelled) -> float:
-    """Return the score by its default places, or NaN where they do not exist."""
-    try:
-        return icl_score(losses)
-    except AnalysisUnavailable:
-        return float("nan")

@@ -30,6 +30,7 @@ from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.attention.context import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer
@@ -146,7 +147,7 @@ def _projected(
     q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
     if projection.norms is not None:
         q, k = _normed(projection.norms, components, q, k, layer.layer, layer.name)
-    if projection.smear is not None:
+    if isinstance(projection, SmearedProjection):
         k = projection.smear(k, context.positions)[0]
     turned_q, turned_k = part.positions.rotate(q, k, context)
     assert turned_k is not None
@@ -195,6 +196,12 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
         raise AnalysisUnavailable(
             f"score_paths: layer {part.dims.layer} cuts its queries and keys off at {part.projection.clip:g} (clip), "
             f'so its scores are no sum over paths.\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
+        )
+    if part.positions.has_scores or isinstance(part.projection, ConvolvedProjection):
+        kind = part.config.positions.kind if part.positions.has_scores else part.config.projection.kind
+        raise AnalysisUnavailable(
+            f'score_paths: layer {part.dims.layer} has "{kind}" scores, which are no product of one query and one key.'
+            f'\n    Read them: gf.run(…, read=["{part.at.scores}"]).'
         )
     if not part.mixer.traits.bilinear_scores:
         raise AnalysisUnavailable(

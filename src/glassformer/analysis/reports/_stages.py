@@ -13,7 +13,7 @@ from glassformer.analysis.reports._explanation import Stage
 from glassformer.attention import AttentionLayer
 from glassformer.models import ModelLike
 from glassformer.models.experts import ExpertsLayer
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 def stage_sites(model: ModelLike) -> list[str]:

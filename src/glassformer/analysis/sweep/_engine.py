@@ -79,7 +79,7 @@ def sweep(
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
     require_module(model, "sweep")
-    plan, metrics = asked(plan, metric)
+    plan, metrics = asked(plan, metric, model)
     if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,

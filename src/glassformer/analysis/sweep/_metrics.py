@@ -41,7 +41,7 @@ class Metric:
         tokens: Tokens it asks about, each one for all rows or one per row; it gets them as ids, `batch`.
         pos: For logits: the position looked at, negative ones counted from the end of each row's real tokens; all
             positions (axes `world batch pos vocab`) if None.
-        site: What is read; the logits by default.
+        site: What is read, a site or a head's label and quantity (`L1H6.z`); the logits by default.
         at: For other sites: the part that is read.
         axes: Names of the axes that the function leaves behind `world batch`; by default none, a number per prompt.
     """

@@ -159,7 +159,7 @@ class Prefix:
             return self._states[position]
         parts = [[block.part(name) for name in block.names] for block in self.model.output_stack.blocks]
         layers = tuple(
-            tuple(part.cut(s, position) if isinstance(part, AttentionLayer) else None for part, s in zip(own, state))
+            tuple(part.cut(held, position) for part, held in zip(own, state))
             for own, state in zip(parts, self._full.layers)
         )
         return State(position, layers)
@@ -190,7 +190,7 @@ class Prefix:
 
     @cached_property
     def _keeps_all(self) -> bool:
-        return all(p.keeps(self._length) for layer, p in self._attention if layer.stack == self.model.output)
+        return all(part.keeps(self._length) for part in self.stacks[-1][1].parts())
 
     def _told(self, site: Site) -> bool:
         """Whether a site looks the same to a pass that begins later, but for the positions it lacks."""

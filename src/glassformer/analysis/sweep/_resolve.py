@@ -1,5 +1,6 @@
 """From edits as they are given to edits by site: globs expanded, donors run, rows that read each other put together."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,13 @@ from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metri
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Model
-from glassformer.trace import Edit, Site, SiteTable, Take, Tape
+from glassformer.trace import Edit, Foreign, HeadAddress, Site, SiteTable, Take, Tape
 
 
-def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tuple[Plan, dict[str, Metric]]:
+def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike, model: Any) -> tuple[Plan, dict[str, Metric]]:
     """Return rows as a plan and metrics by name; raises `ShapeMismatch` if both have an axis of one name."""
-    plan, metrics = Plan.of(plan), named_metrics(metric)
+    plan = Plan.of(plan)
+    metrics = {name: _of_head(found, model) for name, found in named_metrics(metric).items()}
     kept = next(iter(metrics.values())).axes
     if twice := [axis for axis in kept if axis in ("metric", "batch", *plan.axes)]:
         raise ShapeMismatch(
@@ -25,6 +27,19 @@ def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike) -> tup
             f"metric {' '.join(plan.axes)} batch.\n    Call one of the two otherwise."
         )
     return plan, metrics
+
+
+def _of_head(metric: Metric, model: Any) -> Metric:
+    """Return a metric by site and part, if it names a head."""
+    if HeadAddress.parse(metric.site) is None:
+        return metric
+    view: Any = model if hasattr(model, "sites") else Foreign(model)
+    found = view.sites().locate(metric.site, metric.at)
+    if len(found) > 1:
+        raise ShapeMismatch(
+            f'metric "{metric.name}" looks at one site; "{metric.site}" are {", ".join(one.name for one in found)}.'
+        )
+    return dataclasses.replace(metric, site=found[0].site.name, at=found[0].at)
 
 
 def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Edit]]:

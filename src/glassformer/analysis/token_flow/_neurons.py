@@ -17,7 +17,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -40,6 +40,8 @@ class Lightning(MixerConfig, kind="lightning"):
     chunk: int = 64
 
     traits: ClassVar[Traits] = Traits()
+    stores_keys: ClassVar[bool] = False
+    wide_state: ClassVar[bool] = True
     variants = ({"chunk": 1}, {"chunk": 3}, {"activation": "none"})
 
     def __post_init__(self) -> None:
@@ -49,13 +51,6 @@ class Lightning(MixerConfig, kind="lightning"):
     @property
     def crosses(self) -> bool:
         return False
-
-    def build(self, dims: Dims, path: str) -> "LightningMixer":
-        found = dims.n_heads if self.slopes is None else len(self.slopes)
-        require(found == dims.n_heads, f"lightning: {found} slopes for n_heads={dims.n_heads}.")
-        return LightningMixer(self, dims, path)
-
-    wide_state: ClassVar[bool] = True
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Chunks: linear in the number of queries."""
@@ -71,8 +66,13 @@ class LightningState(NamedTuple):
     memory: Float[Tensor, "batch head d_head d_value"]
 
 
-class LightningMixer(Mixer):
+class LightningMixer(Mixer, config=Lightning):
     config: Lightning
+
+    def __init__(self, config: Lightning, dims: Dims, path: str) -> None:
+        found = dims.n_heads if config.slopes is None else len(config.slopes)
+        require(found == dims.n_heads, f"lightning: {found} slopes for n_heads={dims.n_heads}.")
+        super().__init__(config, dims, path)
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         self._require_causal(context)
@@ -126,7 +126,7 @@ class LightningMixer(Mixer):
         return decay.to(torch.promote_types(like.dtype, torch.float32))
 
     def _require_causal(self, context: Context) -> None:
-        if context.crossed or not any(isinstance(term, Causal) for term in context.mask.terms):
+        if not context.looks_back:
             raise AnalysisUnavailable(
                 f'layer {self.dims.layer}: "lightning" decays with distance into the past and is defined for causal '
                 'self-attention only; use "linear" or "softmax" here.'

@@ -39,15 +39,12 @@ class Linear(MixerConfig, kind="linear"):
     eps: float = 1e-6
 
     traits: ClassVar[Traits] = Traits(rows_sum_to_one=True)
+    stores_keys: ClassVar[bool] = False
+    wide_state: ClassVar[bool] = True
     variants = ({"feature_map": "softplus"}, {"eps": 0.0})
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"linear: eps must not be negative, found {self.eps}.")
-
-    def build(self, dims: Dims, path: str) -> "LinearMixer":
-        return LinearMixer(self, dims, path)
-
-    wide_state: ClassVar[bool] = True
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Chunks if causal, else one product for the memory and one to read it; the normaliser is a further value."""
@@ -66,7 +63,7 @@ class LinearState(NamedTuple):
     weight: Float[Tensor, "batch head d_head 1"]
 
 
-class LinearMixer(Mixer):
+class LinearMixer(Mixer, config=Linear):
     config: Linear
 
     def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.errors import CheckpointError, MissingExtra
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import Site, Tape
 
 DIVERGES = float("inf")

@@ -32,7 +32,7 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 
 SHARD_SIZE = 2_000_000_000
 # what belongs to a model besides its config and weights, and goes with it as it is

@@ -20,7 +20,8 @@ from glassformer.models import (
     block,
     repeat,
 )
-from glassformer.models.parts import NoNorm, PositionEmbedding
+from glassformer.models.embedding import PositionEmbedding
+from glassformer.models.norms import NoNorm
 
 _BARE = ("BartModel", "MarianModel")
 _NAMES = {"attn": "self_attn", "cross": "encoder_attn"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from glassformer.checkpoints.families import Source, Table, assembled, sources
 from glassformer.errors import ConfigError, nearest
 from glassformer.models import ModelConfig
-from glassformer.models.parts import Norm
+from glassformer.models.norms import Norm
 from glassformer.trace import Site
 from glassformer.trace.foreign import Derived
 

@@ -34,7 +34,7 @@ from glassformer.checkpoints.foreign_modules.parts import SharedParts, derived_s
 from glassformer.data import Tokenizer
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
 from glassformer.models import ModelConfig
-from glassformer.models.parts import MlpLayer
+from glassformer.models.mlp import MlpLayer
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.trace.foreign import Bound
 from glassformer.trace.places import Layout, Place

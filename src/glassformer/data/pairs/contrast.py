@@ -20,7 +20,6 @@ from glassformer.errors import DataError
 
 Side = Literal["clean", "corrupt"]
 SIDES: tuple[Side, ...] = ("clean", "corrupt")
-Answers = str | int | Sequence[str | int] | Int[Tensor, " batch"] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +29,7 @@ class Contrast:
     Args:
         clean: Prompts as `run` takes them: a text, texts, ids `batch pos`, a `Batch`, arguments of any module.
         corrupt: As many prompts of the same numbers of tokens.
-        answer: The next token of the clean prompts, as text or id; one for all, or one each.
+        answer: The next token of the clean prompts, as text or id; one for all, or a list or tensor with one each.
         wrong: The token it is compared with.
         target: What the decoder of an encoder-decoder reads beside the clean prompts.
         corrupt_target: The same beside the corrupt ones, if it differs.
@@ -44,8 +43,8 @@ class Contrast:
 
     clean: Any
     corrupt: Any
-    answer: Answers = None
-    wrong: Answers = None
+    answer: Any = None
+    wrong: Any = None
     target: Any = None
     corrupt_target: Any = None
     pos: int = -1

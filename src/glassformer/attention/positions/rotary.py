@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.attention.context import Context
-from glassformer.attention.positions import Positions, PositionsConfig
-from glassformer.attention.rope_scaling import Length, RopeScaling, plain_frequencies
+from glassformer.attention.positions.positions import Positions, PositionsConfig
+from glassformer.attention.positions.rope_scaling import Length, RopeScaling, plain_frequencies
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 
@@ -29,6 +29,8 @@ class Rope(PositionsConfig, kind="rope"):
             columns of W_Q and W_K.
         fraction: Share of d_head that turns; the rest is left alone.
         scaling: Frequencies for long texts.
+        at_read: Keys are kept as they were projected and turned whenever they are read, not once when they are written;
+            scores are the same.
 
     Source: Su et al. 2021, "RoFormer".
     """
@@ -37,6 +39,7 @@ class Rope(PositionsConfig, kind="rope"):
     pairing: Literal["half", "interleaved"] = "half"
     fraction: float = 1.0
     scaling: RopeScaling | None = None
+    at_read: bool = False
 
     def __post_init__(self) -> None:
         require(self.base > 1, f"rope: base must be above 1, found {self.base}.")
@@ -85,6 +88,7 @@ class RopePositions(Positions):
         require(int(d_head * config.fraction) >= 2, f"rope: d_head={d_head} leaves no pair to turn.")
         self.d_head = d_head
         self.width = config.width(d_head)
+        self.at_read = config.at_read
         self.by_length = config.scaling is not None and config.scaling.by_length
         # a scaling that does not fit these sizes says so here
         config.frequencies(d_head)
@@ -92,6 +96,11 @@ class RopePositions(Positions):
     def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         turned = None if k is None else self._turn(k, context, keys=context.crossed)
         return self._turn(q, context, keys=False), turned
+
+    def read(self, k: Tensor, context: Context) -> Tensor:
+        # a state may hold fewer keys than there were positions: rows are aligned at the end
+        cos, sin = (row[:, -k.shape[-2] :] for row in self.rows(self.d_head, k, context, keys=True))
+        return self._turn_rows(k, cos, sin)
 
     def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> Float[Tensor, "*n d_head"]:
         cos, sin = self._row(offset, q)
@@ -102,7 +111,8 @@ class RopePositions(Positions):
         return self._turn_by(rows, *self._row(position, rows))
 
     def outgrows(self, before: int, after: int) -> bool:
-        return self.config.scaling is not None and self.config.scaling.outgrows(before, after)
+        # keys that are turned when they are read are turned by how long the text is then
+        return not self.at_read and self.config.scaling is not None and self.config.scaling.outgrows(before, after)
 
     def _row(self, position: int, like: Tensor) -> tuple[Tensor, Tensor]:
         scaling: RopeScaling | None = self.config.scaling
@@ -115,8 +125,17 @@ class RopePositions(Positions):
         cos, sin = self.config.rows(torch.tensor([[position]], device=like.device), self.d_head, like.dtype)
         return cos[0, 0], sin[0, 0]
 
+    def placed_at(
+        self, x: Float[Tensor, "batch *n pos d_head"], positions: Int[Tensor, "b pos"]
+    ) -> Float[Tensor, "batch *n pos d_head"]:
+        """Return queries or keys turned by any positions, one for each row of the sequence."""
+        return self._turn_rows(x, *self.config.rows(positions, self.d_head, x.dtype))
+
     def _turn(self, x: Tensor, context: Context, keys: bool) -> Tensor:
         cos, sin = self.rows(self.d_head, x, context, keys)
+        return self._turn_rows(x, cos, sin)
+
+    def _turn_rows(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         # b pos turned -> b [stream] head pos turned
         for _ in range(x.ndim - 3):
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -6,23 +6,61 @@ The first key of a text, of each packed document and of each left-padded row has
 Keys are mixed before they are rotated, and after any norm of their own. Scores before the position encoding are then
 two bilinear forms side by side: s S + (1 - s) (S shifted by one key).
 
-State: the last unmixed key, besides the mechanism's own.
+State: the last unmixed key.
 Source: Olsson et al. 2022, "In-context Learning and Induction Heads", argument 2. Where rotary positions come in is not
 said there.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from glassformer.attention.mixer import Dims, Traits, several
+from glassformer.attention.projections.projection import Projected
+from glassformer.attention.projections.separate import Separate, SeparateProjection
+
+
+@dataclass(frozen=True)
+class Smeared(Separate, kind="smeared"):
+    """One linear map each, and every key mixed with the one before it; for self-attention."""
+
+    crosses: ClassVar[bool] = False
+
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "SmearedProjection":
+        return SmearedProjection(self, dims, traits)
+
 
 class SmearedState(NamedTuple):
-    """The last key before mixing (meaningless before the first position), and the mechanism's state."""
+    """The last key before mixing; meaningless before the first position."""
 
-    previous: Float[Tensor, "batch *stream kv_head 1 d_head"]
-    mixer: Any
+    key: Float[Tensor, "batch *stream kv_head 1 d_head"]
+
+
+class SmearedProjection(SeparateProjection):
+    def __init__(self, config: Smeared, dims: Dims, traits: Traits) -> None:
+        super().__init__(config, dims, traits)
+        self.smear = Smear(dims.n_kv_heads)
+        self.bilinear = False
+
+    def before_rotation(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: SmearedState | None = None
+    ) -> tuple[Projected, SmearedState | None]:
+        q, k = self.normed(q, k)
+        k, last = self.smear(k, positions, None if kept is None else kept.key)
+        return (q, k, v), None if kept is None else SmearedState(last)
+
+    def begin(self, batch: int, like: Tensor) -> SmearedState:
+        heads = (*several(self.streams), self.dims.n_kv_heads)
+        return SmearedState(like.new_zeros(batch, *heads, 1, self.dims.d_head))
+
+    def keeps(self, length: int) -> bool:
+        return False
+
+    def state_numbers(self, length: int, source_length: int) -> int:
+        return self.widths[1]
 
 
 class Smear(nn.Module):

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
-from glassformer.attention.positions import Positions, PositionsConfig
+from glassformer.attention.positions.positions import Positions, PositionsConfig
 from glassformer.config import require
 
 

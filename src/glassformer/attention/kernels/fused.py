@@ -1,0 +1,67 @@
+"""Softmax attention by the library's fused kernels, which never make the pattern."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Context
+
+
+def fused_softmax(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, context: Context, size: int | None = None
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return softmax attention by the library's fused kernel, without the pattern."""
+    n, m = q.shape[-2], k.shape[-2]
+    grouped = k.shape[-3] != q.shape[-3]
+    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    if bare and n == m:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    # the newest position sees every key, so a single step needs no mask
+    allowed = None if bare and n == 1 else context.allowed(n, m, size)
+    mask = _with_bias(allowed, m, q, context)
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    if allowed is None:
+        return z
+    return z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def fused_softmax_with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    context: Context,
+    sinks: Float[Tensor, " head"],
+    size: int | None = None,
+) -> Float[Tensor, "batch head pos d_value"]:
+    """Return the same with a sink per head: a key before all others, with a value of zero.
+
+    Queries hold the sink's logit in one more dimension, in which that key alone is not zero.
+    """
+    n, m, width = q.shape[-2], k.shape[-2], v.shape[-1]
+    grouped = k.shape[-3] != q.shape[-3]
+    logit = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
+    q, k = torch.cat((q, logit), -1), F.pad(k, (0, 1, 1, 0))
+    k[..., 0, -1] = 1
+    # kernels want values as wide as keys
+    v = F.pad(v, (0, max(q.shape[-1] - width, 0), 1, 0))
+    bare = context.bias is None and context.is_causal and (size is None or m <= size)
+    if bare and n == m:
+        # one more query, so that each sees one more key
+        q = F.pad(q, (0, 0, 1, 0))
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return z[..., 1:, :width]
+    allowed = None if bare and n == 1 else context.allowed(n, m, size)
+    mask = _with_bias(allowed, m, q, context)
+    if mask is not None:
+        mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)[..., :width]
+
+
+def _with_bias(allowed: Tensor | None, n_keys: int, q: Tensor, context: Context) -> Tensor | None:
+    """Return what a kernel takes for a mask: booleans, or the position bias, -inf where attention is not allowed."""
+    if context.bias is None:
+        return allowed
+    bias = context.bias[..., -n_keys:].to(q.dtype)
+    return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))

@@ -1,0 +1,108 @@
+"""Dual chunk attention: rotary positions for texts longer than any a model was trained on.
+
+    key j turns by       P_k = j mod s
+    query i turns by     P_q = i mod s                     for keys of its own chunk of s positions
+                               min(i mod s + s, c - 1)     for keys of the chunk before it
+                               c - 1                       for keys of earlier chunks
+    score                q turned by P_q . k turned by P_k
+
+so that no distance P_q - P_k reaches the trained length c, and distances up to c - s, or s if that is less, are what
+they are. Keys are written once, turned by their place in their chunk; queries meet them turned in three ways.
+
+Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", section 3.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention.context import Context
+from glassformer.attention.positions.positions import Positions, PositionsConfig
+from glassformer.attention.positions.rotary import Rope
+from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
+
+
+@dataclass(frozen=True)
+class DualChunk(PositionsConfig, kind="dual_chunk"):
+    """Rotary positions by chunks, for causal self-attention.
+
+    Args:
+        chunk: Positions of one chunk, s above.
+        length: Positions that the model was trained on, c above.
+        rope: The rotation it was trained with.
+    """
+
+    chunk: int = 1280
+    length: int = 2048
+    rope: Rope = field(default_factory=Rope)
+
+    crosses: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.chunk < self.length,
+            f"dual_chunk: chunk must be from 1 to length - 1 = {self.length - 1}, found {self.chunk}.",
+        )
+        require(
+            not self.rope.at_read and not (self.rope.scaling is not None and self.rope.scaling.by_length),
+            "dual_chunk: its rope turns keys when they are written and goes by positions alone; give one without "
+            "at_read and without a scaling that goes by length.",
+        )
+
+    def build(self, dims: Any) -> "DualChunkPositions":
+        return DualChunkPositions(self, dims)
+
+
+class DualChunkPositions(Positions):
+    has_scores = True
+    rotates = True
+
+    def __init__(self, config: DualChunk, dims: Any) -> None:
+        super().__init__(config)
+        self.rope = config.rope.build(dims)
+
+    def rotate(self, q: Tensor, k: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Return keys turned by their place in their chunk; queries are turned in `scores`."""
+        return q, None if k is None else self.rope.placed_at(k, context.positions % self.config.chunk)
+
+    def scores(
+        self,
+        q: Float[Tensor, "batch *stream head query d_head"],
+        k: Float[Tensor, "batch *stream head key d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch *stream head query key"]:
+        if not context.looks_back:
+            raise AnalysisUnavailable(
+                '"dual_chunk" positions are for causal self-attention; use "rope", "alibi" or "relative_bias" here.'
+            )
+        size, last = self.config.chunk, self.config.length - 1
+        queries, keys = context.positions, context.key_positions[:, -k.shape[-2] :]
+        within = queries % size
+        own, before, earlier = (
+            self.rope.placed_at(q, places) @ k.mT
+            for places in (within, (within + size).clamp_max(last), torch.full_like(within, last))
+        )
+        chunks = (queries // size)[:, :, None] - (keys // size)[:, None, :]
+        for _ in range(q.ndim - 3):
+            chunks = chunks.unsqueeze(1)
+        return torch.where(chunks <= 0, own, torch.where(chunks == 1, before, earlier))
+
+    def extra_flops(self, n_queries: int, n_keys: int, dims: Any) -> int:
+        return 2 * 2 * dims.n_heads * n_queries * n_keys * dims.d_head
+
+    def turned(self, q: Float[Tensor, "*n d_head"], offset: int) -> NoReturn:
+        self._refuse(f"rotation by {offset} positions")
+
+    def placed(self, rows: Float[Tensor, "*n d_head"], position: int) -> NoReturn:
+        self._refuse(f"rows at position {position}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise AnalysisUnavailable(
+            f"{what}: with dual_chunk positions a query meets keys of its own, the last and earlier chunks turned in "
+            "three ways, so an offset alone does not say how.\n"
+            "    Read scores: gf.run(…, read=['blocks.*.attn.scores'])."
+        )

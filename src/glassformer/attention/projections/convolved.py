@@ -1,0 +1,122 @@
+"""Short convolutions: every query, key and value mixed with those just before it, coordinate by coordinate.
+
+    q_t <- sum over i < width of  c_i * q_{t-i},   c one vector per tap and head; k and v likewise
+
+What lies before the first position of a text, of each packed document and of each left-padded row counts as zero.
+Queries and keys are mixed before any norm of their own, and before they are rotated. At birth the taps are those of the
+identity.
+
+State: the last width - 1 queries, keys and values before mixing.
+Source: Poli et al. 2023, "Hyena Hierarchy", section 3; Yang et al. 2024, "Parallelizing Linear Transformers with the
+Delta Rule", section 3.3.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.attention.mixer import Dims, Traits, several
+from glassformer.attention.projections.projection import Projected
+from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.config import require
+
+
+@dataclass(frozen=True)
+class Convolved(Separate, kind="convolved"):
+    """One linear map each, and a short causal convolution on each; for self-attention.
+
+    Args:
+        width: Positions that are mixed, one's own among them.
+    """
+
+    width: int = 4
+
+    crosses: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.width >= 1, f"convolved: width must be at least 1, found {self.width}.")
+
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "ConvolvedProjection":
+        return ConvolvedProjection(self, dims, traits)
+
+
+class ConvolvedState(NamedTuple):
+    """The last queries, keys and values before mixing."""
+
+    query: Float[Tensor, "batch *stream head earlier d_head"]
+    key: Float[Tensor, "batch *stream kv_head earlier d_head"]
+    value: Float[Tensor, "batch *value_stream kv_head earlier d_value"]
+
+
+class ConvolvedProjection(SeparateProjection):
+    def __init__(self, config: Convolved, dims: Dims, traits: Traits) -> None:
+        super().__init__(config, dims, traits)
+        streams, value_streams = several(traits.streams), several(traits.value_streams)
+        self.shapes = (
+            (*streams, dims.n_heads, dims.d_head),
+            (*streams, dims.n_kv_heads, dims.d_head),
+            (*value_streams, dims.n_kv_heads, dims.d_value),
+        )
+        self.earlier = config.width - 1
+        self.convolutions = nn.ModuleList([ShortConvolution(shape, config.width) for shape in self.shapes])
+        self.bilinear = self.values_by_position = False
+
+    def before_rotation(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: ConvolvedState | None = None
+    ) -> tuple[Projected, ConvolvedState | None]:
+        before = (None, None, None) if kept is None else kept
+        parts = zip(self.convolutions, (q, k, v), before)
+        (q, k, v), last = zip(*(mix(x, positions, earlier) for mix, x, earlier in parts))
+        return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
+
+    def begin(self, batch: int, like: Tensor) -> ConvolvedState:
+        return ConvolvedState(*(like.new_zeros(batch, *shape[:-1], self.earlier, shape[-1]) for shape in self.shapes))
+
+    def keeps(self, length: int) -> bool:
+        return self.earlier == 0
+
+    def state_numbers(self, length: int, source_length: int) -> int:
+        return self.earlier * sum(self.widths)
+
+
+class ShortConvolution(nn.Module):
+    """Mixes each coordinate with itself at earlier positions; `taps` begin with one's own position."""
+
+    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.taps = nn.Parameter(torch.zeros(width, *shape))
+        with torch.no_grad():
+            self.taps[0] = 1.0
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch *heads pos d"],
+        positions: Int[Tensor, "b pos"],
+        before: Float[Tensor, "batch *heads earlier d"] | None = None,
+    ) -> tuple[Float[Tensor, "batch *heads pos d"], Float[Tensor, "batch *heads earlier d"]]:
+        """Return what is mixed, and the last rows as they were.
+
+        Args:
+            x: Queries, keys or values as projected.
+            positions: Their positions, which start anew in each document.
+            before: The rows before the first, if there are earlier positions.
+        """
+        n, earlier = x.shape[-2], self.width - 1
+        if before is None:
+            before = x.new_zeros(*x.shape[:-2], earlier, x.shape[-1])
+        known = torch.cat((before, x), -2)
+        mixed = x * self._tap(0, x)
+        for i in range(1, self.width):
+            there = (positions >= i)[..., None]
+            for _ in range(x.ndim - 3):
+                there = there.unsqueeze(1)
+            mixed = mixed + known[..., earlier - i : earlier - i + n, :] * self._tap(i, x) * there
+        return mixed, known[..., n:, :]
+
+    def _tap(self, i: int, like: Tensor) -> Tensor:
+        return self.taps[i].to(like.dtype).unsqueeze(-2)

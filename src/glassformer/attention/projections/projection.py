@@ -1,0 +1,81 @@
+"""The contract of projections: from what a layer reads of the stream to queries, keys and values at their positions.
+
+    (q, k, v), kept = projection(x_q, x_k, x_v, positions, context, kept)
+
+A projection owns whatever precedes rotation, and hands queries and keys to the positions last. What it needs of earlier
+positions, or of another stack's output, is its part of the layer's state: `kept`.
+"""
+
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.attention.mixer import Dims, Traits
+from glassformer.attention.positions import Positions
+from glassformer.config import Config
+
+Projected = tuple[
+    Float[Tensor, "batch *stream head pos d_head"],
+    Float[Tensor, "batch *stream kv_head key d_head"],
+    Float[Tensor, "batch *value_stream kv_head key d_value"],
+]
+
+
+class ProjectionConfig(Config, family=True):
+    """How queries, keys and values are made."""
+
+    # whether keys and values may be made from another stack's output
+    crosses: ClassVar[bool] = True
+
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "Projection":
+        """Return the module.
+
+        Args:
+            dims: Sizes.
+            traits: Of the mechanism: how many queries, keys and values it wants of each head.
+            cross: Keys and values are made from another stack's output.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
+
+
+class Projection(nn.Module):
+    """What a layer knows of its projection; what is answered here holds for one that keeps nothing."""
+
+    # whether a score is bilinear in what the query and the key read at their own positions
+    bilinear: bool = True
+    # whether a value is made of what is read at its own position alone
+    values_by_position: bool = True
+
+    def forward(
+        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+    ) -> tuple[Projected, Any]:
+        """Return queries, keys and values as the layer passes them on, and what is kept if anything was.
+
+        Args:
+            x_q: What queries read.
+            x_k: What keys read.
+            x_v: What values read.
+            positions: Turn queries and keys.
+            context: Facts of the pass; for cross-attention those that pair it with the other stack.
+            kept: What earlier positions left behind, or what was made of the other stack's output; `begin` makes the
+                empty one. None if there is no state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
+
+    def begin(self, batch: int, like: Tensor) -> Any:
+        """Return what is kept before the first position; None if nothing ever is."""
+        return None
+
+    def keeps(self, length: int) -> bool:
+        """Whether what is kept after `length` positions still says what was after fewer; see `cut`."""
+        return True
+
+    def cut(self, kept: Any, length: int) -> Any:
+        """Return what was kept after the first `length` positions, if the projection `keeps` that."""
+        return kept
+
+    def state_numbers(self, length: int, source_length: int) -> int:
+        """Return how many numbers are kept of one sequence after `length` positions."""
+        return 0

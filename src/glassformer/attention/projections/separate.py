@@ -1,0 +1,156 @@
+"""One linear map each for queries, keys and values, of the stream itself or of another stack's output.
+
+One `nn.Linear` holds W_Q, W_K and W_V below each other (rows: head-major, then stream, then d_head), so the usual
+forward pass is one matmul and per-head matrices are views.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.attention.linear_map import LinearMap, linear
+from glassformer.attention.mixer import Dims, Traits
+from glassformer.attention.positions import Positions
+from glassformer.attention.projections.projection import Projected, Projection, ProjectionConfig
+from glassformer.attention.projections.query_key_norm import QueryKeyNorm
+from glassformer.config import require
+
+
+@dataclass(frozen=True)
+class Separate(ProjectionConfig, kind="separate"):
+    """One linear map each; with fewer key/value heads than query heads the latter share them in groups (GQA, MQA).
+
+    Args:
+        bias: Biases on all three.
+        qk_norm: Norm of queries and keys; True for the root mean square of each head, with shared gains.
+        clip: Every coordinate of queries, keys and values is cut off at this size, before any norm.
+    """
+
+    bias: bool = False
+    qk_norm: QueryKeyNorm | bool = False
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.clip is None or self.clip > 0, f"projection: clip must be positive, found {self.clip}.")
+        if self.qk_norm is True:
+            # one config for one projection, however it was asked for
+            object.__setattr__(self, "qk_norm", QueryKeyNorm())
+
+    def build(self, dims: Dims, traits: Traits, cross: bool) -> "SeparateProjection":
+        return (SourceProjection if cross else SeparateProjection)(self, dims, traits)
+
+
+class SeparateProjection(Projection):
+    def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
+        super().__init__()
+        self.dims, self.streams, self.value_streams = dims, traits.streams, traits.value_streams
+        self.widths = (
+            dims.n_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.value_streams * dims.d_value,
+        )
+        self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
+        self.clip, norm = config.clip, config.qk_norm
+        heads = (dims.n_heads, dims.n_kv_heads)
+        self.norms = (
+            nn.ModuleList([norm.build(n, dims.d_head, traits.streams) for n in heads])
+            if isinstance(norm, QueryKeyNorm)
+            else None
+        )
+        self.bilinear = config.clip is None
+
+    def forward(
+        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+    ) -> tuple[Projected, Any]:
+        made, kept = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, kept)
+        q, k = positions.written(*made[:2], context)
+        return (q, k, made[2]), kept
+
+    def heads(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
+        """Return queries, keys and values by head, each from its own position, before any norm."""
+        if x_q is x_k is x_v:
+            joined = self.qkv(x_q)
+            q, k, v = (joined if self.clip is None else self.clipped(joined)).split(self.widths, -1)
+        elif x_q is x_k:
+            q, k = self._part(x_q, 0, 2).split(self.widths[:2], -1)
+            v = self._part(x_v, 2, 3)
+        elif x_k is x_v:
+            q = self._part(x_q, 0, 1)
+            k, v = self._part(x_k, 1, 3).split(self.widths[1:], -1)
+        else:
+            q, k, v = (self._part(x, i, i + 1) for i, x in enumerate((x_q, x_k, x_v)))
+        heads, kv_heads = self.dims.n_heads, self.dims.n_kv_heads
+        q, k = _heads(q, heads, self.streams), _heads(k, kv_heads, self.streams)
+        return q, k, _heads(v, kv_heads, self.value_streams)
+
+    def before_rotation(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: Any = None
+    ) -> tuple[Projected, Any]:
+        """Return heads as positions find them: behind their norms, and mixed along a text by kinds that do that.
+
+        Args:
+            q: Queries by head, as `heads` makes them.
+            k: Keys.
+            v: Values.
+            positions: Of the tokens, which start anew in each document.
+            kept: As in `forward`.
+        """
+        return (*self.normed(q, k), v), None
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys behind their norms, if there are any."""
+        return (q, k) if self.norms is None else (self.norms[0](q), self.norms[1](k))
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """Return projected vectors, cut off where the config says so."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+
+    def matrix(self, which: Literal["query", "key", "value"]) -> Float[Tensor, "head d_model d_head"]:
+        """Return per-head matrices as views on the parameter (row-vector convention); streams follow their head."""
+        i = ("query", "key", "value").index(which)
+        rows = self.qkv.weight.split(self.widths)[i]
+        heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
+        return rows.unflatten(0, (heads, -1)).mT
+
+    def _part(self, x: Tensor, first: int, last: int) -> Tensor:
+        rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
+        return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
+
+
+class SourceState(NamedTuple):
+    """Keys (as they were written) and values of another stack's output; both None before the first step."""
+
+    key: Float[Tensor, "batch *stream kv_head key d_head"] | None = None
+    value: Float[Tensor, "batch *value_stream kv_head key d_value"] | None = None
+
+
+class SourceProjection(SeparateProjection):
+    """Queries of the stream, keys and values of another stack's output, which a state holds once they are made."""
+
+    def forward(
+        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+    ) -> tuple[Projected, Any]:
+        if kept is None or kept.key is None:
+            (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context)
+            # as they are before any edit: the next step visits the same keys again, and would edit them twice
+            return (q, k, v), None if kept is None else SourceState(k, v)
+        q = _heads(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
+        q, _ = positions.rotate(q if self.norms is None else self.norms[0](q), None, context)
+        return (q, kept.key, kept.value), kept
+
+    def begin(self, batch: int, like: Tensor) -> SourceState:
+        return SourceState()
+
+    def state_numbers(self, length: int, source_length: int) -> int:
+        _, key, value = self.widths
+        return source_length * (key + value) if length else 0
+
+
+def _heads(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:
+    if streams == 1:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    # the streams of a head lie side by side, so a group of query heads shares all of its key streams
+    return x.unflatten(-1, (heads, streams, -1)).permute(0, 3, 2, 1, 4)

@@ -1,0 +1,127 @@
+"""What a block is made of: sub-layers, each with one signature, whatever they hold.
+
+    out, state = sub_layer(x, context, source=…, state=…, tape=…)
+
+`x` is what the sub-layer reads of the stream, `out` what it writes there. Attention, recurrences and convolutions look
+at other positions and carry a state from one segment to the next; MLPs work position by position and carry nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.attention.context import Context
+from glassformer.config import Config
+from glassformer.trace import Site, Tape
+
+
+class SubLayerConfig(Config, family=True):
+    """What a block is made of: attention, cross-attention, MLP, …"""
+
+    # its name in a block
+    role: ClassVar[str] = ""
+    # whether it looks at earlier positions only, whatever the mask says
+    only_backwards: ClassVar[bool] = False
+
+    def build(self, d_model: int, max_len: int, layer: int, path: str) -> "SubLayerModule":
+        """Return the module, with freshly made parameters.
+
+        Args:
+            d_model: Width of the stream.
+            max_len: Longest context the model is meant for.
+            layer: Index of the block.
+            path: Where it lies: the beginning of its sites' names.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it builds")
+
+
+class SubLayerModule(nn.Module):
+    """A sub-layer as blocks know it; what it answers here holds for one that carries no state."""
+
+    path: str
+    # whether what it writes at a position depends on that position alone
+    by_position: ClassVar[bool] = False
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Float[Tensor, "batch key d_model"] | None = None,
+        state: Any = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        """Return what is written to the stream, and the state after these positions if one was given.
+
+        Args:
+            x: What it reads of the stream.
+            context: Masks and positions; `context.source` holds those of another stack's output.
+            source: That output.
+            state: What earlier positions left behind; `begin` makes the empty state.
+            tape: Reads and edits.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
+
+    def sites(self) -> Iterator[Site]:
+        """Yield its sites in the order they are visited."""
+        raise NotImplementedError(f"{type(self).__name__} does not say its sites")
+
+    def begin(self, batch: int, like: Tensor) -> Any:
+        """Return the empty state on the device and in the dtype of `like`; None if nothing is carried."""
+        return None
+
+    def keeps(self, length: int) -> bool:
+        """Whether the state after `length` positions still holds what it was after fewer; see `cut`."""
+        return True
+
+    def cut(self, state: Any, length: int) -> Any:
+        """Return the state as it was after its first `length` positions, if the sub-layer `keeps` that."""
+        return state
+
+    def outgrows(self, before: int, after: int) -> bool:
+        """Whether a state of `before` positions is of no use to a text that grows to `after`: it has to be reread."""
+        return False
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        """Return the floating-point operations of its matrix products over one sequence, by part.
+
+        Args:
+            length: Positions.
+            source_length: Positions of the other stack's output, if it reads one.
+            causal: Whether positions see only earlier ones.
+        """
+        return {}
+
+    def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
+        """Return the bytes of one sequence's state after `length` positions; arguments as in `flops`."""
+        return 0
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        """Yield (part, number) of the parameters that no attention slot or norm accounts for."""
+        yield from ()
+
+
+class ByPosition(SubLayerModule):
+    """A sub-layer that works at each position by itself: `write` says what it adds there. `forward` is final."""
+
+    by_position = True
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Float[Tensor, "batch key d_model"] | None = None,
+        state: Any = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
+        return self.write(x, tape), state
+
+    def write(
+        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return what is written to the stream."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it computes")

@@ -1,0 +1,17 @@
+"""The config that a command's model stands for."""
+
+from glassformer import checkpoints
+from glassformer.cli.arguments import check_known
+from glassformer.models import PRESETS, ModelConfig, preset
+
+
+def config_of(name: str) -> ModelConfig:
+    """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
+
+    Raises:
+        UnknownModel: None of them; the message lists the names there are.
+    """
+    if name in PRESETS:
+        return preset(name)
+    check_known(name)
+    return checkpoints.config_of(name)

@@ -1,0 +1,95 @@
+"""MLPs: the same small network at every position."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from glassformer.attention import ByPosition, LinearMap, SubLayerConfig
+from glassformer.attention.linear_map import parameters_of
+from glassformer.config import require
+from glassformer.trace import Site, Tape, declare, full_names, site
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda u: F.gelu(u, approximate="tanh"),
+    "gelu_sigmoid": lambda u: u * torch.sigmoid(1.702 * u),
+    "silu": F.silu,
+    "relu_squared": lambda u: F.relu(u).square(),
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True)
+class Mlp(SubLayerConfig, kind="mlp"):
+    """A position-wise network: plain `act(x W_in) W_out`, or gated `(act(x W_gate) * x W_in) W_out`.
+
+    Args:
+        d_mlp: Neurons; 4 d_model by default.
+        activation: Non-linearity; gated silu is SwiGLU, gated gelu is GEGLU.
+        gated: Multiply by a second, linear branch.
+        bias: Biases on all matrices.
+
+    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants".
+    """
+
+    d_mlp: int | None = None
+    activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
+    gated: bool = False
+    bias: bool = True
+
+    role: ClassVar[str] = "mlp"
+
+    def __post_init__(self) -> None:
+        require(self.d_mlp is None or self.d_mlp >= 1, f"mlp: d_mlp must be at least 1, found {self.d_mlp}.")
+
+    def build(self, d_model: int, max_len: int, layer: int, path: str) -> "MlpLayer":
+        return MlpLayer(self, d_model, layer, path)
+
+
+class MlpLayer(ByPosition):
+    SITES: ClassVar[dict[str, str]] = {
+        "pre": "batch pos neuron",
+        "linear": "batch pos neuron",
+        "hidden": "batch pos neuron",
+        "out": "batch pos d_model",
+    }
+
+    def __init__(self, config: Mlp, d_model: int, layer: int, path: str) -> None:
+        super().__init__()
+        self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
+        self.d_mlp = config.d_mlp or 4 * d_model
+        self.at = full_names(path, self.SITES)
+        self.gate = LinearMap(d_model, self.d_mlp, bias=config.bias) if config.gated else None
+        self.input = LinearMap(d_model, self.d_mlp, bias=config.bias)
+        self.output = LinearMap(self.d_mlp, d_model, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def write(
+        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        at = self.at
+        if self.gate is None:
+            hidden = self.activation(site(tape, at.pre, self.input(x)))
+        else:
+            gate = self.activation(site(tape, at.pre, self.gate(x)))
+            hidden = gate * site(tape, at.linear, self.input(x))
+        return site(tape, at.out, self.output(site(tape, at.hidden, hidden)))
+
+    def sites(self) -> Iterator[Site]:
+        axes = {name: words for name, words in self.SITES.items() if self.gate is not None or name != "linear"}
+        yield from declare(self.path, axes, {"neuron": self.d_mlp, "d_model": self.d_model}, layer=self.layer)
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        product = 2 * length * self.d_model * self.d_mlp
+        return {"mlp in": product, "mlp gate": product * self.config.gated, "mlp out": product}
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        yield from parameters_of("mlp in", self.input)
+        yield from parameters_of("mlp gate", self.gate)
+        yield from parameters_of("mlp out", self.output)

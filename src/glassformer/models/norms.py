@@ -1,0 +1,167 @@
+"""Norms: what brings a vector to a standard size before it is read, or behind a sub-layer."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from glassformer.config import Config, require
+from glassformer.trace import Site, Tape, declare, site, wants
+
+
+class NormConfig(Config, family=True):
+    """How a vector is brought to a standard size before it is read."""
+
+    def build(
+        self,
+        d_model: int,
+        path: str,
+        layer: int | None,
+        names: tuple[str, str] = ("norm", "scale"),
+        tied: "Norm | None" = None,
+    ) -> "Norm":
+        return Norm(self, d_model, path, layer, names, tied)
+
+
+@dataclass(frozen=True)
+class LayerNorm(NormConfig, kind="layer_norm"):
+    """(x - mean) / sqrt(variance + eps) * gain + bias.
+
+    Args:
+        eps: Added to the variance.
+        bias: Whether there is a bias.
+        gain: Whether there is a gain; without gain and bias the norm has no parameters.
+
+    Source: Ba et al. 2016; Groeneveld et al. 2024, "OLMo", section 2.1 (without parameters).
+    """
+
+    eps: float = 1e-5
+    bias: bool = True
+    gain: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
+
+
+@dataclass(frozen=True)
+class RmsNorm(NormConfig, kind="rms_norm"):
+    """x / sqrt(mean of squares + eps) * gain,  gain = offset + weight.
+
+    Args:
+        eps: Added to the mean of squares.
+        offset: What is added to the stored weight; with 1, weights near 0 are near the identity, where half precision
+            has the most digits.
+        gain: Whether there is a gain; without it the norm has no parameters.
+
+    Source: Zhang and Sennrich 2019; Gemma Team 2024, "Gemma" (stored around 0).
+    """
+
+    eps: float = 1e-5
+    offset: float = 0.0
+    gain: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
+        require(math.isfinite(self.offset), f"rms_norm: offset must be a finite number, found {self.offset}.")
+        require(self.gain or not self.offset, f"rms_norm: offset={self.offset} is part of a gain, and there is none.")
+
+
+@dataclass(frozen=True)
+class NoNorm(NormConfig, kind="none"):
+    """The identity."""
+
+
+class Norm(nn.Module):
+    """A norm with two sites: its output, and the scale it divides by (lazy; reading it changes the route).
+
+    With `tied` it has the parameters of another norm, stored there, and sites of its own. `weight` is the parameter;
+    what the norm multiplies by and adds are `gain` and `shift`.
+    """
+
+    tied: "Norm | None"
+
+    def __init__(
+        self,
+        config: NormConfig,
+        d_model: int,
+        path: str,
+        layer: int | None,
+        names: tuple[str, str],
+        tied: "Norm | None" = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.d_model, self.path, self.layer, self.names = config, d_model, path, layer, names
+        self.at_out, self.at_scale = (f"{path}.{name}" for name in names)
+        self.identity, self.centred = isinstance(config, NoNorm), isinstance(config, LayerNorm)
+        self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
+        self.offset = config.offset if isinstance(config, RmsNorm) else 0.0
+        gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
+        bias = isinstance(config, LayerNorm) and config.bias
+        # a plain attribute: registering the other norm here would store its parameters twice
+        self.__dict__["tied"] = tied
+        own = tied is None
+        self.weight = nn.Parameter(torch.full((d_model,), 1.0 - self.offset)) if gain and own else None
+        self.bias = nn.Parameter(torch.zeros(d_model)) if bias and own else None
+
+    @property
+    def gain(self) -> Float[Tensor, " d_model"] | None:
+        """What is multiplied by; None for ones. Half-precision weights with an offset give it in float32."""
+        weight = self.weight if self.tied is None else self.tied.weight
+        return weight if weight is None or not self.offset else self.offset + _widened(weight)
+
+    @property
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What is added; None for zeros."""
+        return self.bias if self.tied is None else self.tied.bias
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], tape: Tape | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        if not self.identity:
+            if wants(tape, self.at_scale):
+                x = self.affine(x, site(tape, self.at_scale, self.scale(x)))
+            elif self.centred:
+                x = F.layer_norm(x, (self.d_model,), self.gain, self.shift, self.eps)
+            elif not self.offset:
+                x = F.rms_norm(x, (self.d_model,), self.gain, self.eps)
+            else:
+                # 1 + weight has fewer digits in half precision than weight has
+                x = F.rms_norm(_widened(x), (self.d_model,), self.gain, self.eps).to(x.dtype)
+        return site(tape, self.at_out, x)
+
+    def scale(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "..."]:
+        """Return what x is divided by."""
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        return (x.square().mean(-1) + self.eps).sqrt()
+
+    def affine(self, x: Float[Tensor, "... d_model"], scale: Float[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
+        """Return the norm with its scale given: affine in x."""
+        out, shift = self.linear(x, scale), self.shift
+        return out if shift is None else out + shift
+
+    def linear(self, x: Float[Tensor, "... d_model"], scale: Float[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
+        """Return the linear part of `affine`: what becomes of one addend of the stream."""
+        if self.identity:
+            return x
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        out, gain = x / scale[..., None], self.gain
+        return out if gain is None else (out * gain).to(out.dtype)
+
+    def transposed(self, u: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
+        """Return a direction behind the norm as one before it: x . transposed(u) = linear(x) . u at a scale of 1."""
+        gain = self.gain
+        u = u if gain is None else (u * gain.detach()).to(u.dtype)
+        return u - u.mean(-1, keepdim=True) if self.centred else u
+
+    def sites(self) -> Iterator[Site]:
+        scale = {} if self.identity else {self.names[1]: "batch pos"}
+        axes = scale | {self.names[0]: "batch pos d_model"}
+        yield from declare(self.path, axes, {"d_model": self.d_model}, layer=self.layer, lazy=self.names[1:])
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

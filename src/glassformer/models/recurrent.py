@@ -1,0 +1,158 @@
+"""A gated recurrent layer: one vector of state, rewritten at every position.
+
+    r_t = sigmoid(x_t W_r + h_{t-1} U_r)                reset
+    u_t = sigmoid(x_t W_u + h_{t-1} U_u)                update
+    n_t = tanh(x_t W_n + r_t * (h_{t-1} U_n))           candidate
+    h_t = (1 - u_t) n_t + u_t h_{t-1},   out_t = h_t W_out
+
+Each map has its own bias. The state is zero before the first position of a text, of each packed document and of each
+left-padded row. Positions run one after the other.
+
+State: h, d_hidden numbers.   Cost: O(pos d_hidden (d_model + d_hidden)), pos sequential steps.
+Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder", with the reset behind the product,
+as cuDNN and `torch.nn.GRU` have it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from glassformer.attention import Context, LinearMap, SubLayerConfig, SubLayerModule
+from glassformer.attention.linear_map import parameters_of
+from glassformer.config import require
+from glassformer.trace import Site, Tape, declare, full_names, site, wants
+
+
+@dataclass(frozen=True)
+class Gru(SubLayerConfig, kind="gru"):
+    """A gated recurrent unit, and a map from its state to the stream.
+
+    Args:
+        d_hidden: Width of the state; d_model by default.
+        bias: Biases on all maps.
+    """
+
+    d_hidden: int | None = None
+    bias: bool = True
+
+    role: ClassVar[str] = "gru"
+    only_backwards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(
+            self.d_hidden is None or self.d_hidden >= 1, f"gru: d_hidden must be at least 1, found {self.d_hidden}."
+        )
+
+    def build(self, d_model: int, max_len: int, layer: int, path: str) -> "GruLayer":
+        return GruLayer(self, d_model, layer, path)
+
+
+class GruState(NamedTuple):
+    """The hidden state after the last position."""
+
+    hidden: Float[Tensor, "batch neuron"]
+
+
+class GruLayer(SubLayerModule):
+    """Runs position by position; the gates are worked out again, all at once, if a site of theirs is wanted.
+
+    `input` is what the gates are told by x; an edit there is felt by all later positions. An edit at a gate or at
+    `hidden` changes what its own position writes; the recurrence goes on as it was.
+    """
+
+    SITES: ClassVar[dict[str, str]] = {
+        "input": "batch pos gate neuron",
+        "reset": "batch pos neuron",
+        "update": "batch pos neuron",
+        "candidate": "batch pos neuron",
+        "hidden": "batch pos neuron",
+        "out": "batch pos d_model",
+    }
+    GATES = ("reset", "update", "candidate")
+
+    def __init__(self, config: Gru, d_model: int, layer: int, path: str) -> None:
+        super().__init__()
+        self.config, self.d_model, self.layer, self.path = config, d_model, layer, path
+        self.d_hidden = config.d_hidden or d_model
+        self.at = full_names(path, self.SITES)
+        self.at_gates = [getattr(self.at, name) for name in self.GATES]
+        # rows: reset, update, candidate
+        self.input = LinearMap(d_model, 3 * self.d_hidden, bias=config.bias)
+        self.recurrent = LinearMap(self.d_hidden, 3 * self.d_hidden, bias=config.bias)
+        self.output = LinearMap(self.d_hidden, d_model, bias=config.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: Context,
+        *,
+        source: Tensor | None = None,
+        state: GruState | None = None,
+        tape: Tape | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], GruState | None]:
+        at = self.at
+        told = site(tape, at.input, self.input(x).unflatten(-1, (3, self.d_hidden)))
+        before = self.begin(len(x), x).hidden if state is None else state.hidden
+        fresh = context.begins
+        hidden = self.recur(told, before, fresh)
+        new = None if state is None else GruState(hidden[:, -1])
+        if wants(tape, *self.at_gates):
+            before = torch.cat((before[:, None], hidden[:, :-1]), 1)
+            hidden = self.step(told, before if fresh is None else before.masked_fill(fresh[..., None], 0.0), tape)
+        return site(tape, at.out, self.output(site(tape, at.hidden, hidden))), new
+
+    def recur(
+        self,
+        told: Float[Tensor, "batch pos 3 neuron"],
+        hidden: Float[Tensor, "batch neuron"],
+        fresh: Bool[Tensor, "b pos"] | None,
+    ) -> Float[Tensor, "batch pos neuron"]:
+        """Return the state after each position, from what x tells the gates and the state before the first."""
+        found = []
+        for t in range(told.shape[1]):
+            if fresh is not None:
+                hidden = hidden.masked_fill(fresh[:, t, None], 0.0)
+            hidden = self.step(told[:, t], hidden)
+            found.append(hidden)
+        return torch.stack(found, 1)
+
+    def step(
+        self, told: Float[Tensor, "*n 3 neuron"], before: Float[Tensor, "*n neuron"], tape: Tape | None = None
+    ) -> Float[Tensor, "*n neuron"]:
+        """Return each state from the one before it; a tape sees the gates of a whole sequence."""
+        at = self.at
+        kept = self.recurrent(before).unflatten(-1, (3, self.d_hidden))
+        reset, update = (told[..., :2, :] + kept[..., :2, :]).sigmoid().unbind(-2)
+        reset, update = site(tape, at.reset, reset), site(tape, at.update, update)
+        candidate = site(tape, at.candidate, (told[..., 2, :] + reset * kept[..., 2, :]).tanh())
+        return candidate + update * (before - candidate)
+
+    def begin(self, batch: int, like: Tensor) -> GruState:
+        return GruState(like.new_zeros(batch, self.d_hidden))
+
+    def keeps(self, length: int) -> bool:
+        return False
+
+    def flops(self, length: int, source_length: int, causal: bool) -> dict[str, int]:
+        gates = 2 * length * 3 * self.d_hidden
+        return {
+            "gru in": gates * self.d_model,
+            "gru recurrent": gates * self.d_hidden,
+            "gru out": 2 * length * self.d_hidden * self.d_model,
+        }
+
+    def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
+        return self.d_hidden * dtype.itemsize
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        yield from parameters_of("gru in", self.input)
+        yield from parameters_of("gru recurrent", self.recurrent)
+        yield from parameters_of("gru out", self.output)
+
+    def sites(self) -> Iterator[Site]:
+        sizes = {"gate": 3, "neuron": self.d_hidden, "d_model": self.d_model}
+        yield from declare(self.path, self.SITES, sizes, layer=self.layer, lazy=self.GATES)

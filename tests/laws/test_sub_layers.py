@@ -1,0 +1,400 @@
+"""Laws every sub-layer obeys, drawn over the registry, in a hybrid with softmax blocks.
+
+A sub-layer is covered the moment it registers: its default config is always drawn. `CONFIGS` adds other settings.
+"""
+
+from dataclasses import fields
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from closeness import close
+from glassformer.analysis.causal import logit_difference, one_by_one, sweep
+from glassformer.attention import (
+    Attention,
+    Convolved,
+    DualChunk,
+    Lightning,
+    Rope,
+    Smeared,
+    SubLayerConfig,
+    SubLayerModule,
+)
+from glassformer.errors import ConfigError
+from glassformer.models import (
+    BlockConfig,
+    Convolution,
+    Decoder,
+    DecoderConfig,
+    EncoderConfig,
+    Gru,
+    LayerNorm,
+    Mlp,
+    NoNorm,
+    RmsNorm,
+    beam_search,
+    block,
+    generate,
+)
+from glassformer.models.accounting import account, count_parameters, state_bytes
+from glassformer.models.sampling import GREEDY
+from glassformer.models.stack import State, tensors
+from glassformer.trace import Add, At, Scale, Set, SiteTable, Tape
+from strategies import D_MODEL, causal_context, randomise, seeds, stream
+
+REQUIRED: dict[str, dict[str, Any]] = {"attention": {"n_heads": 2}, "experts": {"n_experts": 3, "n_chosen": 2}}
+CONFIGS: dict[str, SubLayerConfig] = {
+    # every kind that can stand in a decoder, as it is by default
+    **{kind: cast(Any, cls)(**REQUIRED.get(kind, {})) for kind, cls in SubLayerConfig.registry.items()},
+    "attention rope": Attention(2, 1, positions=Rope(), projection=Smeared(bias=True)),
+    "attention lightning": Attention(2, mixer=Lightning(chunk=2)),
+    "attention convolved": Attention(2, 1, positions=Rope(at_read=True), projection=Convolved(width=3, qk_norm=True)),
+    "attention chunks": Attention(2, positions=DualChunk(3, 5)),
+    "mlp gated": Mlp(7, "silu", gated=True, bias=False),
+    "gru narrow": Gru(5, bias=False),
+    "convolution dilated": Convolution(2, dilation=3, d_hidden=5, activation="tanh"),
+    "convolution wide": Convolution(4, bias=False),
+    "convolution pointwise": Convolution(1),
+}
+every = pytest.mark.parametrize("name", CONFIGS)
+WIRINGS = ("pre", "post", "sandwich", "parallel")
+
+
+def sub_layer(name: str, seed: int = 0) -> SubLayerModule:
+    return randomise(CONFIGS[name].build(D_MODEL, 32, 0, "").double().eval(), seed)
+
+
+def hybrid_config(name: str, wiring: Any = "pre") -> DecoderConfig:
+    """The sub-layer before an MLP, below a softmax block, and alone at the top."""
+    part, norm = CONFIGS[name], NoNorm() if wiring == "post" else RmsNorm()
+    return DecoderConfig(
+        11, 16,
+        (
+            BlockConfig((part, Mlp(8)), LayerNorm(), wiring),
+            block(n_heads=2, positions=Rope(), mlp=Mlp(8), wiring=wiring),
+            BlockConfig((part,), LayerNorm(), wiring),
+        ),
+        max_len=24, final_norm=norm,
+    )  # fmt: skip
+
+
+def hybrid(name: str, wiring: str = "pre", seed: int = 0) -> Decoder:
+    return randomise(hybrid_config(name, wiring).build().double().eval(), seed, std=0.2)
+
+
+def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@every
+@given(seeds, st.sampled_from(WIRINGS), st.sets(st.integers(1, 7)))
+def test_segments_cut_anywhere_equal_one_pass(name: str, seed: int, wiring: str, cuts: set[int]) -> None:
+    model, ids = hybrid(name, wiring, seed), tokens(2, 8, seed)
+    state, pieces = model.begin(2), []
+    for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 8]):
+        logits, state = model(ids[:, start:stop], state=state)
+        pieces.append(logits)
+    close(torch.cat(pieces, 1), model(ids))
+
+
+@every
+def test_one_position_at_a_time_equals_one_pass(name: str) -> None:
+    model, ids = hybrid(name), tokens(2, 8)
+    state, steps = model.begin(2), []
+    with torch.no_grad():
+        for t in range(8):
+            logits, state = model(ids[:, t : t + 1], state=state)
+            steps.append(logits)
+        close(torch.cat(steps, 1), model(ids))
+
+
+@every
+def test_one_state_can_be_continued_twice(name: str) -> None:
+    model, ids, other = hybrid(name), tokens(2, 6), tokens(2, 6, 5)
+    with torch.no_grad():
+        _, state = model(ids[:, :4], state=model.begin(2))
+        before = [part.clone() for part in tensors(state.layers)]
+        ends = [model(new[:, 4:], state=state)[0] for new in (ids, other, ids)]
+    assert torch.equal(ends[0], ends[2])
+    close(ends[1], model(torch.cat((ids[:, :4], other[:, 4:]), 1))[:, 4:])
+    assert all(map(torch.equal, tensors(state.layers), before))
+
+
+@every
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_reading_changes_nothing(name: str, wiring: str) -> None:
+    model, ids = hybrid(name, wiring), tokens(2, 6)
+    plain = [at for at, found in model.sites().items() if not found.lazy]
+    assert torch.equal(model(ids, tape=Tape(model, plain)), model(ids))
+    close(model(ids, tape=Tape(model, "*")), model(ids))
+
+
+@every
+def test_declared_sites_are_visited_in_order_with_the_declared_sizes(name: str) -> None:
+    model = hybrid(name)
+    tape, table = Tape(model, "*"), model.sites()
+    model(tokens(2, 5), tape=tape)
+    assert list(tape.values) == list(table)
+    lengths = {"batch": 2, "pos": 5, "query": 5, "key": 5}
+    for at, found in table.items():
+        assert tuple(tape.values[at].shape) == tuple((lengths | dict(found.sizes))[axis] for axis in found.axes), at
+
+
+@every
+def test_an_edit_at_each_of_its_sites_is_felt_and_its_own_value_is_not(name: str) -> None:
+    model, ids = hybrid(name), tokens(2, 5)
+    inside = [at for at in model.sites() if at.startswith(f"blocks.0.{CONFIGS[name].role}.")]
+    for at in inside:
+        tape = Tape(model, [at])
+        plain = model(ids, tape=tape)
+        assert not torch.allclose(model(ids, tape=Tape(model, edit=[Scale(at, 2.0)])), plain), at
+        close(model(ids, tape=Tape(model, edit=[Set(at, tape.values[at])])), plain)
+
+
+@every
+def test_gradients_at_its_sites_are_the_effects_of_small_edits(name: str) -> None:
+    layer, x = sub_layer(name), stream(1, 4)
+    table = Table(layer)
+    for at, found in table.sites().items():
+        if found.lazy:
+            continue
+        tape = Tape(table, [at], grad=True)
+        (gradient,) = torch.autograd.grad(layer(x, causal_context(x), tape=tape)[0].sum(), tape.values[at])
+        tapes = [Tape(table, edit=[Scale(at, 1 + step)]) for step in (1e-5, -1e-5)]
+        ends = [layer(x, causal_context(x), tape=tape)[0].sum() for tape in tapes]
+        close((gradient * tape.values[at]).sum(), (ends[0] - ends[1]) / 2e-5, 1e-4)
+
+
+class Table:
+    """The sites of one sub-layer, for a tape over it alone."""
+
+    def __init__(self, layer: SubLayerModule) -> None:
+        self.layer = layer
+
+    def sites(self, glob: str = "*") -> Any:
+        table = SiteTable({found.name: found for found in self.layer.sites()})
+        return table if glob == "*" else SiteTable({at: table[at] for at in table.match(glob)})
+
+
+@every
+@given(seeds)
+def test_documents_in_one_row_do_not_see_each_other(name: str, seed: int) -> None:
+    model, ids = hybrid(name, seed=seed), tokens(2, 7, seed)
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [4, 4, 4, 4, 5, 5, 5]])
+    packed = model(ids, documents=documents)
+    for row in range(2):
+        for document in documents[row].unique():
+            where = documents[row] == document
+            close(packed[row, where], model(ids[row : row + 1, where])[0])
+
+
+@every
+@given(seeds)
+def test_left_padded_rows_equal_rows_on_their_own(name: str, seed: int) -> None:
+    model, ids, lengths = hybrid(name, seed=seed), tokens(3, 7, seed), [2, 5, 4]
+    first, state = model(ids[:, :5], state=model.begin(3), lengths=torch.tensor(lengths))
+    second, _ = model(ids[:, 5:], state=state)
+    both = torch.cat((first, second), 1)
+    for row, length in enumerate(lengths):
+        close(both[row, 5 - length :], model(ids[row : row + 1, 5 - length :])[0])
+
+
+@every
+def test_right_padding_changes_nothing_before_it(name: str) -> None:
+    model, ids = hybrid(name), tokens(2, 6)
+    padded = model(ids, lengths=torch.tensor([3, 6]))
+    close(padded[0, :3], model(ids[:1, :3])[0])
+    close(padded[1], model(ids[1:])[0])
+
+
+@every
+def test_ragged_prompts_generate_what_each_would_alone(name: str) -> None:
+    model, prompts = hybrid(name), [[3, 1, 4, 1, 5], [9, 2], [7]]
+    together = generate(model, prompts, GREEDY, max_new_tokens=4).tokens
+    assert list(together) == [generate(model, [row], GREEDY, max_new_tokens=4).tokens[0] for row in prompts]
+    beams = [beam_search(model, rows, n_beams=3, max_new_tokens=3) for rows in (prompts, prompts[1:2])]
+    assert beams[0].best[1].tokens == beams[1].best[0].tokens
+
+
+@every
+def test_later_tokens_cannot_change_earlier_logits(name: str) -> None:
+    layer, x = sub_layer(name), stream(1, 6).requires_grad_()
+    out = layer(x, causal_context(x))[0] @ stream(1, 1, 3)[0, 0]
+    influence = torch.stack([torch.autograd.grad(out[0, t], x, retain_graph=True)[0][0].norm(dim=-1) for t in range(6)])
+    # exact zero, not small
+    assert (influence.triu(1) == 0).all()
+    assert (influence.diagonal() > 0).all()
+    alone = (influence.tril(-1) == 0).all()
+    assert alone == (layer.by_position or name == "convolution pointwise")
+
+
+@every
+def test_gradients_equal_finite_differences(name: str) -> None:
+    layer, x = sub_layer(name), stream(1, 3).requires_grad_()
+    if name == "experts":
+        # near a tie between experts the derivative jumps
+        x = (4 * stream(1, 3)).requires_grad_()
+    inputs = (x, *layer.parameters())
+    names = [key for key, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, parameters)), (x, causal_context(x)))[0]
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+@every
+def test_a_config_survives_json(name: str) -> None:
+    config, part = hybrid_config(name), CONFIGS[name]
+    assert DecoderConfig.from_json(config.to_json()) == config
+    assert SubLayerConfig.from_json(part.to_json()) == part
+    assert {f.name for f in fields(cast(Any, part))} == set(part.to_dict()) - {"kind"}
+
+
+@every
+def test_it_costs_what_torch_counts(name: str) -> None:
+    config = hybrid_config(name)
+    for length in (5, 16):
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            config.build()(torch.zeros(1, length, dtype=torch.int64))
+        # a router's choice is not known without numbers, so every expert is counted there
+        if name != "experts":
+            assert counter.get_total_flops() == account(config, length).forward
+    assert sum(count_parameters(config).values()) == sum(p.numel() for p in config.build().parameters())
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_a_real_state_has_the_bytes_that_are_stated(name: str, dtype: torch.dtype) -> None:
+    config = hybrid_config(name)
+    model = config.build().to(dtype)
+    state = model.begin(1)
+    for step in (1, 6, 1):
+        _, state = model(tokens(1, step), state=state)
+        found = sum(part.numel() * part.element_size() for part in tensors(state.layers))
+        assert found == state_bytes(config, state.length, dtype)
+
+
+@every
+@given(seeds, st.integers(0, 6))
+def test_a_state_that_is_kept_can_be_cut_to_any_earlier_length(name: str, seed: int, cut: int) -> None:
+    model, ids = hybrid(name, seed=seed), tokens(2, 8, seed)
+    parts = [[block.part(at) for at in block.names] for block in cast(Any, model.stack.blocks)]
+    _, state = model(ids[:, :6], state=model.begin(2))
+    if not all(part.keeps(6) for own in parts for part in own):
+        assert any(tensors(held) for held in state.layers)
+        return
+    layers = [tuple(p.cut(h, cut) for p, h in zip(own, held)) for own, held in zip(parts, state.layers)]
+    logits, _ = model(ids[:, cut:], state=State(cut, tuple(layers)))
+    close(logits, model(ids)[:, cut:])
+
+
+@every
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_a_pass_that_stops_early_reads_the_same(name: str, wiring: str) -> None:
+    model, ids = hybrid(name, wiring), tokens(2, 6)
+    at = f"blocks.0.{CONFIGS[name].role}.out"
+    early, whole = Tape(model, [at], logits=False), Tape(model, [at])
+    model(ids, tape=early)
+    model(ids, tape=whole)
+    assert torch.equal(early.values[at], whole.values[at])
+    assert model.stack.needed(early) == 1
+
+
+@every
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_logits_asked_for_at_some_positions_are_those_of_all(name: str, wiring: str) -> None:
+    model, ids = hybrid(name, wiring), tokens(2, 6)
+    resid, at = torch.randn(2, 6, 16, dtype=torch.float64), torch.tensor([[5, 1], [0, 3]])
+    whole = model.resume(0, resid)
+    close(model.resume(0, resid, at=at), whole.gather(1, at[..., None].expand(-1, -1, 11)))
+    assert model(ids).shape == (2, 6, 11)
+
+
+@every
+@pytest.mark.parametrize("memory", [None, 1])
+def test_sweeps_that_go_on_from_carried_states_equal_whole_passes(name: str, memory: int | None) -> None:
+    model, ids = hybrid(name), tokens(2, 7)
+    role = CONFIGS[name].role
+    plan = [[Scale(f"blocks.{layer}.{role}.out", 0.5, at=At(pos=pos))] for layer in (0, 2) for pos in (0, 3, 6)]
+    plan += [[Add("blocks.1.attn.z", 1.0, at=At(pos=4))]]
+    found = sweep(model, ids, plan, logit_difference(1, 2), memory=memory)
+    close(found.values.values, one_by_one(model, ids, plan, logit_difference(1, 2)).values.values)
+
+
+@every
+def test_encoders_take_what_reads_both_ways_and_refuse_what_looks_backwards_only(name: str) -> None:
+    layers = (BlockConfig((CONFIGS[name],)),)
+    if CONFIGS[name].only_backwards:
+        with pytest.raises(ConfigError, match="looks at earlier positions only"):
+            EncoderConfig(11, 16, layers)
+    else:
+        EncoderConfig(11, 16, layers)
+
+
+# a recurrence, and a convolution -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@given(seeds)
+def test_it_is_torchs_gated_recurrent_unit_with_its_gradients(bias: bool, seed: int) -> None:
+    ours = randomise(Gru(5, bias=bias).build(D_MODEL, 32, 0, "").double(), seed)
+    theirs = nn.GRU(D_MODEL, 5, bias=bias, batch_first=True).double()
+    pairs = {"weight_ih_l0": ours.input.weight, "weight_hh_l0": ours.recurrent.weight}
+    if bias:
+        pairs |= {"bias_ih_l0": ours.input.bias, "bias_hh_l0": ours.recurrent.bias}
+    theirs.load_state_dict({key: value.detach() for key, value in pairs.items()})
+    x = stream(2, 6, seed)
+    tape = Tape(Table(ours), ["hidden"], grad=True)
+    ours(x, causal_context(x), tape=tape)
+    expected = theirs(x)[0]
+    close(tape.values["hidden"], expected)
+    mine = torch.autograd.grad(tape.values["hidden"].square().sum(), list(pairs.values()))
+    reference = torch.autograd.grad(expected.square().sum(), [getattr(theirs, key) for key in pairs])
+    for one, other in zip(mine, reference):
+        close(one, other)
+
+
+@given(seeds)
+def test_gates_explain_the_state_they_lead_to(seed: int) -> None:
+    layer, x = sub_layer("gru", seed), stream(2, 5, seed)
+    tape = Tape(Table(layer), "*")
+    layer(x, causal_context(x), tape=tape)
+    hidden, update, candidate = (tape.values[at] for at in ("hidden", "update", "candidate"))
+    before = torch.cat((torch.zeros_like(hidden[:, :1]), hidden[:, :-1]), 1)
+    close(hidden, (1 - update) * candidate + update * before)
+
+
+def test_an_edit_of_what_the_gates_are_told_is_felt_by_all_later_positions() -> None:
+    layer, x = sub_layer("gru"), stream(1, 6)
+    told = Add("input", 1.0, at=At(pos=2))
+    plain, edited = Tape(Table(layer), ["hidden"]), Tape(Table(layer), ["hidden"], [told])
+    for tape in (plain, edited):
+        layer(x, causal_context(x), tape=tape)
+    moved = (edited.values["hidden"] - plain.values["hidden"])[0].norm(dim=-1)
+    assert (moved[:2] == 0).all()
+    assert (moved[2:] > 0).all()
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 3), st.integers(1, 8))
+def test_it_is_torchs_convolution_padded_on_the_left(seed: int, width: int, dilation: int, n: int) -> None:
+    layer = randomise(Convolution(width, dilation, 5).build(D_MODEL, 32, 0, "").double(), seed)
+    x = stream(2, n, seed)
+    kernel = layer.input.weight.unflatten(1, (width, D_MODEL)).transpose(1, 2)
+    padded = F.pad(x.mT, ((width - 1) * dilation, 0))
+    expected = F.conv1d(padded, kernel, layer.input.bias, dilation=dilation).mT
+    tape = Tape(Table(layer), ["pre"])
+    layer(x, causal_context(x), tape=tape)
+    close(tape.values["pre"], expected)
+
+
+def test_a_dilated_convolution_reads_evenly_spaced_positions() -> None:
+    layer, x = sub_layer("convolution dilated"), stream(1, 9).requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x, causal_context(x))[0][0, 8].sum(), x)
+    assert gradient[0].norm(dim=-1).nonzero().flatten().tolist() == [5, 8]
