@@ -342,10 +342,9 @@ class Wires:
     def _combined(self, i: int, x: Tensor, total: Tensor, frozen: bool = False) -> Tensor:
         """Return the stream behind a sub-layer."""
         step = self.steps[i]
-        clean = self.clean
         if step.stream_norm:
-            return normed(step.stream_norm, x + total, clean.streams[i] + clean.totals[i] if frozen else None)
-        return x + normed(step.write_norm, total, clean.totals[i] if frozen and step.write_norm else None)
+            return normed(step.stream_norm, x + total, self.clean.streams[i] + self.clean.totals[i] if frozen else None)
+        return x + normed(step.write_norm, total, self.clean.totals[i] if frozen and step.write_norm else None)
 
     def _applied(self, step: SubLayer, x: Float[Tensor, "world batch pos d_model"]) -> Tensor:
         return step.part(x.flatten(0, 1), self.context(len(x)))[0].unflatten(0, (len(x), -1))
