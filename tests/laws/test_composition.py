@@ -9,7 +9,7 @@ import torch
 from closeness import close
 from glassformer import weights
 from glassformer.analysis.from_weights import composition
-from glassformer.analysis.from_weights._reads_and_writes import Place
+from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.attention import Lightning, Linear, QueryKeyOnly, Rope
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import DecoderConfig, LayerNorm, Learned, NoNorm, RmsNorm, block
@@ -53,7 +53,7 @@ def test_scores_are_those_of_dense_products(name, exact):
                 known = not any(
                     f"{at.path} {what}" in found.undefined for at, what in ((first, "write"), (second, kind))
                 )
-                follows = Place.of(w.model, first).before(Place.of(w.model, second), kind)
+                follows = comes_before(w.sub_layers[first.path], w.sub_layers[second.path], kind)
                 for g, h in ((0, 1), (1, 0)):
                     score = found.scores.select(kind=kind, earlier=first.labels[g], later=second.labels[h]).values
                     assert score.isfinite() == (known and follows), (i, j, kind)

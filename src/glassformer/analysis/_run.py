@@ -21,7 +21,7 @@ from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Model, ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -99,7 +99,7 @@ class Run(Mapping[str, Labelled]):
             return None
         for site, value in self.sites.items():
             axis = next((axis for axis in ("head", "kv_head") if axis in value.axes), "")
-            if axis and site.rpartition(".")[2] == head.quantity:
+            if axis and Site.named(site).quantity == head.quantity:
                 # a key head is labelled by all heads that read it
                 places = [i for i, of in enumerate(value.labels(axis)) if head.label in str(of).split(", ")]
                 if places:
@@ -185,7 +185,7 @@ class Run(Mapping[str, Labelled]):
 
 
 def run(
-    model: nn.Module,
+    model: ModuleLike,
     inputs: Any,
     target: TextOrIds | None = None,
     *,
@@ -223,14 +223,15 @@ def run(
         >>> run["blocks.0.resid_post"].axes
         ('batch', 'pos', 'd_model')
     """
+    require_module(model, "run")
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, _sites(read, view), edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
         given = prepare(model, inputs, target, specials)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
-    ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
-    silent = isinstance(model, Encoder) and not model.config.predicts
+    ours = isinstance(model, Model)
+    silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     sites = {name: _with_coordinates(tape[name], tape, name, given) for name in tape}
     return Run(
@@ -317,7 +318,7 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
     for axis in value.axes:
         labels: list[Coordinate] = []
         if axis in ("pos", "query", "key"):
-            rows = given.source_rows if _reads_source(site.name, axis) else given.token_rows
+            rows = given.source_rows if site.reads_source(axis) else given.token_rows
             if len(rows) == 1:
                 labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
         elif axis in ("head", "kv_head") and site.layer is not None:
@@ -333,19 +334,14 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
 
 def _head_labels(site: Site, axis: str, table: Mapping[str, Site]) -> list[Coordinate]:
     """Return what heads are called along an axis; key heads by all heads that read them."""
-    *path, part, _ = site.name.split(".")
     assert site.layer is not None
     if axis == "head":
-        return [head_label(path[0], part, site.layer, h) for h in range(site.sizes["head"])]
-    inside = site.name.rpartition(".")[0] + "."
-    heads = next((s.sizes["head"] for n, s in table.items() if n.startswith(inside) and "head" in s.sizes), None)
+        return [head_label(site.stack, site.part, site.layer, h) for h in range(site.sizes["head"])]
+    inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (site.stack, site.layer, site.part)]
+    heads = next((s.sizes["head"] for s in inside if "head" in s.sizes), None)
     groups = site.sizes.get(axis)
     if heads is None or groups is None:
         return []
     shared = heads // groups
-    return [key_head_label(path[0], part, site.layer, range(g * shared, (g + 1) * shared)) for g in range(groups)]
-
-
-def _reads_source(name: str, axis: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "encoder" or (axis == "key" and any(part.startswith("cross") for part in parts))
+    first = site.stack, site.part, site.layer
+    return [key_head_label(*first, range(g * shared, (g + 1) * shared)) for g in range(groups)]

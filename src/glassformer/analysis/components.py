@@ -1,14 +1,12 @@
-"""What writes to the stream that ends in the logits: embeddings, heads, MLPs, biases; and the stack they lie in."""
+"""What writes to the stream that ends in the logits: embeddings, heads, MLPs, biases."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Embedding
-from glassformer.trace import Foreign
+from glassformer.weights import head_label
 
 Kind = Literal[
     "token",
@@ -44,25 +42,24 @@ class Component:
     head: int | None = None
 
 
-def decoder_side(model: Any) -> tuple[Stack, Embedding]:
-    """Return the stack and embedding that end in the logits; raises `AnalysisUnavailable` for other modules."""
-    if isinstance(model, Decoder | Encoder):
-        return model.stack, model.embed
-    if isinstance(model, EncoderDecoder):
-        return model.decoder, model.decoder_embed
-    if model is None:
-        raise AnalysisUnavailable("this analysis looks at weights: give the model, Run.load(path, model=…).")
-    if isinstance(model, Foreign) and model.has_parts:
-        raise AnalysisUnavailable(
-            "this analysis looks at the parts of a model, which a module seen through a spec has apart from it.\n"
-            "    Give it model.parts(): a model of ours with the module's weights."
-        )
-    raise AnalysisUnavailable(
-        "this analysis needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-        f"{type(model).__name__} is none of them.\n    Of a run, give the model that ran: run.model.\n"
-        "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what it\n"
-        "    is made of: gf.foreign(module, gf.Spec(…, config=…, weights=…))."
-    )
+def head_labels(layer: SubLayer) -> list[str]:
+    """Return the names of a sub-layer's heads; none where it is no attention."""
+    n = 0 if layer.attention is None else layer.attention.dims.n_heads
+    return [head_label(layer.stack, layer.name, layer.layer, h) for h in range(n)]
+
+
+def written_by(layer: SubLayer) -> list[Component]:
+    """Return what a sub-layer writes by: its heads, or itself as a whole."""
+    if layer.attention is None:
+        return [Component(layer.label, "mlp" if layer.role == "mlp" else "part", layer.layer, layer.name)]
+    kind: Kind = "cross_head" if layer.crosses else "head"
+    return [Component(label, kind, layer.layer, layer.name, h) for h, label in enumerate(head_labels(layer))]
+
+
+def bias_of(layer: SubLayer, kind: Literal["attn_bias", "norm_bias"]) -> Component:
+    """Return what an attention layer's output bias adds, or that of the norm behind a sub-layer."""
+    norm = " norm" if kind == "norm_bias" else ""
+    return Component(f"{layer.label}{norm} bias", kind, layer.layer, layer.name)
 
 
 def entry_sites(embed: Embedding) -> list[str]:
@@ -78,42 +75,11 @@ def vector_sites(embed: Embedding) -> list[str]:
     return found + ([embed.norm.at_scale] if embed.norm is not None else [])
 
 
-def require_next_tokens(model: Any, analysis: str) -> None:
+def require_next_tokens(model: ModelLike, analysis: str) -> None:
     """Raise `AnalysisUnavailable` if the model's logits are not of the token that comes next."""
-    if isinstance(model, Encoder):
+    if not require_model(model, analysis).predicts_next:
         raise AnalysisUnavailable(
             f"{analysis} asks how well next tokens are predicted; an encoder reads both ways, so it sees them.\n"
             "    What it makes of a masked position: analysis.attribution.direct_effects(run), "
             "analysis.lens.logit_lens(run)."
         )
-
-
-def blocks_of(stack: Stack) -> list[Block]:
-    return [block for block in stack.blocks if isinstance(block, Block)]
-
-
-def sub_layers(stack: Stack) -> list[tuple[Block, str]]:
-    """Return every sub-layer with its block, in the order of the forward pass."""
-    return [(block, name) for block in blocks_of(stack) for name in block.names]
-
-
-def written_before(blocks: Sequence[Block], site: str) -> list[tuple[Block, str]]:
-    """Return the sub-layers that have written to the stream at a place of it."""
-    earlier: list[tuple[Block, str]] = []
-    for block in blocks:
-        if site in block.at_resid:
-            place = block.at_resid.index(site)
-            whole = block.wiring == "parallel" and place > 0
-            return earlier + [(block, name) for name in block.names[: None if whole else place]]
-        earlier += [(block, name) for name in block.names]
-    return earlier
-
-
-def attention_of(block: Block, name: str) -> AttentionLayer | None:
-    part = block.part(name)
-    return part if isinstance(part, AttentionLayer) else None
-
-
-def read_through(block: Block, name: str) -> str:
-    """Return the site of what a sub-layer reads: its norm's output, or (post-norm) the stream itself."""
-    return block.at_resid[block.names.index(name)] if block.wiring == "post" else block.norm(name).at_out

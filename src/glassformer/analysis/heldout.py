@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
-from glassformer.models import Decoder
+from glassformer.models import ModelLike
 
 
 def document_losses(
-    model: Decoder, documents: Iterable[list[int]], length: int, *, rows: int = 16
+    model: ModelLike, documents: Iterable[list[int]], length: int, *, rows: int = 16
 ) -> Float[Tensor, " token"]:
     """Return the loss of every token of every document, in nats, one document after the other.
 
@@ -56,7 +55,7 @@ def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> It
             yield tokens[start : start + length + 1], length - half
 
 
-def _score(model: Any, windows: list[tuple[list[int], int]]) -> list[Tensor]:
+def _score(model: ModelLike, windows: list[tuple[list[int], int]]) -> list[Tensor]:
     windows = [(tokens, skip) for tokens, skip in windows if len(tokens) > 1]
     if not windows:
         return []

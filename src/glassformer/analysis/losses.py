@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,12 +12,12 @@ from glassformer.analysis.components import require_next_tokens
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike, require_model
 
 Place = int | range
 
 
-def loss_by_position(model: Any, *batches: Batch) -> Labelled:
+def loss_by_position(model: ModelLike, *batches: Batch) -> Labelled:
     """Return the mean loss of each position's token over the rows of some batches, in nats.
 
     Coordinate i is the loss on token i of a row, predicted from the tokens before it; so coordinates start at 1.
@@ -33,9 +32,9 @@ def loss_by_position(model: Any, *batches: Batch) -> Labelled:
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
 
 
-def token_losses(model: Any, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
+def token_losses(model: ModelLike, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
     """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
-    with evaluating(model), torch.no_grad():
+    with evaluating(require_model(model, "losses")), torch.no_grad():
         losses = joined([_losses(model, batch) for batch in batches])
     return losses, joined([batch.weight for batch in batches])
 
@@ -98,7 +97,7 @@ def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[T
     return -logits.log_softmax(-1).gather(-1, batch.targets[..., None]).squeeze(-1)
 
 
-def _losses(model: Any, batch: Batch) -> Float[Tensor, "batch pos"]:
+def _losses(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos"]:
     require_next_tokens(model, "a loss by position")
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)

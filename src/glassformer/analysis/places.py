@@ -11,6 +11,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import token_id
 from glassformer.errors import ShapeMismatch
+from glassformer.models import ModelLike
 
 Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None
 Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None
@@ -77,7 +78,7 @@ def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
     return {"pos": [f"{p}:{tokens[p]}" for p in known]} if len(known) == at.positions.shape[1] else {}
 
 
-def tokens_at(model: Any, given: Answers, at: Places) -> Int[Tensor, "row place"]:
+def tokens_at(model: ModelLike, given: Answers, at: Places) -> Int[Tensor, "row place"]:
     """Return the id of every place: one for all, one per row, or one each."""
     shape = tuple(at.positions.shape)
     device = at.positions.device

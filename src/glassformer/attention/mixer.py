@@ -170,7 +170,7 @@ class Mixer(nn.Module):
         super().__init__()
         self.config, self.dims = config, dims
         self.traits = config.traits
-        self.at = full_names(path, ("pattern", "scores", *self.SITES))
+        self.at = full_names(path, ("pattern", "scores", "z", *self.SITES))
         self.only_dense = (self.at.pattern, self.at.scores, *[getattr(self.at, name) for name in self.LAZY])
 
     def forward(
@@ -273,5 +273,5 @@ def no_pattern(mixer: Mixer) -> NoPattern:
     layer, kind = mixer.dims.layer, mixer.config.kind
     return NoPattern(
         f'layer {layer} uses "{kind}" (linear_in_value="{mixer.traits.linear_in_value}"), which has no pattern here.\n'
-        f'    Read "{mixer.at.pattern.removesuffix("pattern")}z" instead.'
+        f'    Read "{mixer.at.z}" instead.'
     )

@@ -20,9 +20,8 @@ from torch import Tensor
 from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
-from glassformer.models import Decoder, Encoder, EncoderDecoder, ModelConfig
+from glassformer.models import ModelConfig
 
-Model = Decoder | Encoder | EncoderDecoder
 CONFIG = "config.json"
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Model
+from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
-from glassformer.models import ModelConfig
+from glassformer.models import Model, ModelConfig
 
 
 def load(

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import save as serialise
 
 from glassformer import files
-from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Model, Origin, skeleton
+from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
-from glassformer.models import ModelConfig
+from glassformer.models import ModelConfig, ModelLike, require_model
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
@@ -30,7 +30,7 @@ HALF = (torch.float16, torch.bfloat16)
 _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 
 
-def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+def save(model: ModelLike, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
     Args:
@@ -41,7 +41,7 @@ def save(model: Model, folder: str | Path, dtype: torch.dtype | None = None) -> 
     Raises:
         SaveError: The folder cannot be written to; a model that was there before is still whole.
     """
-    folder = Path(folder)
+    folder, model = Path(folder), require_model(model, "save")
     tensors = {
         name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
     }

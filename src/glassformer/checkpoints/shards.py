@@ -19,13 +19,13 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from glassformer import files
-from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.checkpoint import CONFIG, place
 from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
 from glassformer.models import Block, Decoder, ModelConfig
+from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views
 from glassformer.weights.fold import Reading, all_centre, centre_write, fold_attention
 
@@ -75,19 +75,18 @@ class AttentionReader:
         self.model: Any = self.checkpoint.model
         if not isinstance(self.model, Decoder):
             raise CheckpointError(f'"{folder}" holds no decoder; load it whole: glassformer.load.')
-        blocks: list[Any] = list(self.model.stack.blocks)
         self._last: list[str] = []
-        self.keys = [(b, part) for b in blocks for part in b.names if isinstance(b.part(part), AttentionLayer)]
+        self.keys = [(layer.block, layer.name) for layer in self.model.sub_layers() if layer.attention is not None]
 
     @property
     def norms(self) -> dict[str, tuple[Tensor | None, Tensor | None]]:
         """Gain and bias of the norms that stand on the stream, in post-norm blocks."""
         found: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-        for block in self.model.stack.blocks:
-            if block.wiring == "post":
-                own = self._read(block, [f"{part}_norm_after" for part in block.names])
-                norms = [own.norm_after(part) for part in block.names]
-                found |= {norm.at_out: (norm.gain, norm.shift) for norm in norms if norm is not None}
+        for layer in self.model.sub_layers():
+            if layer.stream_norm is not None:
+                norm = self._read(layer.block, [f"{layer.name}_norm_after"]).norm_after(layer.name)
+                assert norm is not None, "it was there"
+                found[norm.at_out] = norm.gain, norm.shift
         return found
 
     def __len__(self) -> int:
@@ -100,12 +99,12 @@ class AttentionReader:
         block, part = self.keys[i]
         before = block.names[0] if block.config.shared_norm else part
         own = self._read(block, [part, f"{before}_norm", f"{part}_norm_after"])
-        layer = own.part(part)
-        assert isinstance(layer, AttentionLayer), "keys are those of attention layers"
-        found = attention_views(layer, "", part, own.norm_after(part) if own.wiring == "sandwich" else None)
+        layer = next(one for one in sub_layers_of([own], "") if one.name == part)
+        assert layer.attention is not None, "keys are those of attention layers"
+        found = attention_views(layer.attention, "", part, layer.write_norm)
         if not self.folded:
             return found
-        norm = None if own.wiring == "post" else own.norm(part)
+        norm = layer.before
         reading = Reading() if norm is None else Reading(norm.gain, norm.shift, norm.centred)
         found = fold_attention(found, reading, reading)
         return centre_write(found) if all_centre(self.model, "") else found

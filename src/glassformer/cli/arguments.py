@@ -7,6 +7,7 @@ from typing import Any
 from glassformer.cli.options import Specials
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
+from glassformer.models import ModelLike
 
 
 def model_of(name: str, specials: Specials = "default") -> Any:
@@ -65,7 +66,7 @@ def text_of(given: str) -> str:
         ) from error
 
 
-def prompt_of(model: Any, given: str) -> str | list[int]:
+def prompt_of(model: ModelLike, given: str) -> str | list[int]:
     """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
 
     Raises:
@@ -83,7 +84,7 @@ def prompt_of(model: Any, given: str) -> str | list[int]:
         ) from error
 
 
-def token_of(model: Any, given: str) -> int:
+def token_of(model: ModelLike, given: str) -> int:
     """Return the id of one token, given as text, or as an id where the model has no tokenizer.
 
     Raises:
@@ -99,7 +100,7 @@ def token_of(model: Any, given: str) -> int:
     return token_id(model, int(given))
 
 
-def source_of(loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+def source_of(loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
     """Return where many rows of text come from: what was named, else the run's or the recipe's, else Python's own."""
     from glassformer.analysis.learning import read_history
     from glassformer.data import DataConfig, TextConfig

@@ -9,6 +9,7 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.tokens_read import tokens_of
+from glassformer.models import ModelLike
 
 Method = Literal["direct", "sources", "neurons", "saliency", "gradient", "integrated", "rollout", "alti", "norms"]
 GRADIENTS = {"saliency": "saliency", "gradient": "gradient_x_input", "integrated": "integrated"}
@@ -139,7 +140,9 @@ def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) 
     return split(run, answer=ids[0], against=ids[1], positions=place)
 
 
-def _by_gradient(model: Any, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool) -> Any:
+def _by_gradient(
+    model: ModelLike, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool
+) -> Any:
     from glassformer import analysis
 
     inputs, target = (run.ids, None) if run.source_ids is None else (run.source_ids, run.ids)

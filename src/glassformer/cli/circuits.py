@@ -9,6 +9,7 @@ from glassformer.cli.arguments import model_of, source_of
 from glassformer.cli.options import Output
 from glassformer.cli.output import check, write_documents
 from glassformer.cli.progress import progress
+from glassformer.models import ModelLike
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
 
@@ -94,7 +95,7 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
 
 
 def _text(
-    loaded: Any, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
+    loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
     from glassformer.analysis.vocabulary import frequent_tokens

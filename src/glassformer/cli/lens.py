@@ -9,6 +9,7 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.tokens_read import tokens_of
+from glassformer.models import ModelLike
 
 FITTED, MEASURED = 16, 4  # batches a tuned lens is fitted to, and measured on
 
@@ -106,14 +107,14 @@ def lens(
     deliver("lens", loaded, asked, found, output, read)
 
 
-def _run(model: Any, text: str, target: str | None) -> Any:
+def _run(model: ModelLike, text: str, target: str | None) -> Any:
     from glassformer import analysis
 
     given_target = None if target is None else prompt_of(model, target)
     return analysis.run(model, prompt_of(model, text), given_target, read=[analysis.lens.lens_grid])
 
 
-def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
+def _trained(model: ModelLike, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
 
@@ -124,7 +125,7 @@ def _trained(model: Any, name: str, data: tuple[str, ...], steps: int, seed: int
         return found, analysis.lens.lens_divergence(model, found, held_out, report=report)
 
 
-def _batches(model: Any, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+def _batches(model: ModelLike, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """Return batches to learn from, and others to measure on."""
     from glassformer.cli.arguments import source_of
     from glassformer.config import require

@@ -9,6 +9,7 @@ from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, write
+from glassformer.models import ModelLike
 
 
 def check(output: OutputOptions, **others: Path | None) -> None:
@@ -34,7 +35,7 @@ def check(output: OutputOptions, **others: Path | None) -> None:
 
 def deliver(
     command: str,
-    model: Any,
+    model: ModelLike,
     given: Mapping[str, Any],
     results: Sequence[Any],
     output: OutputOptions,
@@ -80,7 +81,7 @@ def write_documents(output: OutputOptions, text: Callable[[], str], page: Callab
         print(f"page: {write(output.html, page()).absolute()}")
 
 
-def _head(command: str, model: Any, given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
+def _head(command: str, model: ModelLike, given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 

@@ -1,7 +1,6 @@
 """`glassformer parity`: a published checkpoint, ours against the reference implementation."""
 
 import json as json_format
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,8 +10,7 @@ from rich.table import Table
 
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, write
-
-_IN_BLOCK = re.compile(r"(?:(\w+)\.)?blocks\.(\d+)\.(.+)")
+from glassformer.trace import Site
 
 
 def parity(
@@ -83,10 +81,9 @@ def _layers(path: str, found: Any) -> Table:
     for difference in found.differences:
         if difference.site == "logits":
             continue
-        match = _IN_BLOCK.fullmatch(difference.site)
-        stack, layer, kind = match.groups() if match else (None, None, difference.site)
-        row = kind if layer is None else f"{stack or ''} {layer}".strip()
-        cell = (row, "" if layer is None else kind)
+        at = Site.named(difference.site)
+        kind = ".".join(filter(None, (at.part, at.quantity)))
+        cell = (difference.site, "") if at.layer is None else (f"{at.stack} {at.layer}".strip(), kind)
         # a nan that came first would stay below every number
         worst[cell] = max((worst.get(cell, 0.0), difference.error), key=lambda e: float("inf") if e != e else e)
     kinds = list(dict.fromkeys(kind for _, kind in worst if kind))

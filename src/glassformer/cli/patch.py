@@ -8,6 +8,7 @@ from glassformer.cli.options import Measure, ModelName, Output, Prompts, Special
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
+from glassformer.models import ModelLike
 
 SITES = ("stream", "z")
 
@@ -64,8 +65,8 @@ def patch(
 
 
 def _swept(
-    model: Any, prompts: ComparedPrompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...], way: Any,
-    save_to: Path | None,
+    model: ModelLike, prompts: ComparedPrompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...],
+    way: Any, save_to: Path | None,
 ) -> Any:  # fmt: skip
     from glassformer import analysis
 

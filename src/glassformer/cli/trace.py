@@ -9,6 +9,7 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, usable
 from glassformer.cli.tokens_read import TokensRead, tokens_of
+from glassformer.models import ModelLike
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 
@@ -102,13 +103,13 @@ def trace(
     deliver("trace", loaded, asked, [found], output, read)
 
 
-def _window(model: Any, given: int | None) -> int:
+def _window(model: ModelLike, given: int | None) -> int:
     """Return how many layers make a window: ten, but not most of a shallow model, where all cells would be alike."""
     depth = max(len(stack.blocks) for stack in model.stacks.values())
     return max(1, min(10, depth // 3)) if given is None else given
 
 
-def _target(model: Any, target: str | None) -> Any:
+def _target(model: ModelLike, target: str | None) -> Any:
     from glassformer.config import require
 
     encodes = "encoder" in model.stacks
@@ -122,7 +123,9 @@ def _target(model: Any, target: str | None) -> Any:
     return None if target is None else prompt_of(model, target)
 
 
-def _averaged(model: Any, path: Path, role: str, fitting: bool, options: dict[str, Any]) -> tuple[Any, TokensRead]:
+def _averaged(
+    model: ModelLike, path: Path, role: str, fitting: bool, options: dict[str, Any]
+) -> tuple[Any, TokensRead]:
     from glassformer import analysis, data
     from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError

@@ -3,13 +3,14 @@
 from glassformer.models.beam import Beams, Hypothesis, beam_search
 from glassformer.models.block import Block, BlockConfig
 from glassformer.models.convolution import Convolution
-from glassformer.models.decoder import Decoder, DecoderConfig, ModelConfig
+from glassformer.models.decoder import Decoder, DecoderConfig
 from glassformer.models.embedding import Learned, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, Step, generate, stream
 from glassformer.models.mlp import Mlp
+from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
@@ -17,11 +18,13 @@ from glassformer.models.recurrent import Gru
 from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat
 from glassformer.models.stack import Stack, State
+from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
-    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
-    "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Gru", "Hypothesis",
-    "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "ModelConfig", "NoNorm", "NormConfig", "Readout", "RmsNorm",
-    "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "alternate", "beam_search", "block", "every",
-    "generate", "preset", "repeat", "sampling_steps", "stream",
+    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw", "Encoder",
+    "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Gru", "Hypothesis", "LayerNorm",
+    "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
+    "Readout", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "SubLayer", "alternate",
+    "beam_search", "block", "every", "generate", "preset", "repeat", "require_model", "require_module",
+    "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

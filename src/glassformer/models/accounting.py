@@ -18,10 +18,11 @@ from glassformer.attention import HeadNorm, Mixer, RelativeBiasPositions, ShortC
 from glassformer.attention.linear_map import parameters_of
 from glassformer.attention.merge import MergeHeads
 from glassformer.attention.projections import SeparateProjection
-from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Embedding, PositionTable, Unembedding
 from glassformer.models.encoder import EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
+from glassformer.models.model import ModelConfig
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Tape

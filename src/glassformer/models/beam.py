@@ -15,7 +15,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.models.generate import Ids, Model, begin, check_room, next_logits, padded
+from glassformer.models.generate import Ids, begin, check_room, next_logits, padded
+from glassformer.models.model import ModelLike, require_model
 
 
 class Hypothesis(NamedTuple):
@@ -40,7 +41,7 @@ class Beams:
 
 @torch.no_grad()
 def beam_search(
-    model: Model,
+    model: ModelLike,
     prompts: Ids,
     *,
     source: Ids | None = None,
@@ -67,6 +68,7 @@ def beam_search(
         ConfigError: A width below 1.
     """
     require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
+    require_model(model, "beam search")
     tokens, lengths = padded(model, prompts, left=True)
     check_room(model, tokens.shape[1], max_new_tokens)
     batch, device = tokens.shape[0], tokens.device

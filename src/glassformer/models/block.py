@@ -53,6 +53,11 @@ class BlockConfig(Config):
         )
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
+    @property
+    def described(self) -> str:
+        """How sub-layers, norms and the stream are connected, in words for people."""
+        return f"{self.wiring} norm"
+
     def names(self) -> list[str]:
         """Return one name per part: its role, numbered from the second of its kind."""
         roles = [part.role for part in self.parts]
@@ -88,7 +93,8 @@ class Block(nn.Module):
                 self.add_module(f"{name}_norm_after", behind.build(d_model, part_path, layer, after))
         n_mid = 0 if self.wiring == "parallel" else len(self.names) - 1
         mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]
-        self.at_resid = [f"{path}.{name}" for name in ("resid_pre", *mids, "resid_post")]
+        self.stream_names = ("resid_pre", *mids, "resid_post")
+        self.at_resid = [f"{path}.{name}" for name in self.stream_names]
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
 
     def part(self, name: str) -> SubLayerModule:
@@ -155,7 +161,7 @@ class Block(nn.Module):
 
     def sites(self) -> Iterator[Site]:
         sizes, words = {"d_model": self.d_model}, "batch pos d_model"
-        resid = [at.removeprefix(f"{self.path}.") for at in self.at_resid]
+        resid = self.stream_names
         yield from declare(self.path, {resid[0]: words}, sizes, layer=self.layer)
         for i, name in enumerate(self.names):
             if self.wiring != "post":

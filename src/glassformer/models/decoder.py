@@ -1,39 +1,19 @@
 """Decoder: tokens in, next-token logits out. Attention-only models are decoders whose blocks have no MLP."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from glassformer.config import Config, require
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
 from glassformer.models.initialise import initialise
+from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
-from glassformer.models.stack import Stack, State, make_context, site_table
-from glassformer.trace import SiteTable, Tape
-
-
-class ModelConfig(Config, family=True):
-    """A whole model as data."""
-
-    vocab_size: int
-    d_model: int
-    max_len: int
-
-    def build(self, seed: int = 0) -> Any:
-        """Return a model with freshly drawn weights."""
-
-
-def check_unembed_scale(kind: str, scale: float) -> None:
-    """Raise `ConfigError` for a factor that would leave nothing of the logits."""
-    require(
-        math.isfinite(scale) and scale != 0,
-        f"{kind}: unembed_scale must be a finite number other than 0; found {scale}. 1 leaves logits as they are.",
-    )
+from glassformer.models.stack import Stack, State, make_context
+from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -73,18 +53,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     d_embed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "max_len"):
-            require(getattr(self, name) >= 1, f"decoder: {name} must be at least 1, found {getattr(self, name)}.")
-        require(
-            self.logit_cap is None or 0 < self.logit_cap < math.inf,
-            f"decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
-        )
-        check_unembed_scale("decoder", self.unembed_scale)
-        require(
-            self.d_embed is None or self.d_embed >= 1, f"decoder: d_embed must be at least 1, found {self.d_embed}."
-        )
-        crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
-        require(not crossed, f"decoder: layer {crossed[:1]} has cross-attention, but there is no encoder.")
+        self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
 
     def build(self, seed: int = 0) -> "Decoder":
         with torch.random.fork_rng(devices=[]):
@@ -92,20 +61,13 @@ class DecoderConfig(ModelConfig, kind="decoder"):
             return Decoder(self)
 
 
-class Decoder(nn.Module):
-    """A decoder-only transformer; `tokenizer` is attached by whoever loads or trains it."""
+class Decoder(Model):
+    """A decoder-only transformer."""
 
-    prefix = ""
+    config: DecoderConfig
 
     def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.tokenizer: Any = None
-        # why there is none, and what would help
-        self.no_tokenizer = ""
-        # family and config of a published checkpoint, set by whoever loads one
-        self.origin: Any = None
-        self.name = "decoder"
+        super().__init__(config, "decoder")
         self.embed = Embedding(
             config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed",
             norm=config.embed_norm, d_embed=config.d_embed,
@@ -120,17 +82,11 @@ class Decoder(nn.Module):
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """Stacks by name; a decoder has one, without a name."""
         return {"": self.stack}
 
-    def sites(self, glob: str = "*") -> SiteTable:
-        """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self, self._sites, glob)
-
-    def _sites(self):
-        yield from self.embed.sites()
-        yield from self.stack.sites()
-        yield from self.unembed.sites()
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"": self.embed}
 
     def forward(
         self,
@@ -237,8 +193,3 @@ class Decoder(nn.Module):
             seed=seed,
         )
         return self.embed(tokens, context.positions, tape), context, state
-
-    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
-        if tape is not None and not tape.logits:
-            return x
-        return self.unembed(x, tape)

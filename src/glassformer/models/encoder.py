@@ -5,22 +5,22 @@ Source: Devlin et al. 2018, "BERT".
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import BlockConfig, check_reads_both_ways
-from glassformer.models.decoder import ModelConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
 from glassformer.models.initialise import initialise
+from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
 from glassformer.models.readout import Readout
-from glassformer.models.stack import Stack, make_context, site_table
-from glassformer.trace import SiteTable, Tape
+from glassformer.models.stack import Stack, make_context
+from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,12 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     init: Literal["gpt", "xavier"] = "gpt"
 
     logit_cap: ClassVar[None] = None
+    unembed_scale: ClassVar[float] = 1.0
+    d_embed: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "max_len"):
-            require(getattr(self, name) >= 1, f"encoder: {name} must be at least 1, found {getattr(self, name)}.")
+        self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
-        crossed = [i for i, layer in enumerate(self.layers) for part in layer.parts if part.role == "cross"]
-        require(not crossed, f"encoder: layer {crossed[:1]} has cross-attention, but there is no other stack.")
         check_reads_both_ways("encoder", self.layers)
         require(
             self.predicts or (self.readout is None and not self.unembed_bias),
@@ -79,19 +78,14 @@ class EncoderConfig(ModelConfig, kind="encoder"):
             return Encoder(self)
 
 
-class Encoder(nn.Module):
-    """An encoder-only transformer; `tokenizer` is attached by whoever loads it."""
+class Encoder(Model):
+    """An encoder-only transformer."""
 
-    prefix = ""
+    predicts_next = False
+    config: EncoderConfig
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.tokenizer: Any = None
-        # why there is none, and what would help
-        self.no_tokenizer = ""
-        self.name = "encoder"
-        self.origin: Any = None
+        super().__init__(config, "encoder")
         d_model = config.d_model
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
@@ -107,8 +101,16 @@ class Encoder(nn.Module):
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """Stacks by name; an encoder has one, without a name."""
         return {"": self.stack}
+
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"": self.embed}
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it has an unembedding; without, its output is the stream at the end."""
+        return self.config.predicts
 
     @property
     def unembed(self) -> Unembedding:
@@ -122,16 +124,6 @@ class Encoder(nn.Module):
             )
         assert isinstance(found, Unembedding), "nothing else is registered under this name"
         return found
-
-    def sites(self, glob: str = "*") -> SiteTable:
-        """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self, self._sites, glob)
-
-    def _sites(self):
-        yield from self.embed.sites()
-        yield from self.stack.sites()
-        if self.config.predicts:
-            yield from self.unembed.sites()
 
     def forward(
         self,
@@ -202,8 +194,3 @@ class Encoder(nn.Module):
             like.shape[0], like.shape[1], like.device, is_causal=False, lengths=lengths, document_ids=documents,
             start=start, form="parallel", seed=seed,
         )  # fmt: skip
-
-    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
-        if not self.config.predicts or (tape is not None and not tape.logits):
-            return x
-        return self.unembed(x, tape)

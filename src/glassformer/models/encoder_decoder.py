@@ -1,22 +1,21 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from glassformer.attention import Context
 from glassformer.config import require
 from glassformer.models.block import BlockConfig, check_reads_both_ways
-from glassformer.models.decoder import ModelConfig, check_unembed_scale
 from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoidal, Unembedding
 from glassformer.models.initialise import initialise
+from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import NoNorm, NormConfig
-from glassformer.models.stack import Stack, State, make_context, site_table, with_source
-from glassformer.trace import SiteTable, Tape
+from glassformer.models.stack import Stack, State, make_context, with_source
+from glassformer.trace import Tape
 
 
 @dataclass(frozen=True)
@@ -61,23 +60,15 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     start_id: int | None = None
     never_ids: tuple[int, ...] = ()
 
+    d_embed: ClassVar[None] = None
+
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "max_len"):
-            require(
-                getattr(self, name) >= 1, f"encoder_decoder: {name} must be at least 1, found {getattr(self, name)}."
-            )
-        require(
-            self.logit_cap is None or 0 < self.logit_cap < math.inf,
-            f"encoder_decoder: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
-        )
-        check_unembed_scale("encoder_decoder", self.unembed_scale)
+        self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
         for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
             require(
                 all(0 <= id < self.vocab_size for id in ids),
                 f"encoder_decoder: {name} must be of tokens, 0 to {self.vocab_size - 1}; found {getattr(self, name)}.",
             )
-        crossed = [i for i, b in enumerate(self.encoder_layers) if any(p.role == "cross" for p in b.parts)]
-        require(not crossed, f"encoder_decoder: encoder layer {crossed[:1]} has cross-attention; only the decoder may.")
         check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
@@ -88,20 +79,14 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
             return EncoderDecoder(self)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Model):
     """Two stacks; the decoder's cross-attention reads the encoder's output."""
 
-    prefix = "decoder."
+    output, source = "decoder", "encoder"
+    config: EncoderDecoderConfig
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.tokenizer: Any = None
-        # why there is none, and what would help
-        self.no_tokenizer = ""
-        # family and config of a published checkpoint, set by whoever loads one
-        self.origin: Any = None
-        self.name = "encoder-decoder"
+        super().__init__(config, "encoder-decoder")
         sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
         self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm)
         tied = self.decoder_embed if config.tied else None
@@ -119,15 +104,9 @@ class EncoderDecoder(nn.Module):
     def stacks(self) -> dict[str, Stack]:
         return {"encoder": self.encoder, "decoder": self.decoder}
 
-    def sites(self, glob: str = "*") -> SiteTable:
-        """Return the static site table, or the part of it that a glob covers."""
-        return site_table(self, self._sites, glob)
-
-    def _sites(self):
-        for embed, stack in ((self.encoder_embed, self.encoder), (self.decoder_embed, self.decoder)):
-            yield from embed.sites()
-            yield from stack.sites()
-        yield from self.unembed.sites()
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        return {"encoder": self.encoder_embed, "decoder": self.decoder_embed}
 
     def forward(
         self,
@@ -265,13 +244,10 @@ class EncoderDecoder(nn.Module):
         layers = None if state is None else state.layers
         return self.decoder(x, context, source=encoded, state=layers, tape=tape, at=at)
 
-    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
-        if tape is not None and not tape.logits:
-            return x
-        return self.unembed(x, tape)
-
     def _stops_early(self, tape: Tape | None) -> bool:
-        return tape is not None and not tape.logits and (tape.last or "").startswith("encoder.")
+        if tape is None or tape.logits or tape.last is None:
+            return False
+        return tape.table[tape.last].stack == self.source
 
 
 def _source_context(like: Tensor, lengths: Tensor | None, start: Tensor | None, seed: int) -> Context:

@@ -16,13 +16,13 @@ from glassformer.errors import TextError, TokenOutOfRange
 from glassformer.models.decoder import Decoder
 from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
+from glassformer.models.model import Model, ModelLike, require_model
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.models.stack import State
 from glassformer.trace import Tape
 
 DRAW = Sampling()  # from the model's own distribution
 Ids = Sequence[Sequence[int]] | Tensor
-Model = Decoder | Encoder | EncoderDecoder
 
 
 class Step(NamedTuple):
@@ -53,7 +53,7 @@ class Generation:
 
 
 def generate(
-    model: Model,
+    model: ModelLike,
     prompts: Ids,
     sampling: Sampling = DRAW,
     *,
@@ -96,7 +96,7 @@ def generate(
 
 
 def stream(
-    model: Model,
+    model: ModelLike,
     prompts: Ids,
     sampling: Sampling = DRAW,
     *,
@@ -106,6 +106,7 @@ def stream(
     source_lengths: Int[Tensor, " batch"] | None = None,
 ) -> Iterator[Step]:
     """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
+    require_model(model, "generating text")
     tokens, lengths = padded(model, prompts, left=True)
     check_room(model, tokens.shape[1], max_new_tokens)
     state = begin(model, tokens.shape[0], source, source_lengths)
@@ -155,6 +156,7 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
         return model.begin(batch)
     if isinstance(model, Encoder):
         model.begin(batch)
+    assert isinstance(model, EncoderDecoder), "there is no other kind"
     if source is None:
         raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
     if len(source) != batch:
@@ -169,7 +171,7 @@ def next_logits(
     """Return the logits after the last of `tokens` (minus infinity for `never_ids`), and the state behind it."""
     # the logits of every position of a long prompt would outweigh all else, so the stack's output is asked for instead
     tape = None if tokens.shape[1] == 1 else Tape(model, logits=False)
-    inputs: tuple[Any, ...] = (tokens,) if isinstance(model, Decoder) else (None, tokens)
+    inputs: tuple[Any, ...] = (tokens,) if model.source is None else (None, tokens)
     out, state = model(*inputs, state=state, lengths=lengths, tape=tape)
     return generable(model, out[:, -1] if tape is None else model.unembed.logits(out[:, -1])), state
 
@@ -217,8 +219,7 @@ def check_room(model: Model, prompt: int, new: int) -> None:
     """Raise `TextError` if prompt and new tokens exceed a position table, `AnalysisUnavailable` for an encoder."""
     if isinstance(model, Encoder):
         model.begin(0)
-    embed = model.embed if isinstance(model, Decoder) else model.decoder_embed
-    table = embed.positions
+    table = model.output_embed.positions
     # the last token drawn is never read
     if table is None or table.weight is None or prompt + new - 1 <= table.max_len:
         return
@@ -232,7 +233,7 @@ class _Reread:
     """Feeds a text to a model again, from the start, when it outgrows what its state was made for."""
 
     def __init__(self, model: Model, tokens: Tensor, lengths: Tensor | None) -> None:
-        self.stack, self.like = list(model.stacks.values())[-1], model.unembed.weight
+        self.stack, self.like = model.output_stack, model.unembed.weight
         self.read, self.lengths, self.prompt = [tokens], lengths, tokens.shape[1]
 
     def __call__(self, tokens: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State, Tensor | None]:

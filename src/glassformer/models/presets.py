@@ -8,10 +8,11 @@ from functools import partial
 
 from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.errors import UnknownModel, nearest
-from glassformer.models.decoder import DecoderConfig, ModelConfig
+from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Learned
 from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.mlp import Mlp
+from glassformer.models.model import ModelConfig
 from glassformer.models.norms import LayerNorm, RmsNorm
 from glassformer.models.schedules import block, repeat
 

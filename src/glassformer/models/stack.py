@@ -19,6 +19,7 @@ from glassformer.attention import (
 )
 from glassformer.models.block import Block, BlockConfig, pick
 from glassformer.models.norms import NormConfig
+from glassformer.models.sub_layer import SubLayer, sub_layers_of
 from glassformer.trace import Site, SiteTable, Tape
 
 
@@ -61,7 +62,7 @@ class Stack(nn.Module):
         self, layers: tuple[BlockConfig, ...], d_model: int, max_len: int, final_norm: NormConfig, path: str = ""
     ) -> None:
         super().__init__()
-        self.prefix = f"{path}." if path else ""
+        self.name, self.prefix = path, f"{path}." if path else ""
         self.blocks = nn.ModuleList(
             Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
         )
@@ -109,8 +110,7 @@ class Stack(nn.Module):
         if tape is None or tape.logits or tape.last is None:
             return len(self.blocks)
         last = tape.table[tape.last]
-        inside = last.name.startswith(f"{self.prefix}blocks.") and last.layer is not None
-        return last.layer + 1 if inside and last.layer is not None else len(self.blocks)
+        return last.layer + 1 if last.stack == self.name and last.layer is not None else len(self.blocks)
 
     def _ends_unseen(self, tape: Tape | None) -> bool:
         """Whether what follows the last attention runs by position, and the tape neither reads nor edits it."""
@@ -130,6 +130,10 @@ class Stack(nn.Module):
 
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         return tuple(block.begin(batch, like) for block in self.blocks)  # type: ignore[operator]
+
+    def sub_layers(self) -> tuple[SubLayer, ...]:
+        """Return the sub-layers in the order they run, each with its place in the residual stream."""
+        return tuple(sub_layers_of(list(self.blocks), self.name))  # type: ignore[arg-type]
 
     def sites(self) -> Iterator[Site]:
         for block in self.blocks:

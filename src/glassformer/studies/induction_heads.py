@@ -34,6 +34,7 @@ from glassformer.attention.projections import SmearedProjection
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Result
+from glassformer.models import ModelLike
 from glassformer.trace import At, Scale
 
 Grade = Literal["strong", "medium", "weak", "none", "not available"]
@@ -233,7 +234,7 @@ def _generality(evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argum
     return Argument("generality", grade, "correlational", finding, found)
 
 
-def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argument:
+def _mechanism(model: ModelLike, evaluation: HeadEvaluation, induction: tuple[str, ...]) -> Argument:
     if not induction:
         return _missing("mechanism", "mechanistic", "There is no induction head to take apart.")
     plain = evaluation.scores.select(setting="repeated")
@@ -267,7 +268,7 @@ def _mechanism(model: Any, evaluation: HeadEvaluation, induction: tuple[str, ...
     return Argument("mechanism", grade, "mechanistic", finding, numbers)
 
 
-def _composition(model: Any, source: str, head: str) -> dict[str, Any]:
+def _composition(model: ModelLike, source: str, head: str) -> dict[str, Any]:
     """Return K-composition of two heads in standard deviations above random matrices, in words too."""
     try:
         found = composition(model)
@@ -323,7 +324,7 @@ def _smeared(history: History) -> bool:
     )
 
 
-def _prefix_without(model: Any, source: str, head: str) -> float:
+def _prefix_without(model: ModelLike, source: str, head: str) -> float:
     """Return a head's prefix matching on repeated random tokens while another head writes nothing."""
     gone = next(h for h in heads(model) if h.label == source)
     silent = Scale(f"{gone.path}.head_out", 0.0, at=At(head=gone.head))

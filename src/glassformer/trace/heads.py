@@ -20,7 +20,7 @@ from glassformer.trace.edits import At
 _LABEL = re.compile(
     r"(?P<side>enc )?L(?P<layer>\d+)(?P<kind>[HX])(?P<head>\d+)(#(?P<number>\d+))?(\.(?P<quantity>.+))?"
 )
-_IN_BLOCK = re.compile(r"((?P<stack>\w+)\.)?blocks\.(?P<layer>\d+)\.(?P<part>(attn|cross)\w*)\..+")
+_ROLES = ("attn", "cross")
 _AXES = ("head", "kv_head")
 
 
@@ -134,13 +134,13 @@ class HeadAddress:
         inner = f"blocks.{self.layer}.{self.part}"
         if self.stack:
             return f"{self.stack}.{inner}"
-        return f"decoder.{inner}" if any(name.startswith(f"decoder.{inner}.") for name in table) else inner
+        return f"decoder.{inner}" if any(site.stack == "decoder" for site in table.values()) else inner
 
     def _by_head(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sites of the sub-layer that have an axis of heads, by quantity."""
-        path = self._path(table) + "."
-        inside = {name.removeprefix(path): site for name, site in table.items() if name.startswith(path)}
-        return {name: site for name, site in inside.items() if any(axis in site.axes for axis in _AXES)}
+        stack = self.stack or ("decoder" if any(site.stack == "decoder" for site in table.values()) else "")
+        inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (stack, self.layer, self.part)]
+        return {site.quantity: site for site in inside if any(axis in site.axes for axis in _AXES)}
 
     def _unknown(self, table: Mapping[str, Any], own: Mapping[str, Any]) -> UnknownSite:
         asked = f"{self.label}.{self.quantity}" if self.quantity else self.label
@@ -178,10 +178,9 @@ class HeadAddress:
 def head_labels(table: Mapping[str, Any]) -> list[str]:
     """Return the labels of all heads that a site table has values of, in the order of the forward pass."""
     found: dict[str, None] = {}
-    for name, site in table.items():
-        place = _IN_BLOCK.fullmatch(name)
-        if place is not None and "head" in site.sizes:
-            where = place["stack"] or "", place["part"], int(place["layer"])
+    for site in table.values():
+        if site.layer is not None and site.role in _ROLES and "head" in site.sizes:
+            where = site.stack, site.part, site.layer
             found |= {head_label(*where, head): None for head in range(site.sizes["head"])}
     return list(found)
 

@@ -13,8 +13,8 @@ sees.
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -37,6 +37,11 @@ class Site:
         layer: Index of the block the site lies in; None outside the blocks.
         lazy: Computed only when asked for; asking may change the route, never the result.
         read_only: Why the value cannot be edited there; empty where it can.
+        stack: Stack it lies in: `encoder`, `decoder`, or empty where a model has only one.
+        part: What it belongs to: a sub-layer (`attn`, `cross`, `mlp`, `attn_1`), `embed`, `final`, `readout`; empty for
+            the stream between sub-layers and for logits.
+        quantity: What it is of that: `query`, `norm`, `out`, `resid_pre`, `logits`.
+        crosses: Whether it belongs to cross-attention, whose keys and values are those of another stack.
     """
 
     name: str
@@ -45,10 +50,48 @@ class Site:
     layer: int | None = None
     lazy: bool = False
     read_only: str = ""
+    stack: str = ""
+    part: str = ""
+    quantity: str = ""
+    crosses: bool = False
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        axes: tuple[str, ...] = (),
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        layer: int | None = None,
+        **more: Any,
+    ) -> "Site":
+        """Return a site whose name says where it lies: the only place that takes names apart."""
+        *path, quantity = name.split(".")
+        inside = path.index("blocks") if "blocks" in path else None
+        # before the blocks, or before the last word, stands the stack; behind the block's number the sub-layer
+        stack = path[:inside] if inside is not None else path[:-1]
+        part = path[inside + 2 :] if inside is not None else path[-1:]
+        if layer is None and inside is not None and "".join(path[inside + 1 : inside + 2]).isdigit():
+            layer = int(path[inside + 1])
+        found = cls(name, axes, sizes, layer, stack=".".join(stack), part=".".join(part), quantity=quantity, **more)
+        return replace(found, crosses=found.role == "cross")
+
+    @property
+    def role(self) -> str:
+        """What its part does, whichever of its kind it is: `attn` for `attn_1`."""
+        return role_of(self.part)
+
+    def reads_source(self, axis: str) -> bool:
+        """Whether a position axis counts tokens of the encoder, in a model that has one."""
+        return self.stack == "encoder" or (axis == "key" and self.crosses)
 
     def shape(self) -> str:
         """Return the shape as text: fixed lengths as numbers, the others by axis name."""
         return " ".join(f"{axis}={self.sizes[axis]}" if axis in self.sizes else axis for axis in self.axes)
+
+
+def role_of(part: str) -> str:
+    """Return what a part of a block does, by its name: the role it was named after, numbered from the second on."""
+    return part.partition("_")[0]
 
 
 class SiteTable(dict[str, Site]):
@@ -229,10 +272,6 @@ class Tape:
         """Name of the deepest site that is read or edited, in the order of the forward pass."""
         return next((name for name in reversed(self.table) if self.wants(name)), None)
 
-    def reaches(self, prefix: str) -> bool:
-        """Whether any site whose name starts with `prefix` is read or edited."""
-        return any(name.startswith(prefix) for name in (*self.reads, *self.edits))
-
     def check_visited(self) -> None:
         """Raise `SiteNotRead` if a site was asked for and the forward pass never came by.
 
@@ -296,7 +335,8 @@ def declare(
     for quantity, words in axes.items():
         names = tuple(words.split())
         fixed = {axis: sizes[axis] for axis in names if axis in sizes}
-        yield Site(f"{path}.{quantity}" if path else quantity, names, fixed, layer, quantity in lazy)
+        name = f"{path}.{quantity}" if path else quantity
+        yield Site.named(name, names, fixed, layer, lazy=quantity in lazy)
 
 
 def label(value: Tensor, site: Site | None, request: Request | None = None) -> Labelled:

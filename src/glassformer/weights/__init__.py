@@ -5,14 +5,14 @@ w["L1H6"].ov().eigenvalues()
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+from glassformer.models import ModuleLike
 from glassformer.trace import head_label
 from glassformer.weights.factored import Entries, Factored, Svd
 from glassformer.weights.fold import augment as _augment, fold as _fold
 from glassformer.weights.forward import logits
 from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views
-from glassformer.weights.stream import HeadWeights, views
+from glassformer.weights.stream import HeadWeights, WeightsLike, views
 
 __all__ = [
     "AttentionWeights",
@@ -21,6 +21,7 @@ __all__ = [
     "HeadWeights",
     "MlpWeights",
     "Svd",
+    "WeightsLike",
     "attention_views",
     "folded",
     "head_label",
@@ -29,7 +30,9 @@ __all__ = [
 ]
 
 
-def of(model: Any, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None) -> HeadWeights:
+def of(
+    model: ModuleLike, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None
+) -> HeadWeights:
     """Return a model's matrices, head by head.
 
     Args:
@@ -54,6 +57,6 @@ def of(model: Any, fold: bool = False, augment: bool = False, *, layers: Sequenc
     return _augment(w) if augment else w
 
 
-def folded(model: Any) -> HeadWeights:
+def folded(model: WeightsLike) -> HeadWeights:
     """Return a model's folded matrices, or weights as they are given: what analyses of weights start from."""
     return model if isinstance(model, HeadWeights) else of(model, fold=True)

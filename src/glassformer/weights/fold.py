@@ -14,15 +14,15 @@ key biases, which matter under rotary positions; mixtures of experts, and the no
 # pyright: reportUnnecessaryComparison=false
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from glassformer.models import Block, LayerNorm
+from glassformer.models import Model, Stack
 from glassformer.models.norms import Norm
 from glassformer.weights.heads import AttentionWeights, MlpWeights
-from glassformer.weights.stream import HeadWeights, stack_of
+from glassformer.weights.stream import HeadWeights
 
 Gain = tuple[Tensor | None, Tensor | None]
 
@@ -56,7 +56,7 @@ def fold(w: HeadWeights) -> HeadWeights:
             mlps = [_centre_mlp(m) if m.stack == name else m for m in mlps]
     # a readout is no matrix that could absorb the norm before it
     read_on = w.model.unembed.readout is not None
-    final = Reading() if read_on else _reading(stack_of(w.model, w.stack).final, norms)
+    final = Reading() if read_on else _reading(w.final_norm(), norms)
     unembed = _times(final, w.U)
     out_bias = _sum(w.bU, _through(final, w.U))
     if w.model.config.logit_cap is None:
@@ -104,7 +104,7 @@ def augment(w: HeadWeights) -> HeadWeights:
 
 def _fold_attention(w: HeadWeights, a: AttentionWeights, norms: dict[str, Gain]) -> AttentionWeights:
     own = _reading_of(w, a, norms)
-    other = _reading(stack_of(w.model, "encoder").final, norms) if a.part.startswith("cross") else own
+    other = own if not a.crosses else _reading(_source(w.model).final, norms)
     return fold_attention(a, own, other)
 
 
@@ -143,9 +143,13 @@ def _fold_mlp(w: HeadWeights, m: MlpWeights, norms: dict[str, Gain]) -> MlpWeigh
 
 
 def _reading_of(w: HeadWeights, part: AttentionWeights | MlpWeights, norms: dict[str, Gain]) -> Reading:
-    block = stack_of(w.model, part.stack).blocks[part.layer]
-    assert isinstance(block, Block), "a stack is made of blocks"
-    return Reading() if block.wiring == "post" else _reading(block.norm(part.part), norms)
+    norm = w.sub_layers[part.path].before
+    return Reading() if norm is None else _reading(norm, norms)
+
+
+def _source(model: Model) -> Stack:
+    assert model.source is not None, "what crosses has a source"
+    return model.stacks[model.source]
 
 
 def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
@@ -155,26 +159,21 @@ def _reading(norm: Norm, norms: dict[str, Gain]) -> Reading:
 def _read_through(w: HeadWeights) -> list[str]:
     """Return the norms that `fold` absorbs, as the paths of their outputs."""
     found: list[Norm] = []
-    last = None if w.model.unembed.readout is None else stack_of(w.model, w.stack).final
+    last = None if w.model.unembed.readout is None else w.final_norm()
     # sub-layers that stay modules go on reading through their norms
-    opaque = {f"{block.path}.{part}" for _, block, part in w.opaque}
+    opaque = {layer.path for layer in w.opaque}
     for stack in w.model.stacks.values():
         found += [] if stack.final is last else [stack.final]
-        for block in stack.blocks:
-            read = [part for part in block.names if f"{block.path}.{part}" not in opaque]
-            found += [] if block.wiring == "post" else [block.norm(part) for part in read]
+        read = [layer.before for layer in stack.sub_layers() if layer.path not in opaque]
+        found += [norm for norm in read if norm is not None]
     return [norm.at_out for norm in found if norm.at_out in w.norms]
 
 
-def all_centre(model: Any, stack: str) -> bool:
-    """Return whether everything that reads a stream subtracts its mean first."""
-    blocks = stack_of(model, stack).blocks
-    configs = [block.config for block in blocks]  # type: ignore[union-attr]
-    ends = stack_of(model, stack).final.config
-    return isinstance(ends, LayerNorm) and all(
-        isinstance(c.norm, LayerNorm) and c.wiring in ("pre", "parallel")  # type: ignore[union-attr]
-        for c in configs
-    )
+def all_centre(model: Model, stack: str) -> bool:
+    """Return whether everything that reads a stream subtracts its mean first, and nothing comes in between."""
+    layers = model.sub_layers(stack)
+    reads = [model.stacks[stack].final, *(layer.before for layer in layers)]
+    return all(norm is not None and norm.centred for norm in reads) and all(layer.after is None for layer in layers)
 
 
 def centre_write(a: AttentionWeights) -> AttentionWeights:

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.attention import AttentionLayer, Context
+from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
-from glassformer.models import Block, EncoderDecoder
+from glassformer.models import SubLayer
 from glassformer.models.stack import cross_context, make_context
 from glassformer.weights.heads import AttentionWeights, MlpWeights
-from glassformer.weights.stream import HeadWeights, stack_of
+from glassformer.weights.stream import HeadWeights
 
 
 def logits(
@@ -35,9 +35,9 @@ def logits(
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
     encoded = None
-    if isinstance(w.model, EncoderDecoder):
+    if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"
-        encoded = _stack(w, "encoder", source, None)
+        encoded = _stack(w, w.model.source, source, None)
     x = _stack(w, w.stack, tokens, encoded)
     if (readout := w.model.unembed.readout) is not None:
         body, one = (x[..., :-1], x[..., -1:]) if w.augmented else (x, None)
@@ -50,32 +50,25 @@ def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) ->
     context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not w.reads_ahead(name))
     x, table = w.embeddings[name][tokens], w.tables[name]
     x = w.normed(x if table is None else x + table[: tokens.shape[1]], w.entry_norm(name))
-    stack = stack_of(w.model, name)
-    for block in stack.blocks:
-        assert isinstance(block, Block), "a stack is made of blocks"
-        entry = x
-        for part in block.names:
-            if block.wiring == "post":
-                x = w.normed(x + _part(w, name, block, part, x, context, encoded), block.norm_after(part))
-                continue
-            read = w.normed(entry if block.wiring == "parallel" else x, block.norm(part))
-            out = _part(w, name, block, part, read, context, encoded)
-            x = x + (w.normed(out, block.norm_after(part)) if block.wiring == "sandwich" else out)
-    return w.normed(x, stack.final)
+    entry = x
+    for layer in w.model.sub_layers(name):
+        entry = x if layer.entry == layer.index else entry
+        out = _part(w, layer, w.normed(entry, layer.before), context, encoded)
+        x = w.normed(x + w.normed(out, layer.write_norm), layer.stream_norm)
+    return w.normed(x, w.model.stacks[name].final)
 
 
-def _part(
-    w: HeadWeights, stack: str, block: Block, part: str, x: Tensor, context: Context, encoded: Tensor | None
-) -> Tensor:
+def _part(w: HeadWeights, layer: SubLayer, x: Tensor, context: Context, encoded: Tensor | None) -> Tensor:
     for m in w.mlps:
-        if (m.stack, m.layer, m.part) == (stack, block.layer, part):
+        if m.path == layer.path:
             return _mlp(m, x)
-    if not isinstance(block.part(part), AttentionLayer):
+    if layer.attention is None:
         # the module itself; the constant coordinate, if there is one, passes it by
-        out, _ = block.part(part)(x[..., : block.d_model], context)
-        return torch.cat((out, torch.zeros_like(x[..., block.d_model :])), -1)
-    a = next(a for a in w.attention if (a.stack, a.layer, a.part) == (stack, block.layer, part))
-    if a.module.config.cross:
+        width = layer.block.d_model
+        out, _ = layer.part(x[..., :width], context)
+        return torch.cat((out, torch.zeros_like(x[..., width:])), -1)
+    a = next(a for a in w.attention if a.path == layer.path)
+    if a.crosses:
         assert encoded is not None, "cross-attention reads an encoder's output"
         return _attend(a, x, encoded, cross_context(context, encoded.shape[1], None))
     return _attend(a, x, x, context)

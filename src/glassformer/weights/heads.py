@@ -81,6 +81,11 @@ class AttentionWeights:
         return self.module.path
 
     @property
+    def crosses(self) -> bool:
+        """Whether its keys and values are those of another stack."""
+        return self.module.config.cross
+
+    @property
     def labels(self) -> list[str]:
         """Names of the heads."""
         heads = range(self.module.dims.n_heads) if self.head is None else [self.head]
@@ -260,6 +265,10 @@ class MlpWeights:
     @property
     def layer(self) -> int:
         return self.module.layer
+
+    @property
+    def path(self) -> str:
+        return self.module.path
 
     @property
     def label(self) -> str:

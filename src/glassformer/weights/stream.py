@@ -12,6 +12,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 # pyright: reportUnnecessaryComparison=false
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from glassformer.attention import AttentionLayer
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable, nearest
-from glassformer.models import Block, Decoder, Encoder, EncoderDecoder, Stack
+from glassformer.models import Model, ModuleLike, SubLayer, require_model
 from glassformer.models.embedding import Embedding
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
@@ -62,7 +63,7 @@ class HeadWeights:
     U: Float[Tensor, "d_model vocab"]
     bU: Tensor | None
     norms: dict[str, tuple[Tensor | None, Tensor | None]]
-    model: Any
+    model: Model
     folded: bool = False
     augmented: bool = False
     layers: tuple[int, ...] | None = None
@@ -70,7 +71,7 @@ class HeadWeights:
     @property
     def stack(self) -> str:
         """Name of the stack that ends in the logits."""
-        return "decoder" if isinstance(self.model, EncoderDecoder) else ""
+        return self.model.output
 
     @property
     def E(self) -> Float[Tensor, "vocab d_model"]:
@@ -106,16 +107,15 @@ class HeadWeights:
         """Names of all heads."""
         return [label for a in self.attention for label in a.labels]
 
+    @functools.cached_property
+    def sub_layers(self) -> dict[str, SubLayer]:
+        """Where the layers lie, by path."""
+        return {layer.path: layer for stack in self.model.stacks for layer in self.model.sub_layers(stack)}
+
     @property
-    def opaque(self) -> list[tuple[str, Block, str]]:
-        """Sub-layers whose matrices are not among these: (stack, block, name). Mixtures of experts are such."""
-        return [
-            (stack, block, name)
-            for stack, found in self.model.stacks.items()
-            for block in found.blocks
-            for name in block.names
-            if not isinstance(block.part(name), AttentionLayer | MlpLayer)
-        ]
+    def opaque(self) -> list[SubLayer]:
+        """Sub-layers whose matrices are not among these. Mixtures of experts are such."""
+        return [one for one in self.sub_layers.values() if not isinstance(one.part, AttentionLayer | MlpLayer)]
 
     def require_all_layers(self, analysis: str, instead: str) -> None:
         """Raise `AnalysisUnavailable` if these are the matrices of some blocks only."""
@@ -127,11 +127,11 @@ class HeadWeights:
 
     def require_matrices(self, analysis: str, instead: str) -> None:
         """Raise `AnalysisUnavailable` unless all sub-layers are attention or MLPs, told by their matrices."""
-        for _, block, name in self.opaque:
-            kind = block.config.parts[block.names.index(name)].kind
+        for layer in self.opaque:
+            kind = layer.block.config.parts[layer.place].kind
             raise AnalysisUnavailable(
-                f'{analysis}: layer {block.layer} has a sub-layer "{name}" of kind "{kind}", which is not one set of '
-                f"matrices: which of them count differs by position.\n    {instead}"
+                f'{analysis}: layer {layer.layer} has a sub-layer "{layer.name}" of kind "{kind}", which is not one '
+                f"set of matrices: which of them count differs by position.\n    {instead}"
             )
 
     def __getitem__(self, which: int | str) -> AttentionWeights:
@@ -149,10 +149,10 @@ class HeadWeights:
     def __len__(self) -> int:
         return len(self.attention)
 
-    def of_stack(self, stack: str | None = None, part: str = "attn") -> tuple[AttentionWeights, ...]:
-        """Return the self-attention (or `cross`) layers of a stack; that of the logits by default."""
+    def of_stack(self, stack: str | None = None) -> tuple[AttentionWeights, ...]:
+        """Return the self-attention layers of a stack; that of the logits by default."""
         stack = self.stack if stack is None else stack
-        return tuple(a for a in self.attention if a.stack == stack and a.part.partition("_")[0] == part)
+        return tuple(a for a in self.attention if a.stack == stack and not a.crosses)
 
     def read(self, rows: Float[Tensor, "n d_model"], layer: AttentionWeights) -> Float[Tensor, "n d_model"]:
         """Return rows of the stream as a layer's queries see them: through the norm before it."""
@@ -282,14 +282,14 @@ class HeadWeights:
 
     def reads_ahead(self, stack: str) -> bool:
         """Whether positions of a stack see those after them."""
-        return stack == "encoder" or isinstance(self.model, Encoder)
+        return self.model.reads_ahead(stack)
 
     def entry_norm(self, stack: str) -> Norm | None:
         """Return the norm that token and position vectors pass together on their way into a stack, or None.
 
         Where no positions are added, such a norm acts on each token's vector by itself, and `embeddings` are behind it.
         """
-        return None if self.tables[stack] is None else embedding_of(self.model, stack).norm
+        return None if self.tables[stack] is None else self.model.embeddings[stack].norm
 
     def require_entry(self, stack: str, analysis: str) -> None:
         """Raise `AnalysisUnavailable` where no token has a vector of its own that enters the stack."""
@@ -303,13 +303,11 @@ class HeadWeights:
 
     def final_norm(self) -> Norm:
         """Return the norm before the unembedding."""
-        return stack_of(self.model, self.stack).final
+        return self.model.output_stack.final
 
     def norm_before(self, layer: AttentionWeights) -> Norm | None:
         """Return the norm a layer reads the stream through; None in post-norm blocks."""
-        block = stack_of(self.model, layer.stack).blocks[layer.layer]
-        assert isinstance(block, Block), "a stack is made of blocks"
-        return None if block.wiring == "post" else block.norm(layer.path.rpartition(".")[2])
+        return self.sub_layers[layer.path].before
 
     def _positions(self, layer: AttentionWeights) -> Tensor | None:
         """Return the position vectors that reach a layer's queries and keys as an addend."""
@@ -325,7 +323,7 @@ class HeadWeights:
         own, matrix = (layer.bQ, layer.Q) if side == "query" else (layer.bK, layer.K)
         if self.augmented:
             own, matrix = matrix[..., -1, :], matrix[..., :-1, :]
-        norm = None if side == "key" and layer.part.startswith("cross") else self.norm_before(layer)
+        norm = None if side == "key" and layer.crosses else self.norm_before(layer)
         shift = None if norm is None else self.norms.get(norm.at_out, (None, None))[1]
         if shift is None:
             return own
@@ -351,7 +349,7 @@ class HeadWeights:
         Raises:
             AnalysisUnavailable: The layer has no such source.
         """
-        if layer.part.startswith("cross") and side != "query":
+        if layer.crosses and side != "query":
             raise AnalysisUnavailable(
                 f"full circuits: keys and values of cross-attention layer {layer.layer} read the encoder's output, "
                 "which no token's vector stands for.\n    QK and OV of the layer itself are w[…].qk() and w[…].ov()."
@@ -407,15 +405,13 @@ class HeadWeights:
         )
 
 
-def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
+# a model whose weights are meant, or weights
+WeightsLike = ModuleLike | HeadWeights
+
+
+def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights:
     """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
-    model = parts_of(model)
-    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
-        raise AnalysisUnavailable(
-            "weights.of needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them.\n    Of a run, give the model that ran: run.model.\n"
-            "    Of any other module a spec says what it is made of: foreign(module, Spec(…, config=…, weights=…))."
-        )
+    model = require_model(parts_of(model), "weights.of")
     n = max(len(stack.blocks) for stack in model.stacks.values())
     unknown = [i for i in layers or () if not 0 <= i < n]
     if unknown:
@@ -425,21 +421,16 @@ def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
     norms: dict[str, tuple[Tensor | None, Tensor | None]] = {}
     dtype = model.unembed.stored.dtype
     for name, stack in model.stacks.items():
-        for block in stack.blocks:
-            assert isinstance(block, Block), "a stack is made of blocks"
-            for part in block.names:
-                layer = block.part(part)
-                if layers is not None and block.layer not in layers:
-                    pass
-                elif isinstance(layer, AttentionLayer):
-                    after = block.norm_after(part) if block.wiring == "sandwich" else None
-                    attention.append(attention_views(layer, name, part, after))
-                elif isinstance(layer, MlpLayer):
-                    mlps.append(mlp_views(layer, name, part))
-                before = None if block.wiring == "post" else block.norm(part)
-                norms |= _norm_views(before, dtype) | _norm_views(block.norm_after(part), dtype)
+        for layer in stack.sub_layers():
+            if layers is not None and layer.layer not in layers:
+                pass
+            elif isinstance(layer.part, AttentionLayer):
+                attention.append(attention_views(layer.part, name, layer.name, layer.write_norm))
+            elif isinstance(layer.part, MlpLayer):
+                mlps.append(mlp_views(layer.part, name, layer.name))
+            norms |= _norm_views(layer.before, dtype) | _norm_views(layer.after, dtype)
         norms |= _norm_views(stack.final, dtype)
-    sides = {name: embedding_of(model, name) for name in model.stacks}
+    sides = model.embeddings
     embeddings = {name: _vectors(embed) for name, embed in sides.items()}
     tables = {name: _table(e, embeddings[name]) for name, e in sides.items()}
     for embed in sides.values():
@@ -452,20 +443,10 @@ def views(model: Any, layers: Sequence[int] | None = None) -> HeadWeights:
     )  # fmt: skip
 
 
-def stack_of(model: Any, name: str) -> Stack:
-    """Return a stack by its name in `model.stacks`."""
-    return model.stacks[name]
-
-
 def _norm_views(norm: Norm | None, dtype: torch.dtype) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     if norm is None or norm.identity:
         return {}
     return {norm.at_out: (gain_of(norm, dtype), None if norm.shift is None else norm.shift.detach())}
-
-
-def embedding_of(model: Any, stack: str) -> Embedding:
-    """Return what a stack's tokens enter through, by its name in `model.stacks`."""
-    return getattr(model, f"{stack}_embed" if stack else "embed")
 
 
 def _vectors(embed: Embedding) -> Tensor:

@@ -19,7 +19,7 @@ from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
-from glassformer.models import Sampling, generate
+from glassformer.models import ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import Card, card, write_card
@@ -66,7 +66,7 @@ def refresh(name: str, out: Path) -> Card:
     return found
 
 
-def findings(model: Any, config: TrainConfig) -> tuple[str, ...]:
+def findings(model: ModelLike, config: TrainConfig) -> tuple[str, ...]:
     """Return what `circuits` says of a model, run on held-out rows of its recipe's text."""
     data = (config.evaluate or config.data).build(model.tokenizer)
     first = data.batch(0, "heldout")
@@ -92,7 +92,7 @@ def _translates(config: TrainConfig) -> bool:
     return isinstance(config.data, ZhEnConfig)
 
 
-def _language(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
+def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
     text_config = config.evaluate or config.data
     assert isinstance(text_config, TextConfig), "a language model is evaluated on text"
     text = text_config.build(model.tokenizer)
@@ -142,7 +142,7 @@ def _language(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str
     return figures, notes, samples[:2], text.describe()
 
 
-def _samples(model: Any) -> list[str]:
+def _samples(model: ModelLike) -> list[str]:
     bos = model.tokenizer.bos
     prompts = [[bos]] * N_SAMPLES
     made = generate(model, prompts, Sampling(temperature=0.8, seed=0), max_new_tokens=SAMPLE_TOKENS)
@@ -159,7 +159,7 @@ def _parses(sample: str) -> bool:
         return False
 
 
-def _translation(model: Any, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
+def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
     data = config.data.build(model.tokenizer)
     tokenizer = model.tokenizer
     pairs = list(data.pairs("heldout", N_PAIRS))  # type: ignore[attr-defined]

@@ -19,22 +19,14 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._live_norm import FinalNorm
-from glassformer.analysis.components import (
-    Component,
-    Kind,
-    attention_of,
-    decoder_side,
-    read_through,
-    sub_layers,
-    vector_sites,
-)
+from glassformer.analysis.components import Component, Kind, bias_of, vector_sites, written_by
 from glassformer.analysis.frozen._pull_back import Directions, Path, Write, products, pull_back, scale_sites
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import head_label
+from glassformer.models import ModelLike, require_model
 
 NormMode = Literal["frozen", "live"]
 _Split = Iterator[tuple[list[Component], Tensor]]
@@ -72,12 +64,11 @@ class DirectEffects(Result):
         return self.contributions.select(component=label)
 
 
-def direct_sites(model: Any) -> list[str]:
+def direct_sites(model: ModelLike) -> list[str]:
     """Return the sites that `direct_effects` reads, to be passed as `read=`."""
-    stack, _ = decoder_side(model)
     names = _component_sites(model)
     # what a direction is compared with, and what a live norm takes the scale of
-    names += [block.at_resid[-1] for block, _ in sub_layers(stack)[-1:]] + [_read_by_unembedding(model)]
+    names += [layer.at_behind for layer in model.sub_layers()[-1:]] + [_read_by_unembedding(model)]
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
@@ -181,7 +172,7 @@ class Target:
     readout_bias: Float[Tensor, "row place"] | None = None
 
 
-def aim_sites(model: Any, directed: bool = False) -> list[str]:
+def aim_sites(model: ModelLike, directed: bool = False) -> list[str]:
     """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
     cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
     return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
@@ -225,9 +216,9 @@ def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Direc
     return (directions, None) if readout is None else directions.before_readout(readout, run, at)
 
 
-def _read_by_unembedding(model: Any) -> str:
+def _read_by_unembedding(model: ModelLike) -> str:
     readout = model.unembed.readout
-    return decoder_side(model)[0].final.at_out if readout is None else readout.norm.at_out
+    return model.output_stack.final.at_out if readout is None else readout.norm.at_out
 
 
 def merge_sites(part: AttentionLayer, reads: str) -> list[str]:
@@ -245,22 +236,20 @@ def mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Floa
     return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
 
 
-def _component_sites(model: Any, have: Container[str] = ()) -> list[str]:
+def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
     """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
-    stack, embed = decoder_side(model)
-    names = vector_sites(embed)
-    for block, name in sub_layers(stack):
-        part = attention_of(block, name)
-        if part is None:
-            names.append(f"{block.path}.{name}.out")
-        elif part.at.head_out not in have:
-            names += merge_sites(part, read_through(block, name))
+    names = vector_sites(require_model(model).output_embed)
+    for layer in model.sub_layers():
+        if layer.attention is None:
+            names.append(layer.at_out)
+        elif layer.attention.at.head_out not in have:
+            names += merge_sites(layer.attention, layer.at_read)
     return names + [site for site in scale_sites(model) if site not in names]
 
 
 def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
     """Yield components with their contributions `row place component`, in the order of the forward pass."""
-    _, embed = decoder_side(run.model)
+    embed = require_model(run.model).output_embed
     entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]
     if embed.positions is not None:
         entries.append((embed.at_position, "position"))
@@ -273,24 +262,19 @@ def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
 
 
 def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> _Split:
-    block, name, u, layer = write.block, write.name, write.directions, write.block.layer
-    part = attention_of(block, name)
+    layer, u = write.layer, write.directions
+    part = layer.attention
     if part is None:
-        kind: Kind = "mlp" if name.startswith("mlp") else "part"
-        x = at.of_stream(run[f"{block.path}.{name}.out"].values)
-        yield [Component(f"L{layer} {name}", kind, layer, name)], _of_vector(u, x, scale)
+        yield written_by(layer), _of_vector(u, at.of_stream(run[layer.at_out].values), scale)
     else:
-        kind = "cross_head" if part.config.cross else "head"
-        labels = [head_label("", name, layer, h) for h in range(part.dims.n_heads)]
-        heads = [Component(label, kind, layer, name, h) for h, label in enumerate(labels)]
-        yield heads, _of_heads(run, write, part, at, scale)
+        yield written_by(layer), _of_heads(run, write, part, at, scale)
         if (bias := part.merge.output.bias) is not None:
             bias = bias.detach()
-            found = [Component(f"L{layer} {name} bias", "attn_bias", layer, name)]
             constant = u.constant(bias)[..., None]
-            yield found, constant if scale is None else scale.of_vectors(bias.expand(*constant.shape, -1), constant)
+            added = constant if scale is None else scale.of_vectors(bias.expand(*constant.shape, -1), constant)
+            yield [bias_of(layer, "attn_bias")], added
     if write.bias is not None:
-        yield [Component(f"L{layer} {name} norm bias", "norm_bias", layer, name)], write.bias[..., None]
+        yield [bias_of(layer, "norm_bias")], write.bias[..., None]
 
 
 def _of_vector(u: Directions, x: Float[Tensor, "row place d_model"], scale: FinalNorm | None) -> Tensor:
@@ -305,8 +289,7 @@ def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: F
         directions = u.spread(u.distinct)[..., None, :]
         effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
         return effect if scale is None else scale.of_vectors(written, effect)
-    reads = read_through(write.block, write.name)
-    mixed, matrix = mixed_values(run, part, reads, at), part.merge.matrix()
+    mixed, matrix = mixed_values(run, part, write.layer.at_read, at), part.merge.matrix()
     effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
     return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)
 

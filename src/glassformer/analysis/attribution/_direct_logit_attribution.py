@@ -12,19 +12,14 @@ from typing import Any
 from glassformer.analysis._run import run_for
 from glassformer.analysis.attribution._direct_effects import aim, effects_at
 from glassformer.analysis.attribution._parts_of_effects import by_key
-from glassformer.analysis.components import (
-    Component,
-    attention_of,
-    decoder_side,
-    sub_layers,
-    vector_sites,
-)
+from glassformer.analysis.components import Component, head_labels, vector_sites
 from glassformer.analysis.frozen._pull_back import pull_back, scale_sites
 from glassformer.analysis.frozen._writes import require_sources, source_sites
 from glassformer.analysis.places import places
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +65,11 @@ class Sources(Result):
     label: str
 
 
-def attribution_sites(model: Any) -> list[str]:
+def attribution_sites(model: ModelLike) -> list[str]:
     """Return the sites that `direct_logit_attribution` reads, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    names = vector_sites(embed)
-    for block, name in sub_layers(stack):
-        names.append(f"{block.path}.{name}.{'head_out' if attention_of(block, name) else 'out'}")
+    names = vector_sites(require_model(model).output_embed)
+    for layer in model.sub_layers():
+        names.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
     names += scale_sites(model)
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
@@ -134,7 +128,7 @@ def direct_logit_attribution(
     )
 
 
-def _sites(model: Any) -> list[str]:
+def _sites(model: ModelLike) -> list[str]:
     return attribution_sites(model) + source_sites(model)
 
 
@@ -163,15 +157,13 @@ def sources(
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
     run = run_for(sources, run, text, target)
-    heads = {c.label: c for c in split.components if c.head is not None}
+    heads = [c.label for c in split.components if c.head is not None]
     if label not in heads:
         raise AnalysisUnavailable(f'sources: "{label}" is no head of this attribution. Heads: {", ".join(heads)}.')
-    head, at = heads[label], places(run, split.position, row)
-    block, name = next(
-        (b, n) for b, n in sub_layers(decoder_side(run.model)[0]) if (b.layer, n) == (head.layer, head.part)
-    )
-    require_sources(run, block, name)
+    at = places(run, split.position, row)
+    layer = next(one for one in require_model(run.model).sub_layers() if label in head_labels(one))
+    require_sources(run, layer)
     path = pull_back(run, aim(run, split.answer, split.against, None, at, "sources").directions, at)
-    found = by_key(run, path, at, [(block, name)])
+    found = by_key(run, path, at, [layer])
     every = found.contributions if found.cross is None else found.cross
     return Sources(every.select(batch=0, pos=0, head=label), label)

@@ -23,13 +23,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, prepare, token_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import EncoderDecoder
+from glassformer.models import ModelLike, require_model
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
@@ -69,7 +68,7 @@ class InputGradients(Result):
 
 @question("Which input vectors is this prediction sensitive to?", of="texts")
 def input_gradients(
-    model: Any,
+    model: ModelLike,
     text: Any,
     answer: str | int | Sequence[str | int] | None = None,
     against: str | int | Sequence[str | int] | None = None,
@@ -113,7 +112,7 @@ def input_gradients(
     Example:
         >>> input_gradients(model, "the keys to the cabinet", " are", " is").values.top(3)
     """
-    decoder_side(model)
+    require_model(model, "input_gradients")
     given = prepare(model, text, target)
     question = _ask(model, given, answer, against, positions, metric, list(edit))
     with evaluating(model):
@@ -144,7 +143,7 @@ def input_gradients(
 class _Question:
     """Which numbers are differentiated: one per place."""
 
-    model: Any
+    model: ModelLike
     given: Inputs
     places: Int[Tensor, " query"]
     answers: Int[Tensor, " query"]
@@ -166,7 +165,7 @@ class _Question:
 
 
 def _ask(
-    model: Any, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
+    model: ModelLike, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
 ) -> _Question:
     assert given.ids is not None, "our models take ids"
     n, row = len(given.token_rows[0]), given.ids.shape[0]
@@ -188,7 +187,7 @@ def _ask(
     return dataclasses.replace(question, answers=answers, against=other)
 
 
-def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
+def _ids(model: ModelLike, tokens: Any, n: int, name: str) -> Tensor:
     each = [tokens] * n if isinstance(tokens, str | int) else list(tokens)
     if len(each) != n:
         raise ShapeMismatch(
@@ -197,19 +196,19 @@ def _ids(model: Any, tokens: Any, n: int, name: str) -> Tensor:
     return torch.tensor([token_id(model, token) for token in each])
 
 
-def _cuts(model: Any, layers: bool) -> list[list[str]]:
+def _cuts(model: ModelLike, layers: bool) -> list[list[str]]:
     """Return sites that everything behind depends on, and on nothing else: at the bottom, or at each layer."""
-    stack, embed = decoder_side(model)
     if not layers:
-        return [([model.encoder_embed.at_token] if isinstance(model, EncoderDecoder) else []) + [embed.at_token]]
-    if not len(stack.blocks):
+        return [[embed.at_token for embed in model.embeddings.values()]]
+    blocks = model.output_stack.blocks
+    if not len(blocks):
         raise AnalysisUnavailable("input_gradients: the model has no layers; layers=False attributes to its tokens.")
-    encoded = [model.encoder.final.at_out] if isinstance(model, EncoderDecoder) else []
-    return [[*encoded, block.at_resid[0]] for block in stack.blocks]  # type: ignore[union-attr, misc]
+    encoded = [] if model.source is None else [model.stacks[model.source].final.at_out]
+    return [[*encoded, block.at_resid[0]] for block in blocks]  # type: ignore[union-attr, misc]
 
 
-def _baseline(model: Any, baseline: Any) -> tuple[Tensor, str]:
-    _, embed = decoder_side(model)
+def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
+    embed = model.output_embed
     with torch.no_grad():
         if isinstance(baseline, Tensor):
             if baseline.shape != embed.weight.shape[1:]:
@@ -278,7 +277,7 @@ def _metric_of(question: _Question, cut: list[str], at: dict[str, Tensor]) -> Fl
 
 def _result(
     question: _Question,
-    model: Any,
+    model: ModelLike,
     layers: bool,
     values: Float[Tensor, "layer query key"],
     reached: Tensor,

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import decoder_side, sub_layers
 from glassformer.analysis.frozen._pull_back import Path
 from glassformer.analysis.places import Places
 from glassformer.errors import AnalysisUnavailable
+from glassformer.models import require_model
 from glassformer.models.norms import Norm
 
 
@@ -44,12 +44,13 @@ class FinalNorm:
             AnalysisUnavailable: Writes pass other norms before the final one.
             SiteNotRead: The run lacks the stream.
         """
-        stack, embed = decoder_side(run.model)
-        crossed = [block for block, name in sub_layers(stack) if block.norm_after(name) is not None]
+        model = require_model(run.model)
+        embed, layers = model.output_embed, model.sub_layers()
+        crossed = [layer for layer in layers if layer.after is not None]
         if crossed:
             raise AnalysisUnavailable(
-                f'norm="live" recomputes the final norm alone; in layer {crossed[0].layer} ({crossed[0].wiring}) '
-                'writes pass norms before it.\n    norm="frozen" splits this model exactly.'
+                f'norm="live" recomputes the final norm alone; in layer {crossed[0].layer} writes pass norms before '
+                'it.\n    norm="frozen" splits this model exactly.'
             )
         if embed.norm is not None:
             raise AnalysisUnavailable(
@@ -61,11 +62,11 @@ class FinalNorm:
                 'norm="live" recomputes the final norm alone; behind it stands a readout, with a norm of its own.\n'
                 '    norm="frozen" splits this model exactly.'
             )
-        norm = stack.final
+        norm = model.output_stack.final
         if norm.identity:
             return None
-        if stack.blocks:
-            last = sub_layers(stack)[-1][0].at_resid[-1]
+        if layers:
+            last = layers[-1].at_behind
             run.require([last], "direct_effects")
             x = at.of_stream(run[last].values)
         else:

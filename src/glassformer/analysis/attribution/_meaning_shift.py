@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run
 from glassformer.analysis.attribution._parts_of_effects import by_key, direct_source_sites
-from glassformer.analysis.components import Component, attention_of
+from glassformer.analysis.components import Component
 from glassformer.analysis.frozen._pull_back import Directions, pull_back, scale_sites
 from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.lens._grid import lens_sites
@@ -28,6 +28,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch, TextError, UnknownSite, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.trace import At, Read
 
 # a word may be this many tokens long
@@ -89,7 +90,7 @@ class MeaningShift(Result):
 
 @question("What moves a word's meaning between two contexts?", of="texts")
 def meaning_shift(
-    model: Any,
+    model: ModelLike,
     first: Any,
     second: Any,
     word: str | int | tuple[int, int],
@@ -181,7 +182,7 @@ def find_word(tokens: Sequence[str], word: str) -> int:
     )
 
 
-def _pass(model: Any, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
+def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which: int) -> tuple[Run, int]:
     """Run a model on one context, keeping what its heads read everywhere and all else at the word alone."""
     prepared = prepare(model, given, None)
     assert prepared.ids is not None, "a model of ours takes ids"
@@ -230,8 +231,7 @@ def _tokens(done: Run, site: str, unit: Tensor) -> tuple[Labelled, Labelled | No
     # the run keeps the word's position alone, as if the text were one token long
     at = Places(zero[0], zero, whole=True)
     path = pull_back(done, Directions.of(unit.to(done[site].values), at), at, site)
-    heads = [(w.block, w.name) for w in path.writes if attention_of(w.block, w.name) is not None]
-    found = by_key(done, path, at, heads)
+    found = by_key(done, path, at, [write.layer for write in path.writes])
     return _named(found.contributions, done.token_rows), _named(found.cross, done.source_rows)
 
 

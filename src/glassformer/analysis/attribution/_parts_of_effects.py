@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._direct_effects import aim, aim_sites
-from glassformer.analysis.components import attention_of, decoder_side, read_through, sub_layers
+from glassformer.analysis.components import head_labels
 from glassformer.analysis.frozen._pull_back import Path, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
@@ -24,9 +24,8 @@ from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.mlp import MlpLayer
-from glassformer.weights import head_label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,16 +54,14 @@ class NeuronEffects(Result):
     bias: Labelled
 
 
-def direct_source_sites(model: Any, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
+def direct_source_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `source_effects` reads; raises `NoPattern` as it does."""
-    return aim_sites(model, directed) + [
-        site for block, name in _attentions(model, layers) for site in _sites(block, name)
-    ]
+    return aim_sites(model, directed) + [site for layer in _attentions(model, layers) for site in _sites(layer)]
 
 
-def neuron_sites(model: Any, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
+def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directed: bool = False) -> list[str]:
     """Return the sites that `neuron_effects` reads."""
-    return aim_sites(model, directed) + [f"{block.path}.{name}.hidden" for block, name in _mlps(model, layers)]
+    return aim_sites(model, directed) + [part.at.hidden for part in _mlps(model, layers)]
 
 
 @question("Which tokens do heads' shares of logits come from?", reads=direct_source_sites, traits=("linear_in_value",))
@@ -141,16 +138,15 @@ def neuron_effects(
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []
     for write in path.writes:
-        part, layer = write.block.part(write.name), write.block.layer
+        layer, part = write.layer.layer, write.layer.part
         if not isinstance(part, MlpLayer) or (layers is not None and layer not in layers):
             continue
         u, hidden = write.directions, at.of_stream(run[part.at.hidden].values)
         values.append(hidden * u.spread(u.distinct @ part.output.weight.detach()) * u.factor[..., None])
         bias = part.output.bias
         biases.append(u.constant(bias) if bias is not None else torch.zeros_like(u.factor))
-        second = write.name.removeprefix("mlp").replace("_", "#")
-        names += [f"L{layer}N{n}{second}" for n in range(part.d_mlp)]
-        mlps.append(f"L{layer} {write.name}")
+        names += neuron_labels(write.layer, part.d_mlp)
+        mlps.append(write.layer.label)
     coords = place_labels(run, at)
     axes = ("batch", "pos", "neuron")
     return NeuronEffects(
@@ -159,18 +155,22 @@ def neuron_effects(
     )
 
 
-def by_key(run: Run, path: Path, at: Places, chosen: Sequence[tuple[Block, str]]) -> SourceEffects:
+def neuron_labels(layer: SubLayer, n: int) -> list[str]:
+    """Return the names of an MLP's neurons, `L3N70`; those of a block's second MLP end in `#1`."""
+    again = f"#{layer.ordinal}" if layer.ordinal else ""
+    return [f"{layer.block_label}N{i}{again}" for i in range(n)]
+
+
+def by_key(run: Run, path: Path, at: Places, chosen: Sequence[SubLayer]) -> SourceEffects:
     """Return what the heads of some sub-layers take from each key, along a path's directions."""
     found: dict[bool, list[Tensor]] = {False: [], True: []}
     labels: dict[bool, list[str]] = {False: [], True: []}
+    wanted = {layer.path for layer in chosen}
     for write in path.writes:
-        if (write.block, write.name) not in chosen:
-            continue
-        part = attention_of(write.block, write.name)
-        assert part is not None
-        crosses = part.config.cross
-        found[crosses].append(_taken(run, write, part, at))
-        labels[crosses] += [head_label("", write.name, write.block.layer, h) for h in range(part.dims.n_heads)]
+        layer, part = write.layer, write.layer.attention
+        if layer.path in wanted and part is not None:
+            found[layer.crosses].append(_taken(run, write, part, at))
+            labels[layer.crosses] += head_labels(layer)
     results = [_labelled(run, at, found[c], labels[c], run.source_rows if c else run.token_rows) for c in (False, True)]
     own, cross = results
     if own is None:
@@ -186,7 +186,7 @@ def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Te
         ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
         scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
         gated = part.merge.gate is not None
-        x = at.of_stream(run[read_through(write.block, write.name)].values) if gated else ones
+        x = at.of_stream(run[write.layer.at_read].values) if gated else ones
         factor = part.merge.prepare(ones.transpose(1, 2), x, scale)
         through = through * factor.detach().unflatten(-1, ones.shape[-2:])
     value = at.of_rows(run[part.at.value].values)
@@ -207,28 +207,27 @@ def _labelled(
     return Labelled(stacked, ("batch", "pos", "head", "key"), {**place_labels(run, at), "head": heads, **keys})
 
 
-def _sites(block: Block, name: str) -> list[str]:
-    part = attention_of(block, name)
-    assert part is not None
+def _sites(layer: SubLayer) -> list[str]:
+    part = layer.attention
+    assert part is not None, "these are attention layers"
     require_pattern(part, "source_effects")
     scale = [] if part.merge.linear else [part.at.z_scale]
-    return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [read_through(block, name)])]
+    return [part.at.pattern, part.at.value, *scale, *([] if part.merge.gate is None else [layer.at_read])]
 
 
-def _attentions(model: Any, layers: Sequence[int] | None) -> list[tuple[Block, str]]:
-    stack, _ = decoder_side(model)
-    found = [(b, n) for b, n in sub_layers(stack) if attention_of(b, n) and (layers is None or b.layer in layers)]
+def _attentions(model: ModelLike, layers: Sequence[int] | None) -> list[SubLayer]:
+    every = require_model(model, "source_effects").sub_layers()
+    found = [one for one in every if one.attention and (layers is None or one.layer in layers)]
     if not found:
-        raise AnalysisUnavailable(_none("source_effects", "attention", layers, len(stack.blocks)))
+        raise AnalysisUnavailable(_none("source_effects", "attention", layers, len(model.output_stack.blocks)))
     return found
 
 
-def _mlps(model: Any, layers: Sequence[int] | None) -> list[tuple[Block, str]]:
-    stack, _ = decoder_side(model)
-    chosen = [(b, n) for b, n in sub_layers(stack) if isinstance(b.part(n), MlpLayer)]
-    found = [(b, n) for b, n in chosen if layers is None or b.layer in layers]
+def _mlps(model: ModelLike, layers: Sequence[int] | None) -> list[MlpLayer]:
+    every = require_model(model, "neuron_effects").sub_layers()
+    found = [s.part for s in every if isinstance(s.part, MlpLayer) and (layers is None or s.layer in layers)]
     if not found:
-        raise AnalysisUnavailable(_none("neuron_effects", "MLP", layers, len(stack.blocks)))
+        raise AnalysisUnavailable(_none("neuron_effects", "MLP", layers, len(model.output_stack.blocks)))
     return found
 
 

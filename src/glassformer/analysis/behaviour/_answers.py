@@ -7,22 +7,21 @@ fixed; together with what came before and what is constant they are the answer's
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis.components import decoder_side
-from glassformer.analysis.frozen._stack import FrozenNorm
+from glassformer.analysis.components import bias_of, head_labels
+from glassformer.analysis.frozen._norm import FrozenNorm
+from glassformer.analysis.frozen._pull_back import carried_down
 from glassformer.analysis.prepare import prepare
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.data import Batch
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.models import Block
+from glassformer.models import Block, ModelLike, SubLayer
 from glassformer.models.norms import Norm
 from glassformer.trace import Read, Tape
-from glassformer.weights import head_label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,22 +48,23 @@ class Measured:
 
 
 def measured(
-    model: Any, blocks: list[Block], last: int, batch: Batch, frequency: Float[Tensor, " vocab"], only_correct: bool
+    model: ModelLike,
+    blocks: list[Block],
+    last: int,
+    batch: Batch,
+    frequency: Float[Tensor, " vocab"],
+    only_correct: bool,
 ) -> Measured:
     """Run a batch once and measure its answers by depth, by part of the last layers, and along both routes."""
-    stack, _ = decoder_side(model)
-    examined = blocks[-last:]
+    final, examined = model.output_stack.final, [s for s in model.sub_layers() if s.block in blocks[-last:]]
     sites = [block.at_resid[0] for block in blocks[:1]] + [block.at_resid[-1] for block in blocks]
-    reads: list[str | Read] = [*sites, *_scale_sites(stack.final)]
-    for block in examined:
-        reads += block.at_resid
-        for name in block.names:
-            part = block.part(name)
-            reads += [*_scale_sites(block.norm_after(name)), f"{block.path}.{name}.out"]
-            if isinstance(part, AttentionLayer):
-                reads.append(part.at.head_out)
-                if rests(part):
-                    reads += [part.at.value, Read(part.at.pattern, reduce=lambda p: p[..., 0])]
+    reads: list[str | Read] = [*sites, *_scale_sites(final)]
+    for layer in examined:
+        reads += [*layer.block.at_resid, *_scale_sites(layer.after), layer.at_out]
+        if (part := layer.attention) is not None:
+            reads.append(part.at.head_out)
+            if rests(part):
+                reads += [part.at.value, Read(part.at.pattern, reduce=lambda p: p[..., 0])]
     tape = Tape(model, reads)
     logits = forward(model, batch, tape)
     counted = batch.weight.bool()
@@ -72,62 +72,59 @@ def measured(
         counted = counted & (logits.argmax(-1) == batch.targets)
     seen = tape.values
     direction = model.unembed.weight[batch.targets] - model.unembed.weight.mean(0)
-    parts, constant = _parts(model, blocks, examined, seen, direction, batch.targets)
+    parts, constant = _parts(model, examined, seen, direction, batch.targets)
     parts["constants"] = constant
     depth = torch.stack([_lens(model, seen[site], batch, counted) for site in sites])
     mean_answer = frequency @ model.unembed.weight.double()
     heads, mlps, out = dict[str, tuple[float, float]](), dict[str, Tensor](), dict[str, Tensor]()
-    for block in examined:
-        for i, name in enumerate(block.names):
-            part, site = block.part(name), f"{block.path}.{name}.out"
-            out[site] = seen[site][counted].double()
-            if isinstance(part, AttentionLayer):
-                labels = [head_label("", name, block.layer, h) for h in range(part.dims.n_heads)]
-                heads |= dict(zip(labels, _rest(model, stack.final, part, seen, counted, frequency)))
-                continue
-            x = seen[block.at_resid[0 if block.wiring == "parallel" else i]][counted].double()
-            along = torch.nn.functional.cosine_similarity(out[site], mean_answer - x, dim=-1)
-            mlps[f"L{block.layer} {name}"] = torch.stack((along, out[site] @ mean_answer / mean_answer.norm()))
+    for layer in examined:
+        written = out[layer.at_out] = seen[layer.at_out][counted].double()
+        if layer.attention is not None:
+            found = _rest(model, final, layer.attention, seen, counted, frequency)
+            heads |= dict(zip(head_labels(layer), found))
+            continue
+        x = seen[layer.at_stream][counted].double()
+        along = torch.nn.functional.cosine_similarity(written, mean_answer - x, dim=-1)
+        mlps[layer.label] = torch.stack((along, written @ mean_answer / mean_answer.norm()))
     chosen = {label: value[counted].double() for label, value in parts.items()}
     return Measured(logits, counted, depth, chosen, heads, mlps, out)
 
 
 def _parts(
-    model: Any,
-    blocks: list[Block],
-    examined: list[Block],
+    model: ModelLike,
+    examined: Sequence[SubLayer],
     seen: Mapping[str, Tensor],
     direction: Float[Tensor, "row pos d_model"],
     targets: Int[Tensor, "row pos"],
 ) -> tuple[dict[str, Tensor], Float[Tensor, "row pos"]]:
     """Return every part's contribution at every position, from the top down, and what is constant."""
-    final = _frozen(decoder_side(model)[0].final, seen)
+    final = FrozenNorm.of(model.output_stack.final, seen.__getitem__)
     constant = direction.new_zeros(direction.shape[:2])
     constant = constant + (0 if final.bias is None else direction @ final.bias)
     if (bias := model.unembed.bias) is not None:
         constant = constant + bias[targets] - bias.mean()
+
+    def before(norm: Norm, u: Tensor) -> Tensor:
+        return FrozenNorm.of(norm, seen.__getitem__).adjoint(u)
+
     u, found = final.adjoint(direction), dict[str, Tensor]()
-    for block, name in [(one, each) for one in examined for each in one.names][::-1]:
-        part, after = block.part(name), _frozen(block.norm_after(name), seen)
-        if after.bias is not None:
-            constant = constant + u @ after.bias
-        at_write = after.adjoint(u)
-        if isinstance(part, AttentionLayer):
+    for layer, at_write, above in carried_down(examined, u, before):
+        if layer.after is not None and layer.after.shift is not None:
+            constant = constant + above @ layer.after.shift
+        if (part := layer.attention) is not None:
             if part.merge.output.bias is not None:
-                found[f"L{block.layer} {name} bias"] = at_write @ part.merge.output.bias
+                found[bias_of(layer, "attn_bias").label] = at_write @ part.merge.output.bias
             written = torch.einsum("bhtd,btd->hbt", seen[part.at.head_out], at_write)
-            labels = [head_label("", name, block.layer, h) for h in range(len(written))]
-            found |= dict(reversed(list(zip(labels, written))))
+            found |= dict(reversed(list(zip(head_labels(layer), written))))
         else:
-            found[f"L{block.layer} {name}"] = (seen[f"{block.path}.{name}.out"] * at_write).sum(-1)
-        u = at_write if block.wiring == "post" else u
-    earlier = (seen[examined[0].at_resid[0]] * u).sum(-1)
+            found[layer.label] = (seen[layer.at_out] * at_write).sum(-1)
+        u = at_write if layer.stream_norm else above
+    earlier = (seen[examined[0].at_stream] * u).sum(-1)
     return {"earlier": earlier} | dict(reversed(list(found.items()))), constant
 
 
-def _lens(model: Any, x: Tensor, batch: Batch, counted: Tensor) -> Float[Tensor, "three token"]:
-    stack, _ = decoder_side(model)
-    log_probs = model.unembed.logits(stack.final(x)[counted]).double().log_softmax(-1)
+def _lens(model: ModelLike, x: Tensor, batch: Batch, counted: Tensor) -> Float[Tensor, "three token"]:
+    log_probs = model.unembed.logits(model.output_stack.final(x)[counted]).double().log_softmax(-1)
     own = log_probs.gather(-1, batch.targets[counted][:, None])
     return torch.stack((own[:, 0].exp(), -own[:, 0], ((log_probs > own).sum(-1) + 1).double()))
 
@@ -138,7 +135,7 @@ def rests(part: AttentionLayer) -> bool:
 
 
 def _rest(
-    model: Any, final: Norm, part: AttentionLayer, seen: Mapping[str, Tensor], counted: Tensor, frequency: Tensor
+    model: ModelLike, final: Norm, part: AttentionLayer, seen: Mapping[str, Tensor], counted: Tensor, frequency: Tensor
 ) -> list[tuple[float, float]]:
     """Return for each head its weight on the first position, and whether that raises frequent tokens."""
     if not rests(part):
@@ -148,7 +145,7 @@ def _rest(
     later[:, 0] = False
     masses = (mass * later[:, None]).double().sum((0, 2)) / later.sum()
     written = (per_query_head(value, mass[..., None]) @ part.merge.matrix())[:, :, 0]
-    raised = final.linear(written, written.new_ones(written.shape[:-1])) @ model.unembed.weight.mT
+    raised = FrozenNorm(final, None).unscaled(written) @ model.unembed.weight.mT
     known = frequency > 0
     pair = torch.stack((raised[..., known].double(), frequency[known].log().expand_as(raised[..., known])))
     pair = pair - pair.mean(-1, keepdim=True)
@@ -182,14 +179,10 @@ def averaged(blocks: list[Block], clean: Sequence[Measured]) -> dict[str, Labell
     return found
 
 
-def forward(model: Any, batch: Batch, tape: Tape) -> Float[Tensor, "row pos vocab"]:
+def forward(model: ModelLike, batch: Batch, tape: Tape) -> Float[Tensor, "row pos vocab"]:
     """Return a batch's logits."""
     given = prepare(model, batch, None)
     return model(*given.args, **given.kwargs, tape=tape)
-
-
-def _frozen(norm: Norm | None, seen: Mapping[str, Tensor]) -> FrozenNorm:
-    return FrozenNorm(norm, None if norm is None or norm.identity else seen[norm.at_scale])
 
 
 def _scale_sites(norm: Norm | None) -> list[str]:

@@ -35,7 +35,7 @@ from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, ModelLike
 from glassformer.trace import Read, Tape
 
 AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]
@@ -99,7 +99,7 @@ class EffectiveMemory(Result):
 @question("Where do heads look in a long text?", of="texts")
 @torch.no_grad()
 def long_context(
-    model: Any,
+    model: ModelLike,
     text: Any,
     *,
     target: Any = None,
@@ -163,7 +163,7 @@ def long_context(
 
 
 @question("How fast do linear-attention heads forget?", of="weights")
-def effective_memory(model: Any) -> EffectiveMemory:
+def effective_memory(model: ModelLike) -> EffectiveMemory:
     """Return how fast linear-attention heads forget: what takes the place of attention over distance for them.
 
     With decay d the weight of a key of age t is d^t times what query and key make of it.
@@ -227,9 +227,9 @@ class _Meter:
         return pattern.new_zeros(())
 
 
-def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
+def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     """Return the decoder's self-attention heads whose rows sum to one over keys, and the others with the reason."""
-    own = [h for h in heads(model) if h.stack != "encoder" and not h.part.startswith("cross")]
+    own = [h for h in heads(model) if h.stack != "encoder" and not h.crosses]
     known, left_out = list[Head](), dict[str, str]()
     for head in own:
         traits = _layer(model, head).mixer.traits
@@ -249,7 +249,7 @@ def _measurable(model: Any) -> tuple[list[Head], dict[str, str]]:
     return known, left_out
 
 
-def _layer(model: Any, head: Head) -> AttentionLayer:
+def _layer(model: ModelLike, head: Head) -> AttentionLayer:
     return model.stacks[head.stack].blocks[head.layer].part(head.part)
 
 

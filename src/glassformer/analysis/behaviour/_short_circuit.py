@@ -11,7 +11,6 @@ Source: Menta, Agrawal and Agarwal 2025 (arXiv 2501.05078); planted sequences of
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,7 +26,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]
@@ -72,7 +71,7 @@ class ShortCircuit(Result):
 
 @question("Which layers does recited text need, and which new text?", of="texts")
 def short_circuit(
-    model: Any,
+    model: ModelLike,
     planted: PlantedRows,
     *novel: Batch,
     sets: Mapping[str, Sequence[int]] | None = None,
@@ -128,7 +127,7 @@ def short_circuit(
     )
 
 
-def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
+def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
     """Return the edits that replace the pattern of self-attention by the identity in these layers.
 
     They hold for whole texts and for single tokens on top of a state. Cross-attention looks at another sequence, where
@@ -146,7 +145,7 @@ def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -
     Example:
         run(model, text, edit=short_circuit_edits(model, [-1, -2]))
     """
-    if stack not in model.stacks:
+    if stack not in require_model(model, "short_circuit_edits").stacks:
         known = ", ".join(f'"{name}"' for name in model.stacks)
         raise AnalysisUnavailable(f'short_circuit_edits: no stack "{stack}" in this model. Stacks: {known}.')
     blocks, edits = list(model.stacks[stack].blocks), []
@@ -165,9 +164,14 @@ def short_circuit_edits(model: Any, layers: Iterable[int], *, stack: str = "") -
 
 
 def regenerate(
-    model: Decoder, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
+    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
     """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"regenerate lets a decoder go on from a prefix; {type(model).__name__} is none.\n"
+            "    Text of any model of ours: glassformer.models.generate(model, prompts)."
+        )
     state, tokens, made = model.begin(len(prefixes)), prefixes, []
     with evaluating(model), torch.no_grad():
         for _ in range(new):

@@ -31,7 +31,7 @@ from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
@@ -72,7 +72,7 @@ class AttentionSinks(Result):
 @question("Do heads rest on the first token, and what is it worth?", of="texts")
 @torch.no_grad()
 def attention_sinks(
-    model: Any,
+    model: ModelLike,
     text: Any,
     *,
     above: float = 0.3,
@@ -127,7 +127,7 @@ def attention_sinks(
     )  # fmt: skip
 
 
-def _softmax_heads(model: Any) -> tuple[list[Head], dict[str, str]]:
+def _softmax_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable(
             f"attention_sinks drops and masks a decoder's first token; {type(model).__name__} is no decoder.\n"
@@ -149,11 +149,11 @@ def _softmax_heads(model: Any) -> tuple[list[Head], dict[str, str]]:
     return known, left_out
 
 
-def _layer(model: Any, path: str) -> AttentionLayer:
+def _layer(model: ModelLike, path: str) -> AttentionLayer:
     return model.get_submodule(f"stack.{path}")
 
 
-def _neutral(model: Any, ids: Int[Tensor, "row pos"], neutral: str | int | None) -> int:
+def _neutral(model: ModelLike, ids: Int[Tensor, "row pos"], neutral: str | int | None) -> int:
     if neutral is not None:
         return token_id(model, neutral)
     _, free = drawable(model)
@@ -168,7 +168,7 @@ _Condition = tuple[Tensor, list[Edit], int]
 
 
 def _conditions(
-    model: Any,
+    model: ModelLike,
     paths: list[str],
     ids: Int[Tensor, "row pos"],
     neutral: int,
@@ -210,7 +210,7 @@ def _windowed(scores: list[str], window: int, first: int) -> list[Edit]:
     return [Apply(site, hide) for site in scores]
 
 
-def _measure(model: Any, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "head measure"]:
+def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "head measure"]:
     read = [f"{path}.{what}" for path in paths for what in ("key", "value")]
     reduced = [Read(f"{path}.pattern", reduce=_columns) for path in paths]
     reduced += [Read(f"{path}.scores", reduce=_score_above) for path in paths]

@@ -12,7 +12,8 @@ with Depth", section 4 (norm and ratio as in the authors' code).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,14 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block, EncoderDecoder
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.trace import Apply, Edit, Set, Tape
 
 Variant = Literal["attention only", "+ MLP", "+ skip", "full"]
@@ -59,7 +58,7 @@ class StreamRank(Result):
 @question("Does the stream collapse with depth?", of="texts")
 @torch.no_grad()
 def rank_of_stream(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     target: Any = None,
     stack: str | None = None,
@@ -82,12 +81,11 @@ def rank_of_stream(
     """
     if not inputs:
         raise ShapeMismatch("rank_of_stream: give at least one text.")
-    decoder_side(model)
-    name = stack or "decoder" if isinstance(model, EncoderDecoder) else ""
+    name = require_model(model, "rank_of_stream").stack_name(stack)
     models = {"trained": model}
     if initial is not None:
         models["initial"] = model.config.build(initial).to(model.unembed.stored)
-    variants, left_out = _variants(_blocks(model, name))
+    variants, left_out = _variants(_layers(model, name))
     given = [prepare(model, text, target) for text in inputs]
     done, total = 0, len(models) * len(variants) * len(given)
     ratios, ranks = list[Tensor](), list[Tensor]()
@@ -96,9 +94,9 @@ def rank_of_stream(
             for variant in variants:
                 found = list[Tensor]()
                 for one in given:
-                    blocks = _blocks(each, name)
+                    blocks = each.stacks[name].blocks
                     places = [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)]
-                    tape = Tape(each, places, _edits(blocks, variant), logits=False)
+                    tape = Tape(each, places, _edits(_layers(each, name), variant), logits=False)
                     each(*one.args, **one.kwargs, tape=tape)
                     lengths = None if name == "encoder" else one.lengths
                     found.append(_numbers([tape.values[place] for place in places], lengths))
@@ -145,42 +143,31 @@ def _numbers(streams: Sequence[Tensor], lengths: Tensor | None) -> Float[Tensor,
     return torch.stack(rows, 1)
 
 
-def _blocks(model: Any, name: str) -> list[Block]:
-    found = [block for block in model.stacks[name].blocks if isinstance(block, Block)]
+def _layers(model: ModelLike, name: str) -> list[SubLayer]:
+    found = list(model.sub_layers(name))
     if not found:
         raise AnalysisUnavailable("rank_of_stream: a stack without blocks has no depth.")
     return found
 
 
-def _variants(blocks: list[Block]) -> tuple[list[Variant], dict[str, str]]:
+def _variants(layers: list[SubLayer]) -> tuple[list[Variant], dict[str, str]]:
     """Return the variants that differ in this stack."""
-    if any(not _attends(block, name) for block in blocks for name in block.names):
+    if any(layer.attention is None for layer in layers):
         return list(VARIANTS), {}
     return ["attention only", "full"], {"+ MLP": "there is none", "+ skip": "there is no MLP: it is the full model"}
 
 
-def _attends(block: Block, name: str) -> bool:
-    return isinstance(block.part(name), AttentionLayer)
-
-
-def _edits(blocks: list[Block], variant: Variant) -> list[Edit]:
+def _edits(layers: list[SubLayer], variant: Variant) -> list[Edit]:
     """Return edits that take MLPs, skip connections or both out of a model."""
     mlps, skips = variant in ("+ MLP", "full"), variant in ("+ skip", "full")
-    found = list[Edit]()
-    for block in blocks:
-        found += [] if mlps else [Set(_added(block, name), 0.0) for name in block.names if not _attends(block, name)]
-        found += [] if skips else _without_skip(block, mlps)
-    return found
+    found = [Set(layer.at_write, 0.0) for layer in layers if layer.attention is None and not mlps]
+    if skips:
+        return [*found]
+    return [*found, *_without_skips(layers, mlps)]
 
 
-def _added(block: Block, name: str) -> str:
-    """Return the site of what a sub-layer adds to the stream, behind its norm in a sandwich block."""
-    after = block.norm_after(name)
-    return after.at_out if after is not None and block.wiring == "sandwich" else f"{block.path}.{name}.out"
-
-
-def _without_skip(block: Block, mlps: bool) -> list[Edit]:
-    """Return edits after which each sub-layer's write is the stream; an MLP that is taken out passes it on."""
+def _without_skips(layers: list[SubLayer], mlps: bool) -> Iterator[Edit]:
+    """Yield edits after which what is written to each stream is the stream; an MLP that is taken out passes it on."""
     held = dict[str, Tensor]()
 
     def keep(x: Tensor) -> Tensor:
@@ -190,14 +177,9 @@ def _without_skip(block: Block, mlps: bool) -> list[Edit]:
     def take_out(x: Tensor) -> Tensor:
         return x - held["x"]
 
-    parallel = block.wiring == "parallel"
-    found: list[Edit] = [Apply(block.at_resid[0], keep)]
-    for i, name in enumerate(block.names):
-        last = i + 1 == len(block.names)
-        behind = block.at_resid[-1] if parallel else block.at_resid[i + 1]
-        removed = not mlps and not _attends(block, name)
-        if (parallel and last) or not (parallel or removed):
-            found.append(Apply(block.at_sum[i] if block.wiring == "post" else behind, take_out))
-        if not parallel and not last:
-            found.append(Apply(behind, keep))
-    return found
+    # sub-layers that read one stream also add to one, and only together are they the stream behind them
+    for _, group in itertools.groupby(layers, lambda layer: layer.entry):
+        together = list(group)
+        yield Apply(together[0].at_stream, keep)
+        if mlps or any(layer.attention is not None for layer in together):
+            yield Apply(together[-1].at_sum or together[-1].at_behind, take_out)

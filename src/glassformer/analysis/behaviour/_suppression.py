@@ -26,7 +26,6 @@ from torch import Tensor
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.behaviour._answers import Measured, averaged, forward, measured, rests
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.losses import joined
 from glassformer.analysis.prepare import token_ids
 from glassformer.analysis.question import question
@@ -35,7 +34,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder
+from glassformer.models import Block, Decoder, ModelLike, require_model
 from glassformer.trace import At, Edit, Set, Tape
 
 Value = Literal["zero", "mean"]
@@ -93,7 +92,7 @@ class Suppression(Result):
 @question("What do the last layers do to the right answer?", of="texts")
 @torch.no_grad()
 def suppression(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     last: int = 1,
     value: Value = "mean",
@@ -117,8 +116,7 @@ def suppression(
         AnalysisUnavailable: The model is not one of ours, an encoder-decoder is given something else than batches, or
             no token counts.
     """
-    stack, _ = decoder_side(model)
-    blocks = [block for block in stack.blocks if isinstance(block, Block)]
+    blocks = list(require_model(model, "suppression").output_stack.blocks)
     if not inputs:
         raise ShapeMismatch("suppression: give at least one text or batch.")
     if not 1 <= last <= len(blocks):
@@ -207,7 +205,7 @@ def _means(clean: Sequence[Measured]) -> dict[str, Float[Tensor, " d_model"]]:
     return {site: torch.cat([known.out[site] for known in clean]).mean(0) for site in clean[0].out}
 
 
-def _batch(model: Any, given: Any) -> Batch:
+def _batch(model: ModelLike, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):
@@ -215,7 +213,7 @@ def _batch(model: Any, given: Any) -> Batch:
     return next_token_batch(token_ids(model, given))
 
 
-def _frequencies(model: Any, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
+def _frequencies(model: ModelLike, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
     size, weight = model.config.vocab_size, model.unembed.weight
     if given is None:
         answers = torch.cat([batch.targets[batch.weight.bool()] for batch in batches])

@@ -37,7 +37,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 from glassformer.models.norms import Norm
 from glassformer.trace import At, Edit, Read, Set
 
@@ -84,7 +84,7 @@ class Ablation(Result):
 
 @question("What does a set of heads do for the loss?", of="texts")
 def ablate(
-    model: Any,
+    model: ModelLike,
     chosen: str | Iterable[str],
     *inputs: Any,
     kind: Kind = "full",
@@ -113,7 +113,7 @@ def ablate(
 
 @question("What does each head by itself do for the loss?", of="texts")
 def ablate_each(
-    model: Any,
+    model: ModelLike,
     *inputs: Any,
     chosen: Sequence[str] | None = None,
     kind: Kind = "full",
@@ -185,7 +185,7 @@ def before_after(
     )  # fmt: skip
 
 
-def _find(model: Any, labels: Sequence[str]) -> list[Head]:
+def _find(model: ModelLike, labels: Sequence[str]) -> list[Head]:
     known = {head.label: head for head in heads(model)}
     for label in labels:
         if label not in known:
@@ -194,7 +194,7 @@ def _find(model: Any, labels: Sequence[str]) -> list[Head]:
 
 
 def _ablate(
-    model: Any,
+    model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -207,7 +207,7 @@ def _ablate(
 
 
 def _losses(
-    model: Any,
+    model: ModelLike,
     sets: dict[str, list[Head]],
     inputs: Sequence[Any],
     kind: Kind,
@@ -239,7 +239,7 @@ def _losses(
     return batches, joined(whole), joined(found, 1), joined([batch.weight for batch in batches])
 
 
-def _checked(model: Any, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
+def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
     """Return the inputs as batches; raise if there is nothing to ablate, or nothing to do it on."""
     require_next_tokens(model, "ablate")
     batches = [_batch(model, given) for given in inputs]
@@ -295,7 +295,7 @@ def _replacing(
     return edits
 
 
-def _held(model: Any, kind: Kind, norms: Norms) -> list[str]:
+def _held(model: ModelLike, kind: Kind, norms: Norms) -> list[str]:
     """Return the sites that keep what they have in the whole model."""
     found = [f"{path}.pattern" for path in _layers(model)] if kind == "pattern_preserving" else []
     if norms == "frozen":
@@ -306,7 +306,7 @@ def _held(model: Any, kind: Kind, norms: Norms) -> list[str]:
 
 
 def _means(
-    model: Any, batches: Sequence[Batch], sets: Iterable[Sequence[Head]], replaced: Mapping[str, str]
+    model: ModelLike, batches: Sequence[Batch], sets: Iterable[Sequence[Head]], replaced: Mapping[str, str]
 ) -> dict[str, Float[Tensor, "head 1 d"]]:
     """Return the mean over all tokens that count of what each head of the touched layers writes."""
     stacks = {head.path: head.stack for members in sets for head in members}
@@ -326,7 +326,7 @@ def _mean_over(weight: Bool[Tensor, "batch pos"]) -> Callable[[Tensor], Tensor]:
     return lambda value: (value * weight[:, None, :, None]).sum((0, 2)) / weight.sum()
 
 
-def _layers(model: Any) -> dict[str, AttentionLayer]:
+def _layers(model: ModelLike) -> dict[str, AttentionLayer]:
     """Return attention layers by path, in the order of their heads."""
     layers = {part.path: part for part in model.modules() if isinstance(part, AttentionLayer)}
     return {path: layers[path] for path in dict.fromkeys(head.path for head in heads(model))}
@@ -339,7 +339,7 @@ def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
     return torch.arange(batch.source.shape[1], device=batch.source.device) < batch.source_lengths[:, None]
 
 
-def _batch(model: Any, given: Any) -> Batch:
+def _batch(model: ModelLike, given: Any) -> Batch:
     if isinstance(given, Batch):
         return given
     if not isinstance(model, Decoder):

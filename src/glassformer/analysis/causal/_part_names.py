@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glassformer.analysis.causal._site_grid import Cells, Grid, grids
+from glassformer.analysis.causal._site_grid import FAMILIES, Cells, Grid, grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.trace import At, Site, is_named
+from glassformer.trace import At, Site, is_named, role_of
 from glassformer.weights import head_label
 
 POSITIONS = ("pos", "query", "key")
@@ -82,10 +82,9 @@ def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: M
 
 def _stacks(model: Any, site: Site) -> dict[str, str]:
     """Return whose positions the position axes of a site count."""
-    words, known = site.name.split("."), list(getattr(model, "stacks", {"": None}))
-    own = words[0] if words[0] in known else known[-1]
-    crossed = any(word.startswith("cross") for word in words)
-    return {axis: "encoder" if axis == "key" and crossed else own for axis in site.axes if axis in POSITIONS}
+    known = list(getattr(model, "stacks", {"": None}))
+    own = site.stack if site.stack in known else known[-1]
+    return {axis: "encoder" if axis == "key" and site.crosses else own for axis in site.axes if axis in POSITIONS}
 
 
 def _label(grid: Grid, index: Sequence[int]) -> str:
@@ -94,7 +93,7 @@ def _label(grid: Grid, index: Sequence[int]) -> str:
         return str(at["site"])
     words = grid.name.split()
     stack = words[0] if words[0] in ("encoder", "decoder") else ""
-    part = next((word for word in words[:-1] if word.startswith(("attn_", "cross", "mlp_"))), "")
+    part = next((word for word in words[:-1] if role_of(word) in ("attn", "cross", "mlp")), "")
     family, axes = words[-1] if "by" not in words else "", set(at)
     encoder = "enc " if stack == "encoder" else ""
     if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
@@ -104,7 +103,7 @@ def _label(grid: Grid, index: Sequence[int]) -> str:
     if family == "neurons" and axes == {"layer", "neuron"}:
         return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {part}" if part else "")
     if family in ("attn_out", "mlp_out") and axes == {"layer"}:
-        return f"{encoder}L{at['layer']} {part or family.removesuffix('_out')}"
+        return f"{encoder}L{at['layer']} {part or FAMILIES[family][0]}"
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 

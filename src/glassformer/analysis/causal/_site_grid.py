@@ -19,6 +19,7 @@ from typing import Any
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
+from glassformer.models import Stack, SubLayer
 from glassformer.trace import At, Foreign, Site, SiteTable, is_named
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
@@ -40,6 +41,8 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "pattern_entries": ("attn", "pattern", ("layer", "head", "query", "key")),
     "neurons": ("mlp", "hidden", ("layer", "neuron")),
 }
+# where a block's sites of the stream are the first, those between sub-layers, the last
+STREAM = {"resid_pre": slice(0, 1), "resid_mid": slice(1, -1), "resid_post": slice(-1, None)}
 # of a bundle, a model gets the families it has
 BUNDLES: dict[str, tuple[str, ...]] = {
     "stream": ("resid_pre", "attn_out", "mlp_out"),
@@ -69,11 +72,10 @@ class Cells:
 
 @dataclass(frozen=True)
 class Place:
-    """One site and where it lies."""
+    """One site and the stack whose positions it counts."""
 
     site: Site
     stack: str = ""
-    crossed: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,9 @@ def _unbundled(model: Any, asked: Sequence[str | Cells]) -> Iterator[Cells]:
         if cells.sites not in BUNDLES or not hasattr(model, "stacks"):
             yield cells
             continue
-        blocks = [block for stack in model.stacks.values() for block in stack.blocks]
         for family in BUNDLES[cells.sites]:
             role, quantity, _ = FAMILIES[family]
-            names = [name for block in blocks for _, name in _quantities(block, role, quantity)]
+            names = [name for stack in model.stacks.values() for _, name in _quantities(stack, role, quantity)]
             if names and all(name in model.sites() for name in names):
                 yield dataclasses.replace(cells, sites=family)
 
@@ -170,18 +171,15 @@ def _family(model: Any, cells: Cells, analysis: str) -> dict[str, list[Place]]:
         _kept("layer", layers, depth, analysis)
     several, groups = len(model.stacks) > 1, dict[str, list[Place]]()
     for stack, found in model.stacks.items():
-        for block in found.blocks:
-            if layers is not None and block.layer not in [i % len(found.blocks) for i in layers]:
-                continue
-            for part, name in _quantities(block, role, quantity):
-                lacking = quantity in _LACKS and name not in table
-                if lacking:
-                    _refuse(block, part, quantity, analysis)
-                words = [stack if several else "", part if part not in ("attn", "mlp") else "", cells.sites]
-                if quantity == "resid_mid":
-                    words[-1] = name.rsplit(".", 1)[-1]
-                group = groups.setdefault(" ".join(filter(None, words)), [])
-                group.append(Place(table[name], stack, part.startswith("cross")))
+        kept = None if layers is None else [i % len(found.blocks) for i in layers]
+        for layer, name in _quantities(found, role, quantity, kept):
+            if layer is not None and quantity in _LACKS and name not in table:
+                _refuse(layer, quantity, analysis)
+            part = "" if layer is None or layer.name in ("attn", "mlp") else layer.name
+            words = [stack if several else "", part, cells.sites]
+            if quantity == "resid_mid":
+                words[-1] = table[name].quantity
+            groups.setdefault(" ".join(filter(None, words)), []).append(Place(table[name], stack))
     if not groups:
         what = {"mlp": "MLP", "attn": "attention"}.get(role, quantity)
         raise AnalysisUnavailable(f'{analysis}: no layer has "{cells.sites}": there is no {what} in it.')
@@ -198,41 +196,43 @@ def _family_by_name(model: Foreign, cells: Cells, analysis: str) -> dict[str, li
         )
     layers = cells.only.get("layer")
     if layers is not None:
-        depth = 1 + max(layer for site, _ in found if (layer := site.layer) is not None)
+        depth = 1 + max(layer for site in found if (layer := site.layer) is not None)
         kept = _kept("layer", layers, depth, analysis)
-        found = [(site, part) for site, part in found if site.layer in kept]
+        found = [site for site in found if site.layer in kept]
     groups: dict[str, list[Place]] = {}
-    for site, part in found:
-        words = [part if part not in ("", "attn", "mlp") else "", cells.sites]
+    for site in found:
+        words = [site.part if site.part not in ("attn", "mlp") else "", cells.sites]
         groups.setdefault(" ".join(filter(None, words)), []).append(Place(site))
     return groups
 
 
-def _named_sites(model: Foreign, family: str) -> list[tuple[Site, str]]:
-    """Return the sites of a family by their names, and the part each lies in."""
+def _named_sites(model: Foreign, family: str) -> list[Site]:
+    """Return the sites of a family, in a module of one stack, as a spec names them."""
     role, quantity, _ = FAMILIES[family]
     quantity = "z" if quantity == "write" else quantity
-    numbered = r"(?:_\d+)?"
-    last = rf"({role}{numbered})\.{quantity}" if role else f"(){quantity}{numbered}"
-    name = re.compile(rf"blocks\.\d+\.{last}")
-    return [(site, match[1]) for path, site in model.sites().items() if (match := name.fullmatch(path))]
+    # places of the stream between sub-layers are numbered, as sub-layers of one kind are
+    known = re.compile(quantity if role else rf"{quantity}(_\d+)?")
+    inside = [site for site in model.sites().values() if site.layer is not None and not site.stack]
+    return [site for site in inside if site.role == role and known.fullmatch(site.quantity)]
 
 
 def _brief(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
 
 
-def _quantities(block: Any, role: str, quantity: str) -> Iterator[tuple[str, str]]:
-    """Yield (part, site name) for every place of a block that belongs to a family."""
+def _quantities(
+    stack: Stack, role: str, quantity: str, kept: Sequence[int] | None = None
+) -> Iterator[tuple[SubLayer | None, str]]:
+    """Yield sub-layer (none for the stream) and site name for every place of some blocks that belongs to a family."""
     if not role:
-        for name in block.at_resid:
-            if name.rsplit(".", 1)[-1].startswith(quantity):
-                yield "", name
+        for block in stack.blocks:
+            if kept is None or block.layer in kept:
+                yield from ((None, name) for name in block.at_resid[STREAM[quantity]])
         return
-    for part in block.names:
-        layer = block.part(part)
-        if isinstance(layer, AttentionLayer) == (role == "attn"):
-            yield part, f"{block.path}.{part}.{write_site(layer) if quantity == 'write' else quantity}"
+    for layer in stack.sub_layers():
+        if (layer.attention is not None) == (role == "attn") and (kept is None or layer.layer in kept):
+            written = quantity == "write" and layer.attention is not None
+            yield layer, f"{layer.path}.{write_site(layer.attention) if written else quantity}"
 
 
 def write_site(layer: AttentionLayer) -> str:
@@ -240,13 +240,13 @@ def write_site(layer: AttentionLayer) -> str:
     return "z" if layer.merge.linear and layer.merge.gate is None else "head_out"
 
 
-def _refuse(block: Any, part: str, quantity: str, analysis: str) -> None:
-    layer = block.part(part)
-    kind, traits = layer.config.mixer.kind, layer.mixer.traits
+def _refuse(layer: SubLayer, quantity: str, analysis: str) -> None:
+    assert layer.attention is not None, "what is lacking is an attention layer's"
+    kind, traits = layer.attention.config.mixer.kind, layer.attention.traits
     trait = f'linear_in_value="{traits.linear_in_value}"' if quantity == "pattern" else "has_scores=False"
     error = NoPattern if quantity == "pattern" else AnalysisUnavailable
     raise error(
-        f'{analysis}: "{block.path}.{part}" uses "{kind}" ({trait}), which has no {quantity} to replace.\n'
+        f'{analysis}: "{layer.path}" uses "{kind}" ({trait}), which has no {quantity} to replace.\n'
         f'    Take "z", or leave the layer out with Cells("{quantity}", only={{"layer": [...]}}).'
     )
 
@@ -262,11 +262,7 @@ def _by_glob(model: Any, cells: Cells, analysis: str) -> list[Place]:
         ) from error
     stacks: list[str] = list(getattr(model, "stacks", [""]))
     sites = [table[name] for name in names]
-    parts = [site.name.split(".") for site in sites]
-    return [
-        Place(site, words[0] if words[0] in stacks else stacks[-1], any(w.startswith("cross") for w in words))
-        for site, words in zip(sites, parts)
-    ]
+    return [Place(site, site.stack if site.stack in stacks else stacks[-1]) for site in sites]
 
 
 def _grid(
@@ -290,7 +286,7 @@ def _grid(
             sizes = [_size(axis, place, lengths, analysis) for place in places]
             axes[axis] = _kept(axis, only.get(asked, only.get(axis)), max(sizes), analysis)
             if axis in ("pos", "query", "key"):
-                stacks[axis] = "encoder" if axis == "key" and places[0].crossed else places[0].stack
+                stacks[axis] = "encoder" if axis == "key" and places[0].site.crosses else places[0].stack
     rest = {
         _own(a, first, analysis): list(w)
         for a, w in only.items()
@@ -319,7 +315,7 @@ def _parts(
         if any(i >= _size(axis, place, lengths, analysis) for axis, i in where.items()):
             continue
         # what lies above the diagonal of a causal pattern is zero in every run
-        causal = place.stack != "encoder" and not place.crossed
+        causal = place.stack != "encoder" and not place.site.crosses
         if causal and "query" in where and "key" in where and where["key"] > where["query"]:
             continue
         yield place.site, At(**where, **rest)
@@ -351,7 +347,7 @@ def _size(axis: str, place: Place, lengths: Mapping[str, int], analysis: str) ->
             f'{analysis}: nothing says how long the axis "{axis}" of "{place.site.name}" is; give it in the sizes of '
             "the spec."
         )
-    return lengths["encoder" if axis == "key" and place.crossed else place.stack]
+    return lengths["encoder" if axis == "key" and place.site.crosses else place.stack]
 
 
 def _kept(axis: str, only: Sequence[int] | None, size: int, analysis: str) -> list[Coordinate]:

@@ -35,7 +35,7 @@ from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Model, require_model
 from glassformer.models.stack import Stack
 from glassformer.trace import Add, At, Set, parts_of
 
@@ -161,7 +161,7 @@ def causal_trace(
         raise ShapeMismatch("causal_trace: the prompt is a row of packed documents; give one of them.")
     ids = _copies(asked, 1)[0 if name != "decoder" else 1]
     places = _positions(model, ids[0], subject)
-    embed = _embedding(built, name)
+    embed = built.embeddings[name]
     unit = subject_deviation(model, [ids[0, list(places)]]) if deviation is None else deviation
     edit = _noise(
         embed.at_token, places, (samples, len(places), built.config.d_model), unit * noise, seed, embed.weight
@@ -196,15 +196,15 @@ def subject_deviation(
     model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
+    built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
-    built = parts_of(model)
-    embed = _embedding(built, stack or next(iter(built.stacks)))
+    embed = built.embeddings[stack or next(iter(built.stacks))]
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
 def _traced(model: Any, stack: str | None) -> Stack:
     model = parts_of(model)
-    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
+    if not isinstance(model, Model):
         raise AnalysisUnavailable(
             "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
             f"{type(model).__name__} is none of them.\n"
@@ -214,10 +214,6 @@ def _traced(model: Any, stack: str | None) -> Stack:
     if name not in model.stacks:
         raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, model.stacks))}.')
     return model.stacks[name]
-
-
-def _embedding(model: Any, stack: str) -> Any:
-    return getattr(model, f"{stack}_embed") if isinstance(model, EncoderDecoder) else model.embed
 
 
 def _outputs(block: Any, kind: str) -> list[str]:

@@ -16,7 +16,6 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -32,6 +31,7 @@ from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Report = Callable[[int, int], None] | None
 
@@ -114,7 +114,7 @@ class AcdcCurve(Result):
 
 @question("Which edges can go without changing the answer?", of="pairs of prompts")
 def acdc(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
@@ -150,7 +150,7 @@ def acdc(
 
 @question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
 def acdc_curve(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
@@ -174,7 +174,7 @@ def acdc_curve(
     )
 
 
-def _wired(model: Any, pairs: PromptPairs, metric: MetricLike | None) -> Wires:
+def _wired(model: ModelLike, pairs: PromptPairs, metric: MetricLike | None) -> Wires:
     if metric is not None:
         return two_runs(model, pairs, metric, "acdc")
     asked = contrast(model, pairs, "acdc")

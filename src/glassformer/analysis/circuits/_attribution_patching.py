@@ -36,6 +36,7 @@ from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,7 +159,7 @@ class EdgeAttribution(Result):
 
 @question("What would patching each sender do, by one gradient?", of="pairs of prompts")
 def attribute_nodes(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
@@ -208,7 +209,7 @@ def attribute_nodes(
 
 @question("What would patching each edge do, by one gradient?", of="pairs of prompts")
 def attribute_edges(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,

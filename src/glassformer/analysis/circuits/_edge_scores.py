@@ -151,16 +151,16 @@ def _back(wires: Wires, found: Pass, depth: int, gradient: Tensor) -> Iterator[t
     """Yield, from the last step down, the gradient at what each step writes as the receiver above sees it."""
     for j in range(depth - 1, -1, -1):
         step = wires.steps[j]
-        after = step.block.norm_after(step.name)
-        if step.additive or after is None:
+        after = step.after
+        if after is None:
             yield j, gradient
             continue
-        before = found.totals[j][0] if step.block.wiring == "sandwich" else (found.streams[j] + found.totals[j])[0]
+        before = found.totals[j][0] if step.write_norm else (found.streams[j] + found.totals[j])[0]
         x = before.expand(len(gradient), *before.shape).clone().requires_grad_()
         with torch.enable_grad():
             (through,) = torch.autograd.grad(normed(after, x), x, gradient)
         yield j, through
-        gradient = through if step.block.wiring == "post" else gradient
+        gradient = through if step.stream_norm else gradient
     yield -1, gradient
 
 

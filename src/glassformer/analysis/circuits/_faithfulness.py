@@ -12,7 +12,6 @@ Source: Wang et al. 2022, "Interpretability in the Wild", section 4.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -26,6 +25,7 @@ from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Member = str | tuple[str, str]
 
@@ -89,7 +89,7 @@ class Faithfulness(Result):
 
 @question("Is a circuit faithful, complete and minimal?", of="pairs of prompts")
 def faithfulness(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     circuit: Iterable[Member],
     metric: MetricLike | None = None,

@@ -10,19 +10,18 @@ blocks nobody reads what the same block writes.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from glassformer.analysis.components import blocks_of, decoder_side
+from glassformer.analysis.components import head_labels
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, EncoderDecoder
-from glassformer.weights import head_label
+from glassformer.models import ModelLike, SubLayer, require_model
 
 SenderKind = Literal["embed", "token", "position", "source", "head", "mlp", "part"]
 Slot = Literal["q", "k", "v", "gate", "in", "logits"]
@@ -135,41 +134,8 @@ class CircuitGraph(Result):
         return f"CircuitGraph({len(self.senders)} senders, {len(self.receivers)} receivers, {self.n_edges} edges)"
 
 
-class SubLayer(NamedTuple):
-    """A sub-layer in the order of the forward pass; `entry` counts the sub-layers whose writes it reads."""
-
-    block: Block
-    name: str
-    part: Any
-    entry: int
-
-    @property
-    def attention(self) -> AttentionLayer | None:
-        return self.part if isinstance(self.part, AttentionLayer) else None
-
-    @property
-    def cross(self) -> bool:
-        return self.attention is not None and self.attention.config.cross
-
-    @property
-    def additive(self) -> bool:
-        """Whether its write is added to the stream as it is."""
-        return self.block.wiring in ("pre", "parallel")
-
-
-def sub_layers(model: Any) -> list[SubLayer]:
-    """Return the sub-layers of the stack that ends in the logits."""
-    found: list[SubLayer] = []
-    for block in blocks_of(decoder_side(model)[0]):
-        first = len(found)
-        for name in block.names:
-            entry = first if block.wiring == "parallel" else len(found)
-            found.append(SubLayer(block, name, block.part(name), entry))
-    return found
-
-
 @question("Which parts write, which read, and what lies between?", of="weights")
-def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
+def circuit_graph(model: ModelLike, *, split_embedding: bool = False) -> CircuitGraph:
     """Lay out a model as a graph of senders and receivers.
 
     Args:
@@ -182,7 +148,7 @@ def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
 
     Source: Conmy et al. 2023, "Towards Automated Circuit Discovery", section 2 (graph with queries, keys and values).
     """
-    steps, embed = sub_layers(model), decoder_side(model)[1]
+    steps, embed = require_model(model, "circuit_graph").sub_layers(), model.output_embed
     split = split_embedding and embed.positions is not None
     if split and embed.norm is not None:
         raise AnalysisUnavailable(
@@ -191,19 +157,16 @@ def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
         )
     senders = [Sender("token", "token", -1, 0), Sender("position", "position", -1, 1)]
     senders = senders if split else [Sender("embed", "embed", -1, 0)]
-    if isinstance(model, EncoderDecoder):
+    if model.source is not None:
         senders.append(Sender("source", "source", -1, len(senders)))
     receivers: list[Receiver] = []
     for i, step in enumerate(steps):
-        layer = step.block.layer
         if step.attention is None:
-            label = f"L{layer} {step.name}"
-            senders.append(Sender(label, "mlp" if step.name.startswith("mlp") else "part", i, 0))
-            receivers.append(Receiver(f"{label}.in", "in", i, 0, (label,)))
+            senders.append(Sender(step.label, "mlp" if step.role == "mlp" else "part", i, 0))
+            receivers.append(Receiver(f"{step.label}.in", "in", i, 0, (step.label,)))
             continue
         _require_values(step.attention)
-        dims = step.attention.dims
-        labels = [head_label("", step.name, layer, h) for h in range(dims.n_heads)]
+        labels = head_labels(step)
         senders += [Sender(label, "head", i, h) for h, label in enumerate(labels)]
         receivers += _read_by(step, i, labels)
     receivers.append(Receiver("logits", "logits", len(steps), 0))
@@ -214,7 +177,7 @@ def circuit_graph(model: Any, *, split_embedding: bool = False) -> CircuitGraph:
 
 def _read_by(step: SubLayer, i: int, labels: Sequence[str]) -> list[Receiver]:
     """Return the receivers of an attention layer: queries, keys, values, gates."""
-    layer, part = step.block.layer, step.attention
+    layer, part = step.layer, step.attention
     assert part is not None
     each = [Receiver(f"{label}.q", "q", i, h, (label,)) for h, label in enumerate(labels)]
     size = part.dims.n_heads // part.dims.n_kv_heads
@@ -222,7 +185,7 @@ def _read_by(step: SubLayer, i: int, labels: Sequence[str]) -> list[Receiver]:
     for slot in ("k", "v"):
         for g, members in enumerate(groups):
             name = members[0] if size == 1 else _span(members[0], len(f"L{layer}H{g * size}"), (g + 1) * size - 1)
-            each.append(Receiver(f"{name}.{slot}", slot, i, g, tuple(members), step.cross))
+            each.append(Receiver(f"{name}.{slot}", slot, i, g, tuple(members), step.crosses))
     if part.merge.gate is not None:
         each += [Receiver(f"{label}.gate", "gate", i, h, (label,)) for h, label in enumerate(labels)]
     return each

@@ -1,7 +1,7 @@
 """What one pass leaves behind for circuits: the stream, and what every sender wrote to it."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from glassformer.analysis.prepare import Inputs
 from glassformer.attention import Context
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Encoder, EncoderDecoder
+from glassformer.models import Encoder, EncoderDecoder, ModelLike
 from glassformer.models.stack import cross_context, make_context
 
 Off = Literal["corrupt", "zero", "mean"]
@@ -46,7 +46,7 @@ class Pass:
         return found
 
 
-def context_of(given: Inputs, worlds: int, model: Any) -> Context:
+def context_of(given: Inputs, worlds: int, model: ModelLike) -> Context:
     """Return the facts of a pass of the stack that ends in the logits, with so many worlds side by side."""
     assert given.ids is not None
     batch, length = given.ids.shape

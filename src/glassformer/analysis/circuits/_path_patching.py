@@ -14,7 +14,7 @@ Behavior with Path Patching".
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,6 +28,7 @@ from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 Mlps = Literal["frozen", "recomputed"]
 Norm = Literal["live", "frozen"]
@@ -123,7 +124,7 @@ class EdgeEffects(_Effects):
 
 @question("Which paths from senders to receivers carry the answer?", of="pairs of prompts")
 def path_patching(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
@@ -178,7 +179,7 @@ def path_patching(
 
 @question("How much of a sender's effect is direct?", of="pairs of prompts")
 def sender_effects(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,
@@ -224,7 +225,7 @@ def sender_effects(
 
 @question("What does each edge do by itself?", of="pairs of prompts")
 def edge_effects(
-    model: Any,
+    model: ModelLike,
     pairs: PromptPairs,
     metric: MetricLike | None = None,
     *,

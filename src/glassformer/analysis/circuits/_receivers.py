@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.circuits._graph import SubLayer
 from glassformer.attention import AttentionLayer, Context, HeadNorm
 from glassformer.attention.projections import SmearedProjection
+from glassformer.models import SubLayer
 from glassformer.models.norms import Norm
 
 Slot = Literal["q", "k", "v", "gate", "in"]
@@ -32,8 +32,7 @@ def normed(
 
 def read_norm(step: SubLayer, slot: str) -> Norm | None:
     """Return the norm that a receiver reads through: none in post-norm blocks, nor of an encoder's output."""
-    of_source = step.cross and slot in ("k", "v")
-    return None if of_source or step.block.wiring == "post" else step.block.norm(step.name)
+    return None if step.crosses and slot in ("k", "v") else step.before
 
 
 def project(
@@ -67,7 +66,7 @@ def project(
         assert part.merge.gate is not None
         gate = part.merge.gate.weight.unflatten(0, (part.dims.n_heads, -1))[index]
         return torch.einsum("rnpd,red->nrpe", x, gate)
-    inner = context.source if step.cross else context
+    inner = context.source if step.crosses else context
     assert inner is not None
     if slot == "q":
         x = part.positions.inputs(x, x, inner)[0]
@@ -111,7 +110,7 @@ def together(
     part = step.attention
     assert part is not None
     x = normed(read_norm(step, "q"), x)
-    inner, x_v = (context.source, source) if step.cross else (context, x)
+    inner, x_v = (context.source, source) if step.crosses else (context, x)
     assert inner is not None and x_v is not None
     x_q, x_k = part.positions.inputs(x, x_v, inner)
     q, k, v = part.projection.heads(x_q, x_k, x_v)
@@ -126,7 +125,7 @@ def attend(step: SubLayer, made: dict[str, Tensor], context: Context) -> Float[T
     """Return what the output matrix reads, from queries, keys, values and gates."""
     part = step.attention
     assert part is not None
-    inner = context.source if step.cross else context
+    inner = context.source if step.crosses else context
     assert inner is not None
     q, k, v = made["q"], made["k"], made["v"]
     if isinstance(part.projection, SmearedProjection):

@@ -1,14 +1,13 @@
 """The clean and the corrupt run of a pair of prompts, ready to run circuits between them."""
 
-from typing import Any
-
 from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs, aligned, contrast, measured
+from glassformer.models import ModelLike
 
 
 def two_runs(
-    model: Any, pairs: PromptPairs, metric: MetricLike | None, analysis: str, *, off: Off = "corrupt"
+    model: ModelLike, pairs: PromptPairs, metric: MetricLike | None, analysis: str, *, off: Off = "corrupt"
 ) -> Wires:
     """Return both runs of some pairs, with what is measured: by default what their answers are for.
 

@@ -20,15 +20,14 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.circuits._graph import SubLayer, circuit_graph, sub_layers
+from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.circuits._passes import Off, Pass, context_of, require_alike, substitute
 from glassformer.analysis.circuits._receivers import attend, head_axis, normed, project, read_norm, together
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.sweep._metrics import Metric
 from glassformer.attention import Context
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
 from glassformer.trace import Tape
 
 # booleans, or how much of an edge is cut
@@ -60,7 +59,7 @@ class Wires:
 
     def __init__(
         self,
-        model: Any,
+        model: ModelLike,
         clean: Any,
         corrupt: Any,
         metric: MetricLike,
@@ -71,9 +70,9 @@ class Wires:
         split_embedding: bool = False,
     ) -> None:
         self.model = model
-        self.stack, self.embed = decoder_side(model)
+        self.stack, self.embed = require_model(model).output_stack, model.output_embed
         self.graph = circuit_graph(model, split_embedding=split_embedding)
-        self.steps: list[SubLayer] = sub_layers(model)
+        self.steps = model.sub_layers()
         self.split_embedding = split_embedding
         senders, receivers = self.graph.senders, self.graph.receivers
         places = range(-1, len(self.steps) + 1)
@@ -322,7 +321,7 @@ class Wires:
         return x
 
     def _carried(self, found: Pass, depth: int, edges: Tensor, frozen: bool) -> Tensor:
-        if all(step.additive for step in self.steps[:depth]):
+        if all(step.after is None for step in self.steps[:depth]):
             x = found.streams[depth][:, None]
             return x + sum(self._swapped(found, i, edges) for i in range(-1, depth))
         x = found.streams[0][:, None] + self._swapped(found, -1, edges)
@@ -343,12 +342,9 @@ class Wires:
     def _combined(self, i: int, x: Tensor, total: Tensor, frozen: bool = False) -> Tensor:
         """Return the stream behind a sub-layer."""
         step = self.steps[i]
-        after = step.block.norm_after(step.name)
-        if step.block.wiring == "post":
-            return normed(after, x + total, self.clean.streams[i] + self.clean.totals[i] if frozen else None)
-        if step.block.wiring == "sandwich":
-            return x + normed(after, total, self.clean.totals[i] if frozen else None)
-        return x + total
+        if step.stream_norm:
+            return normed(step.stream_norm, x + total, self.clean.streams[i] + self.clean.totals[i] if frozen else None)
+        return x + normed(step.write_norm, total, self.clean.totals[i] if frozen and step.write_norm else None)
 
     def _applied(self, step: SubLayer, x: Float[Tensor, "world batch pos d_model"]) -> Tensor:
         return step.part(x.flatten(0, 1), self.context(len(x)))[0].unflatten(0, (len(x), -1))

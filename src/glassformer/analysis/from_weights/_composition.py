@@ -29,8 +29,8 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     KINDS,
     Form,
     Layers,
-    Place,
     carried,
+    comes_before,
     matrices,
     norms_passed,
     sides,
@@ -38,7 +38,8 @@ from glassformer.analysis.from_weights._reads_and_writes import (
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights
+from glassformer.models import Model, SubLayer
+from glassformer.weights import AttentionWeights, WeightsLike
 
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]
 
@@ -119,7 +120,7 @@ class Composition(Result):
 
 @question("Which heads read what earlier heads write?", of="weights")
 def composition(
-    model: Any,
+    model: WeightsLike | Layers,
     *,
     form: Form = "product",
     offsets: Iterable[int] = range(1, 33),
@@ -213,7 +214,7 @@ class _Options(NamedTuple):
 class _Heads:
     """What is kept of a layer: its factors, or (for Gram matrices) only the small cores between them."""
 
-    place: Place
+    layer: SubLayer
     labels: list[str]
     squared: dict[str, Tensor]
     kept: dict[str, Tensor]
@@ -226,7 +227,7 @@ class _Heads:
     @classmethod
     def of(
         cls,
-        model: Any,
+        model: Model,
         layer: AttentionWeights,
         options: _Options,
         half: Tensor | None,
@@ -244,13 +245,13 @@ class _Heads:
             )
         like = {"dtype": torch.promote_types(layer.Q.dtype, torch.float32), "device": layer.Q.device}
         return cls(
-            Place.of(model, layer), layer.labels, squared, kept,
+            model.sub_layer(layer.path), layer.labels, squared, kept,
             {f"{layer.path} {name}": reason for name, reason in missing.items()},
             layer.module.positions.rotates, layer.Q.shape[-2] - layer.augmented, nulls.see(layer, half), like,
         )  # fmt: skip
 
     def meets(self, later: "_Heads", kind: str) -> bool:
-        return "write" in self.kept and kind in later.kept and self.place.before(later.place, kind)
+        return "write" in self.kept and kind in later.kept and comes_before(self.layer, later.layer, kind)
 
 
 Block = tuple[str, int, int, Tensor]
@@ -264,7 +265,7 @@ def _by_products(w: Layers, read: list[_Heads]) -> Iterator[Block]:
             if not kinds:
                 continue
             write, squared = earlier.kept["write"], earlier.squared["write"]
-            for norm in norms_passed(w.model, earlier.place, later.place):
+            for norm in norms_passed(w.model, earlier.layer, later.layer):
                 write = carried(write, norm, w.norms)
                 squared = write.square().sum((1, 2))
             for kind in kinds:
@@ -338,7 +339,7 @@ class _Nulls:
 
 
 def _on_stream_norms(w: Layers) -> bool:
-    return any(block.wiring == "post" for stack in w.model.stacks.values() for block in stack.blocks)
+    return any(layer.stream_norm for stack in w.model.stacks for layer in w.model.sub_layers(stack))
 
 
 def _prefers_products(w: Layers) -> bool:

@@ -31,7 +31,7 @@ from glassformer.analysis.question import question
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 BLOCK = 1 << 22  # logits held at a time
@@ -90,7 +90,7 @@ class CopyingRates(Result):
 
 @question("Which heads copy tokens, by the eigenvalues of their circuits?", of="weights")
 def copying(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     sums: Sequence[Sequence[str]] = (),
@@ -142,7 +142,7 @@ def copying(
 
 @question("Which heads raise the token they look at above others?", of="weights")
 def copying_rates(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     k: Sequence[int] = (1, 5),
@@ -180,7 +180,7 @@ def _check(w: HeadWeights, analysis: str) -> Any:
     def check(layer: AttentionWeights) -> None:
         w.require_logits(layer, analysis)
         layer.require_ov(analysis)
-        if layer.part.startswith("cross"):
+        if layer.crosses:
             raise AnalysisUnavailable(
                 f"{analysis}: {layer.labels[0]} moves the encoder's output, which no token's vector stands for.\n"
                 "    The copying score of analysis.heads.head_scores goes by what heads do."

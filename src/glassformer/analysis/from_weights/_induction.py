@@ -23,7 +23,7 @@ et al. 2022, appendix (the trace over all earlier heads).
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -32,14 +32,14 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._composition import Composition, composition
 from glassformer.analysis.from_weights._copying import rounding
-from glassformer.analysis.from_weights._reads_and_writes import Place
+from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, values_of
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies
 Totals = dict[int, tuple[slice, Tensor]]
@@ -162,7 +162,7 @@ class MatchingTrace(Result):
 
 @question("Which pairs of heads could do induction?", of="weights")
 def induction_circuits(
-    model: Any,
+    model: WeightsLike,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
@@ -228,7 +228,7 @@ def induction_circuits(
 
 @question("Which heads match prefixes, foretold from weights?", of="weights")
 def matching_trace(
-    model: Any,
+    model: WeightsLike,
     *,
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
@@ -281,9 +281,9 @@ def _layers(w: HeadWeights) -> tuple[list[AttentionWeights], LeftOut]:
         w.require_logits(layer, "induction circuits")
         layer.require_ov("induction circuits")
         layer.require_bilinear("induction circuits")
-        if layer.part.startswith("cross") or layer.Q.ndim > 3:
+        if layer.crosses or layer.Q.ndim > 3:
             kind = layer.module.mixer.config.kind
-            what = "reads another stack" if layer.part.startswith("cross") else f'("{kind}") has two maps per head'
+            what = "reads another stack" if layer.crosses else f'("{kind}") has two maps per head'
             raise AnalysisUnavailable(
                 f"induction circuits: {layer.labels[0]} {what}; one QK circuit within a stack is needed.\n"
                 "    Composition is defined for it: analysis.from_weights.composition(model)."
@@ -308,7 +308,7 @@ def _pairs(
         # tokens come to the query directly and to the key through the earlier head; a pointer the other way round
         direct, composed = (key, query) if pointer else (query, key)
         for i, earlier in enumerate(layers[:j]):
-            if not Place.of(w.model, earlier).before(Place.of(w.model, later), "K"):
+            if not comes_before(w.sub_layers[earlier.path], w.sub_layers[later.path], "K"):
                 continue
             ov = earlier.ov()
             passed = torch.einsum("ivd,jde->ijve", ov.right, composed)

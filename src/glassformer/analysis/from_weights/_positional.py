@@ -27,8 +27,9 @@ from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 
 
@@ -83,7 +84,7 @@ class Offsets(Result):
 
 @question("Which heads look by position?", of="weights")
 def positional_heads(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     length: int | None = None,
@@ -144,7 +145,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
 
 
 @question("How do a head's scores change with distance?", of="weights")
-def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
     """Return the score of an average query for an average key, by how far the key lies back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
@@ -178,7 +179,7 @@ def offset_profile(model: Any, heads: Sequence[str] | None = None, *, offsets: i
     )
 
 
-def offset_sites(model: Any) -> list[str]:
+def offset_sites(model: ModelLike) -> list[str]:
     """Return the sites that `offset_scores` reads: patterns of self-attention, and scores where there are any."""
     w = weights.of(model)
     found = []
@@ -214,7 +215,7 @@ def offset_scores(
     """
     run = run_for(offset_scores, run, text, target)
     sites = offset_sites(run.model)
-    if not any(name.endswith(".pattern") for name in sites):
+    if all(layer.module.traits.linear_in_value == "no" for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable("offset_scores: rows of different lengths are padded; give rows of one length.")
@@ -261,7 +262,7 @@ def kinds_of(w: HeadWeights, layer: AttentionWeights) -> list[str]:
 
 def _require_positions(w: HeadWeights, layer: AttentionWeights) -> None:
     layer.require_bilinear("positional heads")
-    if layer.part.startswith("cross"):
+    if layer.crosses:
         raise AnalysisUnavailable(
             f"positional heads: keys of cross-attention layer {layer.layer} are positions of another text.\n"
             "    Read patterns instead: gf.run(…, read=['decoder.blocks.*.cross.pattern'])."

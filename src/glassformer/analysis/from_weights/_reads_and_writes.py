@@ -8,7 +8,7 @@ from its input. `pair_norms` turns writes and reads into norms of products.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.analysis.from_weights._pair_norms import Side, side
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Block
+from glassformer.models import Model, SubLayer
 from glassformer.models.norms import Norm
 from glassformer.weights import AttentionWeights
 
@@ -30,7 +30,7 @@ class Layers(Protocol):
     """Attention layers in the order of the forward pass, all in memory (`weights.of`) or read one at a time."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Model: ...
     @property
     def norms(self) -> Norms: ...
     @property
@@ -39,30 +39,12 @@ class Layers(Protocol):
     def __len__(self) -> int: ...
 
 
-class Place(NamedTuple):
-    """Where a layer sits: its stack, its block, its position among the block's sub-layers."""
-
-    stack: str
-    block: int
-    position: int
-    parallel: bool
-    cross: bool
-
-    @classmethod
-    def of(cls, model: Any, layer: AttentionWeights) -> "Place":
-        block = _block(model, layer.stack, layer.layer)
-        position = block.names.index(layer.part)
-        return cls(layer.stack, layer.layer, position, block.wiring == "parallel", layer.module.config.cross)
-
-    def before(self, later: "Place", kind: str) -> bool:
-        """Return whether what this layer writes is on the stream that a later one's queries, keys or values read."""
-        stream = "encoder" if later.cross and kind != "Q" else later.stack
-        if self.stack != stream:
-            return False
-        # the encoder is done before the decoder reads it
-        if later.stack != stream or self.block < later.block:
-            return True
-        return self.block == later.block and not later.parallel and self.position < later.position
+def comes_before(earlier: SubLayer, later: SubLayer, kind: str) -> bool:
+    """Return whether what a layer writes is on the stream that a later one's queries, keys or values read."""
+    if later.crosses and kind != "Q":
+        # the other stack is done before this one reads it
+        return earlier.stack != later.stack
+    return later.reads(earlier)
 
 
 def matrices(layer: AttentionWeights) -> dict[str, Float[Tensor, "kv_head d_model rank"]]:
@@ -120,16 +102,11 @@ def sides(
     return found, missing
 
 
-def norms_passed(model: Any, earlier: Place, later: Place) -> list[Norm]:
-    """Return the norms of post-norm blocks that stand on the stream between a write and a read."""
-    passed = []
-    for block in model.stacks[earlier.stack].blocks[earlier.block :]:
-        for position, name in enumerate(block.names):
-            if later.stack == earlier.stack and (block.layer, position) >= (later.block, later.position):
-                return passed
-            if block.wiring == "post" and (block.layer, position) >= (earlier.block, earlier.position):
-                passed.append(block.norm_after(name))
-    return passed
+def norms_passed(model: Model, earlier: SubLayer, later: SubLayer) -> list[Norm]:
+    """Return the norms that stand on the stream itself between a write and a read."""
+    layers = model.sub_layers(earlier.stack)[earlier.index :]
+    between = [one for one in layers if later.stack != earlier.stack or one.index < later.entry]
+    return [one.stream_norm for one in between if one.stream_norm is not None]
 
 
 def carried(factor: Float[Tensor, "head d_model n"], norm: Norm, norms: Norms) -> Float[Tensor, "head d_model n"]:
@@ -137,10 +114,6 @@ def carried(factor: Float[Tensor, "head d_model n"], norm: Norm, norms: Norms) -
     factor = factor - factor.mean(1, keepdim=True) if norm.centred else factor
     gain = norms.get(norm.at_out, (None, None))[0]
     return factor if gain is None else factor * gain[:, None]
-
-
-def _block(model: Any, stack: str, layer: int) -> Block:
-    return model.stacks[stack].blocks[layer]
 
 
 def _turns(layer: AttentionWeights, offsets: Sequence[int], sign: int) -> list[Any]:

@@ -11,7 +11,7 @@ Rows are divided by their own scale wherever a norm stands before a layer.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,6 @@ from torch import Tensor
 from glassformer.analysis.from_weights._positional import positional_heads
 from glassformer.analysis.from_weights._selection import values_of
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Block
 from glassformer.weights import AttentionWeights, HeadWeights
 
 Through = Literal["token", "stream"]
@@ -64,7 +63,7 @@ class TokenReads:
         self.current = {a.path: c for a, c in zip(layers, current)}
         self.stack = layers[0].stack
         w.require_entry(self.stack, analysis)
-        if any(block.wiring == "post" for block in w.model.stacks[self.stack].blocks):
+        if any(layer.stream_norm for layer in w.model.sub_layers(self.stack)):
             raise AnalysisUnavailable(
                 f"{analysis}: in post-norm blocks tokens pass norms on the stream, so their vectors are not what later "
                 f"layers read.\n    {instead}"
@@ -72,29 +71,25 @@ class TokenReads:
 
     def __call__(self, ids: Int[Tensor, " n"]) -> Iterator[tuple[str, Float[Tensor, "n d_model"]]]:
         """Yield each layer's path and what it reads, in the order of the forward pass; call without gradients."""
-        w, x = self.w, self.w.embeddings[self.stack][ids]
+        w = self.w
+        x = entry = w.embeddings[self.stack][ids]
         first: Tensor | None = None
-        for block in w.model.stacks[self.stack].blocks:
-            assert isinstance(block, Block), "a stack is made of blocks"
-            entry = x
-            for name in block.names:
-                read = entry if block.wiring == "parallel" else x
-                layer = self.layers.get(block.part(name).path)  # type: ignore[union-attr]
-                if layer is None and (self.through == "token" or not name.startswith("mlp")):
-                    continue
-                if layer is None:
-                    # the hidden layer is wider than the stream, and rows may be a whole vocabulary
-                    mlp: Any = block.part(name)
-                    parts = [mlp.write(block.norm(name)(some[None]))[0] for some in read.split(CHUNK)]
-                    written = torch.cat(parts)
-                else:
-                    if first is None or self.through == "stream" or not w.folded:
-                        first = w.normed(read, w.norm_before(layer), bias=False)
-                    yield layer.path, first
-                    written = self._written(layer, first)
-                if written is not None:
-                    after = block.norm_after(name) if block.wiring == "sandwich" else None
-                    x = x + (written if after is None else w.normed(written, after))
+        for place in w.model.sub_layers(self.stack):
+            entry = x if place.entry == place.index else entry
+            layer = self.layers.get(place.path)
+            if layer is None and (self.through == "token" or place.role != "mlp"):
+                continue
+            if layer is None:
+                assert place.before is not None, "no norm stands on the stream"
+                # the hidden layer is wider than the stream, and rows may be a whole vocabulary
+                written = torch.cat([place.part.write(place.before(some[None]))[0] for some in entry.split(CHUNK)])
+            else:
+                if first is None or self.through == "stream" or not w.folded:
+                    first = w.normed(entry, place.before, bias=False)
+                yield layer.path, first
+                written = self._written(layer, first)
+            if written is not None:
+                x = x + w.normed(written, place.write_norm)
 
     def _written(self, layer: AttentionWeights, rows: Tensor) -> Tensor | None:
         """Return what heads write of the token they stand on, as far as they attend to it."""

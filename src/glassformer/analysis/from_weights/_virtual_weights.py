@@ -13,7 +13,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import wide
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block
-from glassformer.weights import AttentionWeights, Factored, HeadWeights, head_label
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike, head_label
 
 BLOCK = 1 << 22  # entries of products held at a time
 
@@ -37,15 +37,15 @@ class Port(NamedTuple):
         label: `token`, `position`, `L0H1` or `L0 mlp` for writes; `L1H0 Q`, `L1 mlp in`, `unembed` for reads.
         matrix: `width d_model`: rows are what is written, or the transpose of what reads.
         stack: The stream it is on.
-        place: Block and sub-layer; the embedding lies before all, the unembedding after all.
-        parallel: Whether the block's sub-layers read before any of them writes.
+        index: Its place among the stack's sub-layers; the embedding lies before all, the unembedding after all.
+        entry: How many sub-layers have written to the stream that it reads.
     """
 
     label: str
     matrix: Float[Tensor, "width d_model"]
     stack: str
-    place: tuple[float, int]
-    parallel: bool = False
+    index: float
+    entry: float = -math.inf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class VirtualWeights(Result):
 
 @question("How strongly does each component read each earlier one?", of="weights")
 def virtual_weights(
-    model: Any, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
+    model: WeightsLike, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
 ) -> VirtualWeights:
     """Measure how strongly each component reads what each earlier one writes.
 
@@ -98,7 +98,7 @@ def virtual_weights(
 
 
 @question("What is the matrix from one component to a later one?", of="weights")
-def virtual(model: Any, writer: str, reader: str) -> Factored:
+def virtual(model: WeightsLike, writer: str, reader: str) -> Factored:
     """Return the virtual weight between two components, factored; rows as the writer's, columns as the reader's.
 
     `virtual(model, "token", "unembed")` is the direct path, `virtual(model, "L0 mlp", "L1 mlp in").top()` the strongest
@@ -125,8 +125,8 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
             is neither attention nor an MLP.
     """
     w.require_matrices("virtual weights", "Composition of two heads: analysis.from_weights.composition(model).")
-    for name, stack in w.model.stacks.items():
-        if any(isinstance(block, Block) and block.wiring == "post" for block in stack.blocks):
+    for name in w.model.stacks:
+        if any(layer.stream_norm for layer in w.model.sub_layers(name)):
             raise AnalysisUnavailable(
                 f"virtual weights: {name or 'the'} stack has post-norm blocks, which normalise the stream itself "
                 "between a write and what reads it.\n"
@@ -137,25 +137,21 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
         for name, rows in w.embeddings.items():
             w.require_entry(name, "virtual weights")
             prefix, table = "enc " if name == "encoder" else "", w.tables[name]
-            found.append(Port(f"{prefix}token", rows, name, (-1, 0)))
-            found += [] if table is None else [Port(f"{prefix}position", table, name, (-1, 0))]
+            found.append(Port(f"{prefix}token", rows, name, -1))
+            found += [] if table is None else [Port(f"{prefix}position", table, name, -1)]
     for layer in w.attention:
         found += _attention(w, layer, side)
     for mlp in w.mlps:
-        block = w.model.stacks[mlp.stack].blocks[mlp.layer]
-        place, parallel = (mlp.layer, block.names.index(mlp.part)), block.wiring == "parallel"
+        where = w.sub_layers[mlp.path]
         if side == "write":
-            after = block.norm_after(mlp.part) if block.wiring == "sandwich" else None
-            written = mlp.W_out
-            if after is not None:
-                written = after.linear(written, written.new_ones(written.shape[:-1])).detach()
-            found.append(Port(mlp.label, written, mlp.stack, place, parallel))
+            written = FrozenNorm(where.write_norm, None).unscaled(mlp.W_out).detach()
+            found.append(Port(mlp.label, written, mlp.stack, where.index))
             continue
         reads = {"in": mlp.W_in} | ({} if mlp.W_gate is None else {"gate": mlp.W_gate})
-        found += [Port(f"{mlp.label} {name}", m.mT, mlp.stack, place, parallel) for name, m in reads.items()]
-    found.sort(key=lambda port: (port.stack == "decoder", port.place))
+        found += [Port(f"{mlp.label} {name}", m.mT, mlp.stack, where.index, where.entry) for name, m in reads.items()]
+    found.sort(key=lambda port: (port.stack == "decoder", port.index))
     linear = w.model.unembed.readout is None
-    found += [] if side == "write" or not linear else [Port("unembed", w.U.mT, w.stack, (math.inf, 0))]
+    found += [] if side == "write" or not linear else [Port("unembed", w.U.mT, w.stack, math.inf, math.inf)]
     return [port._replace(matrix=wide(port.matrix)) for port in found]
 
 
@@ -183,28 +179,26 @@ def _thin(matrix: Tensor) -> Tensor:
 
 
 def _attention(w: HeadWeights, layer: AttentionWeights, side: str) -> list[Port]:
-    block = w.model.stacks[layer.stack].blocks[layer.layer]
-    place, parallel = (layer.layer, block.names.index(layer.part)), block.wiring == "parallel"
+    place = w.sub_layers[layer.path]
     if side == "write":
-        return [Port(*pair, layer.stack, place, parallel) for pair in zip(layer.labels, layer.written())]
+        return [Port(*pair, layer.stack, place.index) for pair in zip(layer.labels, layer.written())]
     found = []
     for name, matrices in (("Q", layer.Q), ("K", layer.K), ("V", layer.V)):
         # heads that share keys and values read alike: one port each, called after the first head of the group
         shared = len(layer.Q) // len(matrices)
-        crossed = layer.part.startswith("cross") and name != "Q"
-        where = ("encoder", (math.inf, 0)) if crossed else (layer.stack, place)
+        # keys and values of cross-attention read what the other stack ends in
+        crossed = layer.crosses and name != "Q"
+        where = (w.model.source or "", math.inf, math.inf) if crossed else (layer.stack, place.index, place.entry)
         for h, matrix in enumerate(matrices):
             label = f"{head_label(layer.stack, layer.part, layer.layer, h * shared)} {name}"
             # the maps of several streams are one reader
             read = matrix.mT if matrix.ndim == 2 else matrix.mT.flatten(0, 1)
-            found.append(Port(label, read, *where, parallel))
+            found.append(Port(label, read, *where))
     return found
 
 
 def _before(writer: Port, reader: Port) -> bool:
-    if writer.stack != reader.stack or writer.place >= reader.place:
-        return False
-    return not (writer.parallel and writer.place[0] == reader.place[0])
+    return writer.stack == reader.stack and writer.index < reader.entry
 
 
 def _pick(found: list[Port], labels: Sequence[str] | None) -> list[Port]:

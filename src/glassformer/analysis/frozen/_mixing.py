@@ -8,22 +8,21 @@ those of the run: with them fixed all of this is linear, the norms behind a sub-
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import decoder_side
-from glassformer.analysis.frozen._stack import FrozenNorm
+from glassformer.analysis.components import head_labels
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
-from glassformer.models import Block, EncoderDecoder, Stack
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.norms import Norm
-from glassformer.weights import head_label
 
 # vectors held at once while a unit is split: about 64 MiB in float32
 NUMBERS_AT_ONCE = 1 << 24
@@ -110,26 +109,25 @@ class Unit:
         yield from (slice(start, min(start + at_once, n)) for start in range(0, n, at_once))
 
 
-def flow_sites(model: Any, stack: str | None = None) -> list[str]:
+def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     """Return the sites that the analyses of token flow read, to be passed as `read=`.
 
     Args:
         model: One of ours.
         stack: `encoder` for a model that has two, to read no more than that; else all that leads to the logits.
     """
+    name = require_model(model, "token flow").stack_name(stack)
+    names = [model.source, name] if stack is None and model.source is not None else [name]
     found: list[str] = []
-    for name in _names(model, stack):
-        for block in _blocks(model, name):
-            found += block.at_resid
-            for part_name in block.names:
-                part, after = block.part(part_name), block.norm_after(part_name)
-                found += [after.at_scale] if after is not None and not after.identity else []
-                if not isinstance(part, AttentionLayer):
-                    found.append(_out(block, part_name))
-                elif part.traits.linear_in_value in ("exact", "scaled"):
-                    found += [part.at.pattern, part.at.value]
-                    found += [] if part.merge.linear else [part.at.z_scale]
-                    found += [] if part.merge.gate is None else [_read_by(block, part_name)]
+    for layer in [layer for name in names for layer in model.sub_layers(name)]:
+        found += layer.block.at_resid
+        found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
+        if (part := layer.attention) is None:
+            found.append(layer.at_write)
+        elif part.traits.linear_in_value in ("exact", "scaled"):
+            found += [part.at.pattern, part.at.value]
+            found += [] if part.merge.linear else [part.at.z_scale]
+            found += [] if part.merge.gate is None else [layer.at_read]
     return list(dict.fromkeys(found))
 
 
@@ -146,51 +144,52 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    name = _own(run.model, stack)
+    name = require_model(run.model, analysis).stack_name(stack)
     require_patterns(run.model, analysis, name)
     run.require(flow_sites(run.model, name), analysis)
     length, source = len(token_row(run, name, row)), len(run.source_rows[row]) if run.source_rows else 0
     row_of = _Row(run, row, length, source)
-    for block in _blocks(run.model, name):
-        groups = [block.names] if block.wiring == "parallel" else [[part] for part in block.names]
-        for i, group in enumerate(groups):
-            yield _unit(row_of, name, block, group, block.at_resid[i], block.at_resid[i + 1])
+    # sub-layers that read one stream also add to one: they are one step
+    for _, group in itertools.groupby(run.model.sub_layers(name), lambda layer: layer.entry):
+        yield _unit(row_of, list(group))
 
 
-def require_patterns(model: Any, analysis: str, stack: str | None = None) -> None:
+def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) -> None:
     """Raise `NoPattern` unless all that mixes positions is attention with a pattern that multiplies values."""
-    for block in _blocks(model, _own(model, stack)):
-        for name in block.names:
-            part = block.part(name)
-            if not isinstance(part, AttentionLayer) and not part.by_position:
-                raise NoPattern(
-                    f'{analysis}: layer {block.layer} has a sub-layer "{name}", which mixes positions without a '
-                    "pattern.\n    Gradients need none: analysis.input_gradients(model, text)."
-                )
-            if isinstance(part, AttentionLayer) and not part.projection.values_by_position:
-                raise NoPattern(
-                    f"{analysis}: layer {block.layer} mixes values with those just before them "
-                    f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
-                    "    Gradients need none: analysis.input_gradients(model, text)."
-                )
-            if isinstance(part, AttentionLayer) and part.traits.linear_in_value not in ("exact", "scaled"):
-                raise NoPattern(
-                    f'{analysis}: layer {block.layer} uses "{part.config.mixer.kind}" '
-                    f'(linear_in_value="{part.traits.linear_in_value}"), which has no pattern that multiplies values.\n'
-                    "    Gradients need none: analysis.attribution.input_gradients(model, text)."
-                )
+    for layer in require_model(model, analysis).sub_layers(model.stack_name(stack)):
+        part = layer.attention
+        if part is None and not layer.part.by_position:
+            raise NoPattern(
+                f'{analysis}: layer {layer.layer} has a sub-layer "{layer.name}", which mixes positions without a '
+                "pattern.\n    Gradients need none: analysis.attribution.input_gradients(model, text)."
+            )
+        if part is not None and not part.projection.values_by_position:
+            raise NoPattern(
+                f"{analysis}: layer {layer.layer} mixes values with those just before them "
+                f"({part.config.projection.kind}), so its pattern does not say where they come from.\n"
+                "    Gradients need none: analysis.attribution.input_gradients(model, text)."
+            )
+        if part is not None and part.traits.linear_in_value not in ("exact", "scaled"):
+            raise NoPattern(
+                f'{analysis}: layer {layer.layer} uses "{part.config.mixer.kind}" '
+                f'(linear_in_value="{part.traits.linear_in_value}"), which has no pattern that multiplies values.\n'
+                "    Gradients need none: analysis.attribution.input_gradients(model, text)."
+            )
 
 
-def require_rows(model: Any, analysis: str, advice: str, stack: str | None = None) -> None:
+def require_rows(model: ModelLike, analysis: str, advice: str, stack: str | None = None) -> None:
     """Raise `AnalysisUnavailable` unless rows of every pattern are non-negative and sum to one."""
-    for block in _blocks(model, _own(model, stack)):
-        for name in block.names:
-            part = block.part(name)
-            if isinstance(part, AttentionLayer) and not part.traits.rows_sum_to_one:
-                raise AnalysisUnavailable(
-                    f'{analysis}: layer {block.layer} uses "{part.config.mixer.described}" (rows_sum_to_one=False), '
-                    f"whose weights are no shares.\n    {advice}"
-                )
+    for part in _attentions(model, analysis, stack):
+        if not part.traits.rows_sum_to_one:
+            raise AnalysisUnavailable(
+                f'{analysis}: layer {part.dims.layer} uses "{part.config.mixer.described}" (rows_sum_to_one=False), '
+                f"whose weights are no shares.\n    {advice}"
+            )
+
+
+def _attentions(model: ModelLike, analysis: str, stack: str | None) -> list[AttentionLayer]:
+    layers = require_model(model, analysis).sub_layers(model.stack_name(stack))
+    return [layer.attention for layer in layers if layer.attention is not None]
 
 
 def token_row(run: Run, stack: str, row: int) -> list[str]:
@@ -203,9 +202,9 @@ def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:
     return [f"{before}{i}:{token}" for i, token in enumerate(tokens)]
 
 
-def has_source(model: Any, stack: str | None) -> bool:
+def has_source(model: ModelLike, stack: str | None) -> bool:
     """Whether a stack's cross-attention brings in positions of an encoder."""
-    return isinstance(model, EncoderDecoder) and stack != "encoder"
+    return model.source is not None and stack != model.source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,89 +224,52 @@ class _Row:
         return self(site)[: self.length]
 
     def frozen(self, norm: Norm | None) -> FrozenNorm:
-        scaled = norm is not None and not norm.identity
-        return FrozenNorm(norm, self.at_positions(norm.at_scale) if scaled else None)  # type: ignore[union-attr]
+        return FrozenNorm.of(norm, self.at_positions)
 
 
-def _unit(row: _Row, stack: str, block: Block, names: list[str], before: str, behind: str) -> Unit:
-    kept, result = row.at_positions(before), row.at_positions(behind)
+def _unit(row: _Row, layers: Sequence[SubLayer]) -> Unit:
+    kept, result = row.at_positions(layers[0].at_stream), row.at_positions(layers[0].at_behind)
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
-    for name in names:
-        part, after = block.part(name), row.frozen(block.norm_after(name))
-        if block.wiring == "post":
-            kept = _passed(after, kept)
-        if isinstance(part, AttentionLayer):
-            moves.append(_moves(row, stack, block, name, part, after))
+    for layer in layers:
+        part, after = layer.attention, row.frozen(layer.after)
+        if layer.stream_norm:
+            kept = after(kept).detach()
+        if part is not None:
+            moves.append(_moves(row, layer, part, after))
             own = part.merge.output.bias
-            bias = bias if own is None else bias + _passed(after, own.detach().expand_as(kept))
-        if after.bias is not None and (block.wiring == "post" or isinstance(part, AttentionLayer)):
+            bias = bias if own is None else bias + after(own.detach().expand_as(kept)).detach()
+        if after.bias is not None and (layer.stream_norm or part is not None):
             bias = bias + after.bias.detach()
-        if isinstance(part, AttentionLayer):
-            continue
-        written = row.at_positions(_out(block, name))
-        writes.append((_label(stack, block, name), _passed(after, written) if block.wiring == "post" else written))
-    mixing = [name for name in names if isinstance(block.part(name), AttentionLayer)]
-    label = _label(stack, block, mixing[0] if mixing else names[0])
-    return Unit(label, kept, tuple(moves), tuple(writes), bias, result)
+        if part is None:
+            # what is read behind a norm on the write has passed it already
+            written = row.at_positions(layer.at_write)
+            writes.append((_label(layer), after(written).detach() if layer.stream_norm else written))
+    mixing = [layer for layer in layers if layer.attention is not None]
+    return Unit(_label((mixing or layers)[0]), kept, tuple(moves), tuple(writes), bias, result)
 
 
-def _passed(norm: FrozenNorm, x: Float[Tensor, "query d_model"]) -> Float[Tensor, "query d_model"]:
-    """Return an addend of the stream behind a norm, its scale as in the run."""
-    return x if norm.norm is None or norm.scale is None else norm.norm.linear(x, norm.scale).detach()
-
-
-def _moves(row: _Row, stack: str, block: Block, name: str, part: AttentionLayer, after: FrozenNorm) -> Moves:
-    n, keys = row.length, row.source if part.config.cross else row.length
+def _moves(row: _Row, layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
+    n, keys = row.length, row.source if layer.crosses else row.length
     pattern = row(part.at.pattern)[:, :n, :keys]
     value = per_query_head(row(part.at.value)[:, :keys], pattern)
     weight, output, gate = pattern, part.merge.matrix().detach(), None
     if not part.merge.linear:
         weight = weight / row(part.at.z_scale)[:, :n, None]
-    if after.norm is not None and not after.norm.identity:
-        assert after.scale is not None, "a norm with a gain has a scale"
-        weight = weight / after.scale[:, None]
-        output = after.norm.linear(output, output.new_ones(output.shape[:-1])).detach()
+    if after.scale is not None:
+        weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
     if not part.merge.linear or part.merge.gate is not None:
         # gain and gate: what merging makes of ones that need no scaling
         ones = value.new_ones(1, *pattern.shape[:2], part.dims.d_value)
-        x = ones if part.merge.gate is None else row.at_positions(_read_by(block, name))[None]
+        x = ones if part.merge.gate is None else row.at_positions(layer.at_read)[None]
         flat = part.merge.prepare(ones, x, None if part.merge.linear else ones[..., 0]).detach()
         factor = flat[0].unflatten(-1, (ones.shape[1], -1)).transpose(0, 1)
         if part.merge.gate is None:
             value = value * factor[:, :1]
         else:
             gate = factor
-    labels = [head_label(stack, name, block.layer, h) for h in range(part.dims.n_heads)]
-    return Moves(part, labels, pattern, weight, value, gate, output)
+    return Moves(part, head_labels(layer), pattern, weight, value, gate, output)
 
 
-def _names(model: Any, stack: str | None) -> list[str]:
-    own = _own(model, stack)
-    return ["encoder", own] if has_source(model, stack) and stack is None else [own]
-
-
-def _own(model: Any, stack: str | None) -> str:
-    decoder_side(model)
-    if not isinstance(model, EncoderDecoder):
-        return ""
-    return stack or "decoder"
-
-
-def _blocks(model: Any, name: str) -> list[Block]:
-    found: Stack = model.stacks[name]
-    return [block for block in found.blocks if isinstance(block, Block)]
-
-
-def _label(stack: str, block: Block, name: str) -> str:
-    prefix = "enc " if stack == "encoder" else ""
-    return f"{prefix}L{block.layer}" + ("" if name == "attn" else f" {name}")
-
-
-def _out(block: Block, name: str) -> str:
-    """Return the site of what a sub-layer adds: behind its norm in a sandwich block."""
-    after = block.norm_after(name)
-    return f"{block.path}.{name}.out" if after is None or block.wiring != "sandwich" else after.at_out
-
-
-def _read_by(block: Block, name: str) -> str:
-    return block.at_resid[block.names.index(name)] if block.wiring == "post" else block.norm(name).at_out
+def _label(layer: SubLayer) -> str:
+    """Return how a step is called: an attention layer by its block alone, if it is the block's first."""
+    return layer.block_label if layer.name == "attn" else layer.label

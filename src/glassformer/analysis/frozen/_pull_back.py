@@ -10,20 +10,23 @@ Axes: `row place`, the rows and positions that are looked at.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import blocks_of, decoder_side, sub_layers, written_before
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.merge import MergeHeads
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Block
+from glassformer.models import ModelLike, SubLayer, require_model, written_before
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
+
+U = TypeVar("U")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,12 +85,13 @@ class Directions:
         return self.spread(heads)
 
     def before(self, norm: Norm, run: Run, at: Places) -> "Directions":
-        """Return the directions before a norm that has these behind it: the transpose of `Norm.linear`."""
-        if norm.identity:
+        """Return the directions before a norm that has these behind it."""
+        found = FrozenNorm.of(norm, lambda site: at.of_stream(run[site].values))
+        if found.scale is None:
             return self
-        return Directions(
-            norm.transposed(self.distinct), self.which, self.factor / at.of_stream(run[norm.at_scale].values)
-        )
+        # what divides differs by place; the rest of the transpose is done once for each distinct vector
+        unscaled = FrozenNorm(norm, found.scale.new_ones(()))
+        return Directions(unscaled.adjoint(self.distinct), self.which, self.factor / found.scale)
 
     def before_readout(
         self, readout: ReadoutLayer, run: Run, at: Places
@@ -109,8 +113,7 @@ class Directions:
 class Write:
     """A sub-layer, the directions its write is measured along, and what the norm after it adds by its bias."""
 
-    block: Block
-    name: str
+    layer: SubLayer
     directions: Directions
     bias: Float[Tensor, "row place"] | None
 
@@ -139,36 +142,49 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
         at: Places they belong to.
         site: Place in the stream where they start; by default behind the final norm, as the unembedding reads.
     """
-    stack, embed = decoder_side(run.model)
-    earlier, final_bias, u = sub_layers(stack), None, directions
-    if site is None:
-        shift = stack.final.shift
-        final_bias = None if shift is None else directions.constant(shift)
-        u = directions.before(stack.final, run, at)
-    else:
-        earlier = written_before(blocks_of(stack), site)
-    final, writes = u, []
-    for block, name in reversed(earlier):
-        after = block.norm_after(name)
-        if after is None:
-            writes.append(Write(block, name, u, None))
-            continue
-        bias, through = None if after.shift is None else u.constant(after.shift), u.before(after, run, at)
-        writes.append(Write(block, name, through, bias))
-        # a post-norm normalises the whole stream, so everything written earlier passes it too
-        u = through if block.wiring == "post" else u
-    if (norm := embed.norm) is None:
+    model = require_model(run.model)
+    last, norm, layers = model.output_stack.final, model.output_embed.norm, model.sub_layers()
+
+    def before(norm: Norm, u: Directions) -> Directions:
+        return u.before(norm, run, at)
+
+    final = directions if site is not None else before(last, directions)
+    final_bias = None if site is not None or last.shift is None else directions.constant(last.shift)
+    earlier, u, writes = layers if site is None else written_before(layers, site), final, list[Write]()
+    for layer, written, above in carried_down(earlier, final, before):
+        shift = None if layer.after is None else layer.after.shift
+        writes.append(Write(layer, written, None if shift is None else above.constant(shift)))
+        u = written if layer.stream_norm else above
+    if norm is None:
         return Path(writes[::-1], u, final, final_bias)
     entry_bias = None if norm.shift is None else u.constant(norm.shift)
-    return Path(writes[::-1], u.before(norm, run, at), final, final_bias, entry_bias)
+    return Path(writes[::-1], before(norm, u), final, final_bias, entry_bias)
 
 
-def scale_sites(model: Any) -> list[str]:
+def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]) -> Iterator[tuple[SubLayer, U, U]]:
+    """Carry a direction of the stream down past some sub-layers.
+
+    Args:
+        layers: In the order of the forward pass.
+        u: A direction of the stream above the last of them.
+        before: Takes a direction behind a norm to one in front of it.
+
+    Yields:
+        Each sub-layer, last one first, with the direction of what it returns, and that of the stream above it. Below
+        it, the direction is the former where a norm acts on the stream, which everything written earlier passes too.
+    """
+    for layer in reversed(layers):
+        written = u if layer.after is None else before(layer.after, u)
+        yield layer, written, u
+        u = written if layer.stream_norm else u
+
+
+def scale_sites(model: ModelLike) -> list[str]:
     """Return what `pull_back` needs, from what the unembedding reads: scales of norms, and what a readout freezes."""
-    stack, embed = decoder_side(model)
-    readout = model.unembed.readout
-    after = [block.norm_after(name) for block, name in sub_layers(stack)]
-    found = [norm.at_scale for norm in (embed.norm, *after, stack.final) if norm is not None and not norm.identity]
+    model = require_model(model)
+    readout, norms = model.unembed.readout, [model.output_embed.norm, *(layer.after for layer in model.sub_layers())]
+    norms.append(model.output_stack.final)
+    found = [norm.at_scale for norm in norms if norm is not None and not norm.identity]
     if readout is not None:
         found += [readout.at.pre, *([] if readout.norm.identity else [readout.norm.at_scale])]
     return found

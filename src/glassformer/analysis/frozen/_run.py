@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import run, run_for
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.question import question
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Set
-from glassformer.weights.stream import embedding_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,27 +37,29 @@ class Linearity(Result):
     by_position: Labelled
 
 
-def frozen_sites(model: Any) -> list[str]:
+def frozen_sites(model: ModelLike) -> list[str]:
     """Return the sites that `frozen_edits` holds fixed: patterns and norm scales of every stack.
 
     Raises:
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    decoder_side(model)
-    found: list[str] = []
-    for side, stack in model.stacks.items():
-        entry = embedding_of(model, side).norm
-        found += [] if entry is None else [entry.at_scale]
-        for block in stack.blocks:
-            for name in block.names:
-                before = None if block.wiring == "post" else block.norm(name)
-                found += [n.at_scale for n in (before, block.norm_after(name)) if n is not None and not n.identity]
-                part = block.part(name)
-                if isinstance(part, AttentionLayer):
-                    require_pattern(part, "a frozen run")
-                    found += [part.at.pattern] + ([] if part.merge.linear else [part.at.z_scale])
-        found += [stack.final.at_scale] if not stack.final.identity else []
-    return found
+    scales, patterns = _frozen_sites(model)
+    return [*scales, *patterns]
+
+
+def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
+    """Return the sites of norm scales, and of patterns."""
+    scales, patterns = list[str](), list[str]()
+    for side, stack in require_model(model, "a frozen run").stacks.items():
+        norms = [model.embeddings[side].norm, stack.final]
+        for layer in stack.sub_layers():
+            norms += layer.norms
+            if (part := layer.attention) is not None:
+                require_pattern(part, "a frozen run")
+                patterns.append(part.at.pattern)
+                scales += [] if part.merge.linear else [part.at.z_scale]
+        scales += [norm.at_scale for norm in norms if norm is not None and not norm.identity]
+    return scales, patterns
 
 
 @question(
@@ -96,13 +95,14 @@ def frozen_edits(
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
     run = run_for(frozen_edits, run, text, target)
-    names = [name for name in frozen_sites(run.model) if (patterns if name.endswith(".pattern") else scales)]
+    of_norms, of_heads = _frozen_sites(run.model)
+    names = [*(of_norms if scales else ()), *(of_heads if patterns else ())]
     run.require(names, "frozen_edits")
     return [Set(name, run[name].values) for name in names]
 
 
 @question("How linear is the model with patterns and scales frozen?", of="texts")
-def linearity(model: Any, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
+def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 
     Patterns and scales come from the text; x and y are random vectors of the size of its token vectors. One pass

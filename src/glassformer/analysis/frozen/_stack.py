@@ -7,84 +7,49 @@ values come from another stack) are no linear maps of the stream: they take part
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.components import decoder_side, vector_sites
+from glassformer.analysis.components import head_labels, vector_sites
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
-from glassformer.models import Block
+from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.embedding import Unembedding
-from glassformer.models.norms import Norm
-from glassformer.weights import head_label
 
 Stream = Float[Tensor, "*n batch pos d_model"]
 Mixed = Float[Tensor, "*n batch head pos d_value"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FrozenNorm:
-    """A norm and the scale it divided by, `batch pos`; no norm is the identity."""
-
-    norm: Norm | None
-    scale: Tensor | None
-
-    def __call__(self, x: Stream, *, bias: bool = False, live: bool = False) -> Stream:
-        """Apply it to an addend of the stream; with `bias` (and, if wanted, a live scale) to a whole stream."""
-        norm = self.norm
-        if norm is None or norm.identity:
-            return x
-        scale = norm.scale(x) if live else self.scale
-        assert scale is not None, "a norm with a gain has a scale"
-        return norm.affine(x, scale) if bias else norm.linear(x, scale)
-
-    def adjoint(self, u: Stream) -> Stream:
-        """Return a direction behind it as a direction before it."""
-        norm = self.norm
-        if norm is None or norm.identity:
-            return u
-        assert self.scale is not None
-        return norm.transposed(u / self.scale[..., None])
-
-    @property
-    def bias(self) -> Float[Tensor, " d_model"] | None:
-        return None if self.norm is None else self.norm.shift
-
-    def rows(self, rows: slice) -> "FrozenNorm":
-        return FrozenNorm(self.norm, None if self.scale is None else self.scale[rows])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One sub-layer.
+    """One sub-layer, frozen.
 
     Args:
-        block: Where it lies.
-        name: Its name there.
-        entry: How many sub-layers have written to the stream it reads; all of a parallel block read what enters it.
+        layer: The sub-layer, and where it lies.
         before: The norm it reads through.
         after: The norm behind it: of its write in a sandwich block, of the whole stream in a post-norm block.
-        attention: The layer if it is self-attention; then `pattern` is set, else `recorded`.
-        pattern: `batch head query key`.
+        pattern: Of self-attention, `batch head query key`.
         factor: What mixed values are multiplied by (gain and gate), `batch head pos d_value`; None for one.
         scale: What they are divided by first, `batch head pos`; None for one.
-        recorded: What it wrote, `batch pos d_model`.
+        recorded: What any other sub-layer wrote, `batch pos d_model`.
     """
 
-    block: Block
-    name: str
-    entry: int
+    layer: SubLayer
     before: FrozenNorm
     after: FrozenNorm
-    attention: AttentionLayer | None = None
     pattern: Tensor | None = None
     factor: Tensor | None = None
     scale: Tensor | None = None
     recorded: Tensor | None = None
+
+    @property
+    def attention(self) -> AttentionLayer | None:
+        """The layer if it is self-attention, which is split into heads."""
+        return self.layer.self_attention
 
     @property
     def n_heads(self) -> int:
@@ -93,15 +58,16 @@ class Step:
     @property
     def labels(self) -> list[str]:
         """Names of its heads."""
-        return [head_label("", self.name, self.block.layer, h) for h in range(self.n_heads)]
+        return [] if self.attention is None else head_labels(self.layer)
 
     @property
     def label(self) -> str:
-        return f"L{self.block.layer} {self.name}"
+        return self.layer.label
 
     @property
-    def post(self) -> bool:
-        return self.block.wiring == "post"
+    def entry(self) -> int:
+        """How many sub-layers have written to the stream it reads."""
+        return self.layer.entry
 
     def mix(self, x: Stream, *, bias: bool = False, live: bool = False) -> Mixed:
         """Return the mixed values of every head, ready for the output matrix, from an addend of what is read.
@@ -147,11 +113,11 @@ class Step:
 
     def behind(self, write: Stream, *, bias: bool = False, live: bool = False) -> Stream:
         """Return a write as it enters the stream: through the norm behind it in a sandwich block."""
-        return write if self.post else self.after(write, bias=bias, live=live)
+        return self.after(write, bias=bias, live=live) if self.layer.write_norm else write
 
     def passed(self, x: Stream, *, bias: bool = False, live: bool = False) -> Stream:
         """Return an addend of the stream above the sub-layer: through its norm in a post-norm block."""
-        return self.after(x, bias=bias, live=live) if self.post else x
+        return self.after(x, bias=bias, live=live) if self.layer.stream_norm else x
 
     def written(self, u: Stream) -> Stream:
         """Return a direction of the stream above as a direction of what the sub-layer writes."""
@@ -159,7 +125,7 @@ class Step:
 
     def below(self, u: Stream) -> Stream:
         """Return a direction of the stream above as a direction of the stream it is added to."""
-        return self.after.adjoint(u) if self.post else u
+        return self.after.adjoint(u) if self.layer.stream_norm else u
 
     def mixed(self, u: Stream) -> Mixed:
         """Return a direction of what is written as a direction of what `mix` returns."""
@@ -230,9 +196,8 @@ class Steps:
 
     @property
     def depth(self) -> int:
-        """The most heads a path can pass: attention sub-layers, those of a parallel block counted once."""
-        entries = {s.entry if s.block.wiring == "parallel" else i for i, s in enumerate(self.steps) if s.n_heads}
-        return len(entries)
+        """The most heads a path can pass: attention sub-layers, those that read one stream counted once."""
+        return len({step.entry for step in self.steps if step.n_heads})
 
     @property
     def left_whole(self) -> list[str]:
@@ -283,22 +248,20 @@ class Steps:
         yield -1, u, u
 
 
-def step_sites(model: Any) -> list[str]:
+def step_sites(model: ModelLike) -> list[str]:
     """Return the sites that a frozen stack is made of, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    found = vector_sites(embed)
-    for block in stack.blocks:
-        assert isinstance(block, Block), "a stack is made of blocks"
-        for name in block.names:
-            found += [n.at_scale for n in _norms(block, name) if n is not None and not n.identity]
-            part = _self_attention(block, name)
-            if part is None:
-                found.append(f"{block.path}.{name}.out")
-                continue
-            found.append(part.at.pattern)
-            found += [] if part.merge.linear else [part.at.z_scale]
-            found += [] if part.merge.gate is None else [_read_by(block, name)]
-    found += [stack.final.at_scale] if not stack.final.identity else []
+    model = require_model(model)
+    found, final = vector_sites(model.output_embed), model.output_stack.final
+    for layer in model.sub_layers():
+        found += [norm.at_scale for norm in layer.norms]
+        part = layer.self_attention
+        if part is None:
+            found.append(layer.at_out)
+            continue
+        found.append(part.at.pattern)
+        found += [] if part.merge.linear else [part.at.z_scale]
+        found += [] if part.merge.gate is None else [layer.at_read]
+    found += [final.at_scale] if not final.identity else []
     return found + ([] if model.unembed.cap is None else [model.unembed.at_raw])
 
 
@@ -309,44 +272,41 @@ def steps_of(run: Run, analysis: str) -> Steps:
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    stack, embed = decoder_side(run.model)
-    require_steps(run.model, analysis)
-    run.require(step_sites(run.model), analysis)
+    model = require_model(run.model, analysis)
+    require_steps(model, analysis)
+    run.require(step_sites(model), analysis)
+
+    def read(site: str) -> Tensor:
+        return run[site].values.detach()
+
     steps: list[Step] = []
-    for block in stack.blocks:
-        assert isinstance(block, Block)
-        entry = len(steps)
-        for name in block.names:
-            before, after = (_frozen(run, norm) for norm in _norms(block, name))
-            at = entry if block.wiring == "parallel" else len(steps)
-            part = _self_attention(block, name)
-            if part is None:
-                recorded = _value(run, f"{block.path}.{name}.out")
-                steps.append(Step(block, name, at, before, after, recorded=recorded))
-                continue
-            scale = None if part.merge.linear else _value(run, part.at.z_scale)
-            pattern, factor = _value(run, part.at.pattern), _factor(run, block, name, part)
-            steps.append(Step(block, name, at, before, after, part, pattern, factor, scale))
-    entry = _frozen(run, embed.norm)
-    position = None if embed.positions is None else entry(_value(run, embed.at_position))
-    token, final = entry(_value(run, embed.at_token)), _frozen(run, stack.final)
-    return Steps(tuple(steps), token, position, final, run.model.unembed, entry.bias)
+    for layer in model.sub_layers():
+        before, after = FrozenNorm.of(layer.before, read), FrozenNorm.of(layer.after, read)
+        part = layer.self_attention
+        if part is None:
+            steps.append(Step(layer, before, after, recorded=read(layer.at_out)))
+            continue
+        pattern, scale = read(part.at.pattern), None if part.merge.linear else read(part.at.z_scale)
+        gate = None if part.merge.gate is None else read(layer.at_read)
+        steps.append(Step(layer, before, after, pattern, _factor(part, pattern, gate), scale))
+    embed = model.output_embed
+    entry, final = FrozenNorm.of(embed.norm, read), FrozenNorm.of(model.output_stack.final, read)
+    position = None if embed.positions is None else entry(read(embed.at_position))
+    return Steps(tuple(steps), entry(read(embed.at_token)), position, final, model.unembed, entry.bias)
 
 
-def require_steps(model: Any, analysis: str) -> None:
+def require_steps(model: ModelLike, analysis: str) -> None:
     """Raise unless every self-attention layer below the logits has a pattern that multiplies linear values.
 
     Raises:
         NoPattern: One has no such pattern.
         AnalysisUnavailable: One clips its values, or the logits are no linear function of the stream, norms frozen.
     """
-    model.unembed.require_linear(analysis)
-    for block in decoder_side(model)[0].blocks:
-        for name in block.names:  # type: ignore[union-attr]
-            part = _self_attention(block, name)  # type: ignore[arg-type]
-            if part is not None:
-                require_pattern(part, analysis)
-                _require_linear_values(part, analysis)
+    require_model(model, analysis).unembed.require_linear(analysis)
+    for layer in model.sub_layers():
+        if (part := layer.self_attention) is not None:
+            require_pattern(part, analysis)
+            _require_linear_values(part, analysis)
 
 
 def require_pattern(part: AttentionLayer, analysis: str) -> None:
@@ -384,38 +344,16 @@ def require_attention_only(steps: Steps, analysis: str, advice: str) -> None:
         )
 
 
-def _norms(block: Block, name: str) -> tuple[Norm | None, Norm | None]:
-    return (None if block.wiring == "post" else block.norm(name)), block.norm_after(name)
-
-
-def _frozen(run: Run, norm: Norm | None) -> FrozenNorm:
-    return FrozenNorm(norm, None if norm is None or norm.identity else _value(run, norm.at_scale))
-
-
-def _self_attention(block: Block, name: str) -> AttentionLayer | None:
-    part = block.part(name)
-    return part if isinstance(part, AttentionLayer) and not part.config.cross else None
-
-
-def _read_by(block: Block, name: str) -> str:
-    return block.at_resid[block.names.index(name)] if block.wiring == "post" else block.norm(name).at_out
-
-
-def _value(run: Run, site: str) -> Tensor:
-    return run[site].values.detach()
-
-
 def _value_bias(part: AttentionLayer) -> Float[Tensor, "kv_head d_value"] | None:
     bias = part.projection.qkv.bias
     return None if bias is None else bias.split(part.projection.widths)[2].unflatten(0, (-1, part.dims.d_value))
 
 
-def _factor(run: Run, block: Block, name: str, part: AttentionLayer) -> Tensor | None:
+def _factor(part: AttentionLayer, pattern: Tensor, gate: Tensor | None) -> Tensor | None:
     """Return gain and gate on mixed values: what merging makes of ones that need no scaling."""
-    if part.merge.linear and part.merge.gate is None:
+    if part.merge.linear and gate is None:
         return None
-    pattern = _value(run, part.at.pattern)
     ones = pattern.new_ones(*pattern.shape[:3], part.dims.d_value)
-    x = ones if part.merge.gate is None else _value(run, _read_by(block, name))
     scale = None if part.merge.linear else ones[..., 0]
-    return part.merge.prepare(ones, x, scale).detach().unflatten(-1, ones.shape[1::2]).transpose(1, 2)
+    merged = part.merge.prepare(ones, ones if gate is None else gate, scale)
+    return merged.detach().unflatten(-1, ones.shape[1::2]).transpose(1, 2)

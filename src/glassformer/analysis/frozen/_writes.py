@@ -19,25 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.components import (
-    Component,
-    Kind,
-    attention_of,
-    blocks_of,
-    decoder_side,
-    read_through,
-    sub_layers,
-    vector_sites,
-    written_before,
-)
+from glassformer.analysis.components import Component, bias_of, head_labels, vector_sites, written_by
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
-from glassformer.attention import AttentionLayer, per_query_head
+from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block, EncoderDecoder
-from glassformer.models.embedding import Embedding
-from glassformer.models.norms import Norm
-from glassformer.weights import head_label
+from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
+from glassformer.trace import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,43 +80,40 @@ class WriteProjections(Result):
     site: str
 
 
-def residual_sites(model: Any, stack: str | None = None) -> list[str]:
+def residual_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     """Return the sites that `writes` and its neighbours read, the stream itself included.
 
     Args:
         model: One of ours.
         stack: `encoder` or `decoder` of a model that has two; the decoder by default.
     """
-    blocks, embed, _ = _parts(model, stack)
-    found = vector_sites(embed)
-    for block in blocks:
-        for name in block.names:
-            part = block.part(name)
-            found.append(part.at.head_out if isinstance(part, AttentionLayer) else f"{block.path}.{name}.out")
-            after = block.norm_after(name)
-            found += [after.at_scale] if after is not None and not after.identity else []
-        found += [site for site in block.at_resid if site not in found]
-    return found
+    name = require_model(model).stack_name(stack)
+    found = vector_sites(model.embeddings[name])
+    for layer in model.sub_layers(name):
+        found.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
+        found += [layer.after.at_scale] if layer.after is not None and not layer.after.identity else []
+        found += layer.block.at_resid
+    return list(dict.fromkeys(found))
 
 
-def source_sites(model: Any) -> list[str]:
+def source_sites(model: ModelLike) -> list[str]:
     """Return the sites that tell apart the tokens heads write on behalf of, as far as mechanisms have patterns."""
     names: list[str] = []
-    for block, name in sub_layers(decoder_side(model)[0]):
-        part = attention_of(block, name)
+    for layer in require_model(model).sub_layers():
+        part = layer.attention
         if part is not None and part.traits.linear_in_value != "no":
             names += [part.at.pattern, part.at.value]
             names += [] if part.merge.linear else [part.at.z_scale]
-            names += [] if part.merge.gate is None else [read_through(block, name)]
+            names += [] if part.merge.gate is None else [layer.at_read]
     return names
 
 
-def _stack_sites(model: Any, site: str | None) -> list[str]:
+def _stack_sites(model: ModelLike, site: str | None) -> list[str]:
     """Return what `writes` reads to take apart the stack that a place lies in."""
-    return residual_sites(model, "encoder" if site is not None and site.startswith("encoder.") else None)
+    return residual_sites(model, None if site is None else Site.named(site).stack or None)
 
 
-def _write_source_sites(model: Any) -> list[str]:
+def _write_source_sites(model: ModelLike) -> list[str]:
     return residual_sites(model) + source_sites(model)
 
 
@@ -276,26 +262,19 @@ def write_sources(
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
     run = run_for(write_sources, run, text, target)
-    blocks, _, stack = _parts(run.model, None)
-    at = _index(run, stack, position, row)
-    heads = {
-        head_label("", name, block.layer, h): (block, name, h)
-        for block in blocks
-        for name in block.names
-        if isinstance(part := block.part(name), AttentionLayer)
-        for h in range(part.dims.n_heads)
-    }
+    model = require_model(run.model)
+    at = run.place(position, row)
+    heads = {label: (layer, h) for layer in model.sub_layers() for h, label in enumerate(head_labels(layer))}
     if label not in heads:
         raise AnalysisUnavailable(
             f'write_sources: no head "{label}" in the stack that ends in the logits.{nearest(label, heads)}'
         )
-    block, name, h = heads[label]
-    moved = by_source(run, block, name, row, at, h).detach()
-    after = block.norm_after(name)
-    if after is not None and not after.identity and block.wiring == "sandwich":
-        run.require([after.at_scale], "write_sources")
-        moved = after.linear(moved, run[after.at_scale].values[row, at].expand(len(moved)))
-    rows = run.source_rows if name.startswith("cross") else run.token_rows
+    layer, h = heads[label]
+    moved = by_source(run, layer, row, at, h).detach()
+    if (norm := layer.write_norm) is not None and not norm.identity:
+        run.require([norm.at_scale], "write_sources")
+        moved = FrozenNorm.of(norm, lambda site: run[site].values[row, at])(moved)
+    rows = run.source_rows if layer.crosses else run.token_rows
     keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(rows[row])]
     return Labelled(moved.detach(), ("key", "d_model"), {"key": keys} if len(keys) == len(moved) else {})
 
@@ -311,73 +290,54 @@ def each_write(
         row: Row of the batch.
     """
     site, stack = _place(run, site)
-    blocks, embed, _ = _parts(run.model, stack)
-    run.require(residual_sites(run.model, stack or None), "writes")
-    earlier = written_before(blocks, site)
+    model: Model = run.model
+    embed, entry = model.embeddings[stack], "enc " if stack == "encoder" else ""
+    run.require(residual_sites(model, stack), "writes")
+    earlier = written_before(model.sub_layers(stack), site)
+
+    def read(site: str) -> Tensor:
+        return run[site].values[row]
 
     def arrived(vectors: Tensor, index: int) -> Tensor:
-        for block, name in earlier[index:]:
-            after = block.norm_after(name)
-            if after is not None and block.wiring == "post":
-                vectors = _carried(run, after, vectors, row)
+        for layer in earlier[index:]:
+            vectors = FrozenNorm.of(layer.stream_norm, read)(vectors)
         return vectors.detach()
 
-    def entered(site: str) -> Tensor:
-        vectors = run[site].values[row][None]
-        return vectors if embed.norm is None else _carried(run, embed.norm, vectors, row)
-
-    yield [Component("token", "token")], arrived(token := entered(embed.at_token), 0)
+    enter = FrozenNorm.of(embed.norm, read)
+    yield [Component("token", "token")], arrived(token := enter(read(embed.at_token)[None]), 0)
     if embed.positions is not None:
-        yield [Component("position", "position")], arrived(entered(embed.at_position), 0)
-    if embed.norm is not None and (shift := embed.norm.shift) is not None:
-        label = f"{_prefix(stack)}embed norm bias"
-        yield [Component(label, "norm_bias")], arrived(shift.expand_as(token), 0)
-    for i, (block, name) in enumerate(earlier):
-        components, written = _written(run, block, name, stack, row)
-        after, post = block.norm_after(name), block.wiring == "post"
-        if after is not None and not post:
-            written = _carried(run, after, written, row)
-        yield components, arrived(written, i)
-        if after is not None and after.shift is not None:
-            label = f"{_prefix(stack)}L{block.layer} {name} norm bias"
-            bias = after.shift.expand(written.shape[-2:])[None]
-            yield [Component(label, "norm_bias", block.layer, name)], arrived(bias, i + 1)
+        yield [Component("position", "position")], arrived(enter(read(embed.at_position)[None]), 0)
+    if enter.bias is not None:
+        yield [Component(f"{entry}embed norm bias", "norm_bias")], arrived(enter.bias.expand_as(token), 0)
+    for i, layer in enumerate(earlier):
+        components, written = _written(run, layer, row)
+        yield components, arrived(FrozenNorm.of(layer.write_norm, read)(written), i)
+        if layer.after is not None and layer.after.shift is not None:
+            bias = layer.after.shift.expand(written.shape[-2:])[None]
+            yield [bias_of(layer, "norm_bias")], arrived(bias, i + 1)
 
 
-def _written(run: Run, block: Block, name: str, stack: str, row: int) -> tuple[list[Component], Tensor]:
-    part, layer = block.part(name), block.layer
-    if not isinstance(part, AttentionLayer):
-        kind: Kind = "mlp" if name.startswith("mlp") else "part"
-        component = Component(f"{_prefix(stack)}L{layer} {name}", kind, layer, name)
-        return [component], run[f"{block.path}.{name}.out"].values[row][None]
-    kind = "cross_head" if part.config.cross else "head"
-    side = "encoder" if stack == "encoder" else ""
-    found = [Component(head_label(side, name, layer, h), kind, layer, name, h) for h in range(part.dims.n_heads)]
+def _written(run: Run, layer: SubLayer, row: int) -> tuple[list[Component], Tensor]:
+    found, part = written_by(layer), layer.attention
+    if part is None:
+        return found, run[layer.at_out].values[row][None]
     written = run[part.at.head_out].values[row]
     if part.merge.output.bias is None:
         return found, written
-    found.append(Component(f"{_prefix(stack)}L{layer} {name} bias", "attn_bias", layer, name))
-    return found, torch.cat((written, part.merge.output.bias.detach().expand(1, *written.shape[1:])))
-
-
-def _parts(model: Any, stack: str | None) -> tuple[list[Block], Embedding, str]:
-    """Return a stack's blocks, its embedding and its name; that of the logits by default."""
-    found, embed = decoder_side(model)
-    name = "decoder" if isinstance(model, EncoderDecoder) else ""
-    if stack == "encoder" and isinstance(model, EncoderDecoder):
-        found, embed, name = model.encoder, model.encoder_embed, "encoder"
-    return blocks_of(found), embed, name
+    bias = part.merge.output.bias.detach().expand(1, *written.shape[1:])
+    return [*found, bias_of(layer, "attn_bias")], torch.cat((written, bias))
 
 
 def _place(run: Run, site: str | None) -> tuple[str, str]:
     """Return the name of a place in a residual stream, and of its stack."""
-    decoder_side(run.model)
-    stack = "encoder" if site is not None and site.startswith("encoder.") else None
-    blocks, embed, name = _parts(run.model, stack)
-    places = [place for block in blocks for place in block.at_resid]
+    model = require_model(run.model)
+    table = model.sites()
+    name = table[site].stack if site in table and table[site].stack in model.stacks else model.output
+    places = [place for block in model.stacks[name].blocks for place in block.at_resid]
     if site is None:
         if not places:
-            raise AnalysisUnavailable(f'writes: a stack without blocks has no stream but "{embed.at_token}".')
+            token = model.embeddings[name].at_token
+            raise AnalysisUnavailable(f'writes: a stack without blocks has no stream but "{token}".')
         site = places[-1]
     if site not in places:
         raise UnknownSite(f'writes: "{site}" is no place in a residual stream.{nearest(site, places)}')
@@ -394,19 +354,6 @@ def _index(run: Run, stack: str, position: int, row: int) -> int:
     return position % length
 
 
-def _carried(
-    run: Run, norm: Norm, vectors: Float[Tensor, "component pos d_model"], row: int
-) -> Float[Tensor, "component pos d_model"]:
-    """Return components behind a norm, its scale as in the run."""
-    if norm.identity:
-        return vectors
-    return norm.linear(vectors, run[norm.at_scale].values[row].expand(vectors.shape[:-1]))
-
-
-def _prefix(stack: str) -> str:
-    return "enc " if stack == "encoder" else ""
-
-
 def _names(components: Sequence[Component]) -> dict[str, Sequence[Coordinate]]:
     return {"component": [c.label for c in components]}
 
@@ -417,12 +364,12 @@ def _positions(run: Run, stack: str, row: int, length: int) -> dict[str, Sequenc
     return {"pos": labels} if len(labels) == length else {}
 
 
-def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
+def by_source(run: Run, layer: SubLayer, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
     """Return what a head writes on behalf of each key; raises as `sources` does."""
-    part = attention_of(block, name)
-    assert part is not None
-    require_sources(run, block, name)
-    gate = None if part.merge.gate is None else read_through(block, name)
+    part = layer.attention
+    assert part is not None, "heads are those of attention"
+    require_sources(run, layer)
+    gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale
     pattern = run[part.at.pattern].values[row : row + 1, :, at]
     moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
@@ -432,15 +379,15 @@ def by_source(run: Run, block: Block, name: str, row: int, at: int, head: int) -
     return part.merge.per_head(moved, x, scales)[0, head]
 
 
-def require_sources(run: Run, block: Block, name: str) -> None:
+def require_sources(run: Run, layer: SubLayer) -> None:
     """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
-    part = attention_of(block, name)
-    assert part is not None
+    part = layer.attention
+    assert part is not None, "heads are those of attention"
     if part.traits.linear_in_value == "no":
         raise AnalysisUnavailable(
-            f'sources: layer {block.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
+            f'sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
             "has a share of its own.\n    The head as a whole is in direct_logit_attribution(run)."
         )
-    gate = None if part.merge.gate is None else read_through(block, name)
+    gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale
     run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")

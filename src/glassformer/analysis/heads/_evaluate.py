@@ -39,7 +39,7 @@ from glassformer.analysis.heads._roles import (
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder
+from glassformer.models import Decoder, ModelLike
 from glassformer.models.norms import Norm
 from glassformer.trace import Read
 
@@ -72,7 +72,7 @@ class HeadEvaluation(Result):
 
 @question("How well does each head fit each known role, in each setting?", of="texts")
 def evaluate_heads(
-    model: Any,
+    model: ModelLike,
     text: Int[Tensor, "row text_pos"] | None = None,
     *,
     seed: int = 0,
@@ -193,7 +193,7 @@ def find_pattern(
         NoPattern: No head has one.
     """
     run = run_for(find_pattern, run, text, target)
-    known = [h for h in heads(run.model) if h.reading is not None and h.part.startswith("attn")]
+    known = [h for h in heads(run.model) if h.reading is not None and not h.crosses]
     if not known:
         raise no_patterns("find_pattern", "no attention with a pattern")
     paths = dict.fromkeys(h.path for h in known)
@@ -219,8 +219,7 @@ class _Meter:
     def __init__(self, model: Decoder, ids: Tensor) -> None:
         self.model, self.ids = model, ids
         self.masks = role_masks(ids)
-        blocks: list[Block] = list(model.stack.blocks)  # type: ignore[arg-type]
-        self.blocks = {f"{block.path}.{name}": (block, name) for block in blocks for name in block.names}
+        self.layers = {layer.path: layer for layer in model.sub_layers()}
         self.pattern: Tensor = ids
         self.masses: dict[str, Float[Tensor, "role batch head query"]] = {}
         self.copied: dict[str, Float[Tensor, "batch head query"]] = {}
@@ -267,10 +266,9 @@ class _Meter:
     def _later(self, path: str) -> list[Norm]:
         """Return the norms a write passes on its way to the logits, last one first."""
         norms = [self.model.stack.final]
-        for place, (block, name) in reversed(self.blocks.items()):
-            after = block.norm_after(name)
-            if after is not None and (block.wiring == "post" or place == path):
-                norms.append(after)
+        for place, layer in reversed(self.layers.items()):
+            if layer.stream_norm is not None or (layer.after is not None and place == path):
+                norms.append(layer.after)
             if place == path:
                 return norms
         raise AssertionError("every path is a sub-layer's")

@@ -25,12 +25,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import run, run_for
+from glassformer.analysis.components import head_labels
 from glassformer.analysis.question import question
-from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, Encoder, EncoderDecoder
-from glassformer.weights import head_label
+from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
@@ -49,6 +48,7 @@ class Head:
         head: Index in the layer.
         mechanism: Kind of the mixer.
         reading: `mass` if rows of the pattern sum to one, else `signed`; None if there is no pattern.
+        crosses: Whether its keys are those of another stack.
     """
 
     label: str
@@ -59,6 +59,7 @@ class Head:
     head: int
     mechanism: str
     reading: Reading | None
+    crosses: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,35 +82,32 @@ class HeadScores(Result):
         return str(label), score
 
 
-def heads(model: Any) -> list[Head]:
+def heads(model: ModelLike) -> list[Head]:
     """Return every attention head: by stack, layer, sub-layer, head."""
-    if not isinstance(model, Decoder | Encoder | EncoderDecoder):
+    if not isinstance(model, Model):
         raise AnalysisUnavailable(
             "heads are known by name in a Decoder, an Encoder or an EncoderDecoder; "
             f"{type(model).__name__} is none of them.\n"
             "    Of a module whose spec says what it is made of, give model.parts()."
         )
-    return [head for name, stack in model.stacks.items() for block in stack.blocks for head in _in_block(name, block)]
+    return [head for stack in model.stacks for layer in model.sub_layers(stack) for head in _heads_of(layer)]
 
 
-def _in_block(stack: str, block: Any) -> list[Head]:
-    found = []
-    for name in block.names:
-        part = block.part(name)
-        if not isinstance(part, AttentionLayer):
-            continue
-        traits, kind = part.mixer.traits, part.config.mixer.kind or ""
-        reading: Reading | None = "mass" if traits.rows_sum_to_one else "signed"
-        reading = None if traits.linear_in_value == "no" else reading
-        for h in range(part.dims.n_heads):
-            label = head_label(stack, name, block.layer, h)
-            found.append(Head(label, part.path, stack, name, block.layer, h, kind, reading))
-    return found
+def _heads_of(layer: SubLayer) -> list[Head]:
+    if (part := layer.attention) is None:
+        return []
+    traits, kind = part.traits, part.config.mixer.kind or ""
+    reading: Reading | None = "mass" if traits.rows_sum_to_one else "signed"
+    reading = None if traits.linear_in_value == "no" else reading
+    return [
+        Head(label, part.path, layer.stack, layer.name, layer.layer, h, kind, reading, layer.crosses)
+        for h, label in enumerate(head_labels(layer))
+    ]
 
 
-def pattern_sites(model: Any) -> list[str]:
+def pattern_sites(model: ModelLike) -> list[str]:
     """Return the sites that `head_roles` reads: the self-attention patterns, where there are any."""
-    found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.part.startswith("cross")]
+    found = [f"{h.path}.pattern" for h in heads(model) if h.reading is not None and not h.crosses]
     return list(dict.fromkeys(found))
 
 
@@ -137,10 +135,10 @@ def head_roles(
         NoPattern: No head of this stack has a pattern.
     """
     run = run_for(head_roles, run, text, target)
-    stack = ("decoder" if isinstance(run.model, EncoderDecoder) else "") if stack is None else stack
+    stack = require_model(run.model, "head_roles").stack_name(stack)
     ids = run.source_ids if stack == "encoder" else run.ids
     assert ids is not None, "a run of one of our models has ids"
-    chosen = [h for h in heads(run.model) if h.stack == stack and not h.part.startswith("cross")]
+    chosen = [h for h in heads(run.model) if h.stack == stack and not h.crosses]
     known = [h for h in chosen if h.reading is not None]
     if not known:
         mechanisms = ", ".join(sorted({h.mechanism for h in chosen})) or "no attention"
@@ -150,7 +148,9 @@ def head_roles(
 
 
 @question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")
-def head_scores(model: Any, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4) -> HeadScores:
+def head_scores(
+    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
     Random tokens leave nothing but position and repetition to go by. Induction and duplicate-token scores are means

@@ -6,7 +6,6 @@ Source: Olsson et al. 2022; loss by position goes back to Kaplan et al. 2020.
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +16,7 @@ from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class InContextLearning(Result):
 
 @question("How much does a model gain from its context?", of="texts")
 def in_context_learning(
-    model: Any,
+    model: ModelLike,
     *batches: Batch,
     early: Place | None = None,
     late: Place | None = None,

@@ -10,13 +10,13 @@ from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data import Data
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import Decoder, Sampling, generate
+from glassformer.models import Decoder, ModelLike, Sampling, generate
 
 # as the field calls what a head does; `induction` is measured by prefix matching
 ROLES = {"induction": "prefix_matching", "previous_token": "previous_token", "duplicate_token": "duplicate_token"}
 
 
-def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
+def text_measures(model: ModelLike, data: Data, batches: int = 8) -> dict[str, Any]:
     """Return `icl_score` and `loss_by_position` (nats) on held-out text."""
     if not isinstance(model, Decoder):
         return {}
@@ -29,7 +29,7 @@ def text_measures(model: Any, data: Data, batches: int = 8) -> dict[str, Any]:
         return found
 
 
-def head_measures(model: Any, data: Data) -> dict[str, Any]:
+def head_measures(model: ModelLike, data: Data) -> dict[str, Any]:
     """Return the best head's score per role on repeated random tokens, and every head's as `{role}_by_head`."""
     try:
         scores = head_scores(model)
@@ -43,7 +43,7 @@ def head_measures(model: Any, data: Data) -> dict[str, Any]:
     return found
 
 
-def sample(model: Any, data: Data) -> dict[str, Any]:
+def sample(model: ModelLike, data: Data) -> dict[str, Any]:
     """Return a text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations."""
     tokenizer = data.tokenizer
     if tokenizer.bos is None:

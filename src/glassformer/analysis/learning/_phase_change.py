@@ -25,6 +25,7 @@ from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 MEASURES = ("loss", "icl_score", "prefix_matching", "previous_token")
 
@@ -253,7 +254,7 @@ def principal(
     return axes * values.sqrt(), values / centred.square().sum().clamp_min(torch.finfo(centred.dtype).tiny)
 
 
-def _roles(model: Any) -> tuple[float, float, str]:
+def _roles(model: ModelLike) -> tuple[float, float, str]:
     try:
         scores = head_scores(model)
     except AnalysisUnavailable:

@@ -20,13 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 from glassformer.trace import Tape
 
 Progress = Callable[[int, int], None]
@@ -51,7 +51,7 @@ class LensDivergence(Result):
 
 @question("Which maps make early layers readable?", of="texts")
 def fit_tuned_lens(
-    model: Any,
+    model: ModelLike,
     batches: Sequence[Any],
     *,
     sites: Sequence[str] | None = None,
@@ -127,7 +127,7 @@ def fit_tuned_lens(
 
 @question("How far is each lens from what the model says?", of="texts")
 def lens_divergence(
-    model: Any, lens: TunedLens, batches: Sequence[Any], *, report: Progress | None = None
+    model: ModelLike, lens: TunedLens, batches: Sequence[Any], *, report: Progress | None = None
 ) -> LensDivergence:
     """Measure how far the logit lens and a tuned lens are from the model, on texts the lens was not fitted to.
 
@@ -177,8 +177,8 @@ class _Statistics:
         self.x, self.missing = wide.new_zeros(n, d_model), wide.new_zeros(n, d_model)
         self.square, self.product = (wide.new_zeros(n, d_model, d_model) for _ in range(2))
 
-    def add(self, model: Any, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]) -> None:
-        final = decoder_side(model)[0].final
+    def add(self, model: ModelLike, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]) -> None:
+        final = model.output_stack.final
         streams, last = streams.double(), last.double()
         weight = torch.ones_like(last[:, 0]) if final.identity else final.scale(last) ** -2
         weighted, missing = streams * weight[:, None], last - streams
@@ -200,7 +200,7 @@ class _Statistics:
 
 
 def _gradients(
-    model: Any, lens: TunedLens, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]
+    model: ModelLike, lens: TunedLens, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of KL(final || lens) in nats, mean over positions, summed over sites."""
     with torch.no_grad():
@@ -215,13 +215,13 @@ def _gradients(
     return weight, bias
 
 
-def _log_probs(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+def _log_probs(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
     logits = read_logits(model, x)
     return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
 def _streams(
-    model: Any, batch: Any, sites: Sequence[str]
+    model: ModelLike, batch: Any, sites: Sequence[str]
 ) -> tuple[Float[Tensor, "site n d_model"], Float[Tensor, "n d_model"]]:
     """Return the streams at some sites and at the end, at every position that is not padding."""
     last = last_site(model)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer import figures
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.components import blocks_of, decoder_side, entry_sites
+from glassformer.analysis.components import entry_sites
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
@@ -24,6 +24,7 @@ from glassformer.analysis.prepare import readable
 from glassformer.analysis.question import question
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import ModelLike, require_model
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")
@@ -81,23 +82,22 @@ class LensGrid(Result):
         return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
 
 
-def lens_sites(model: Any) -> list[str]:
+def lens_sites(model: ModelLike) -> list[str]:
     """Return every place of the stream that ends in the logits: what enters, and what each sub-layer leaves behind.
 
     What enters a later block is what the one before it leaves, and is not listed again. A model without blocks has
     its embedding, which `lens_grid` adds up.
     """
-    stack, embed = decoder_side(model)
-    blocks = blocks_of(stack)
+    blocks = require_model(model).output_stack.blocks
     if not blocks:
-        return entry_sites(embed)
+        return entry_sites(model.output_embed)
     return [blocks[0].at_resid[0], *(site for block in blocks for site in block.at_resid[1:])]
 
 
-def _wanted(model: Any, sites: Sequence[str] | None, translators: TunedLens | None) -> list[str]:
+def _wanted(model: ModelLike, sites: Sequence[str] | None, translators: TunedLens | None) -> list[str]:
     """Return what `lens_grid` reads with these options; of the embedding, tokens and positions."""
     every = lens_sites(model) if translators is None else translators.reads(model)
-    entry, *added = entry_sites(decoder_side(model)[1])
+    entry, *added = entry_sites(model.output_embed)
     names = every if sites is None else list(sites)
     return [*names, *(added if entry in names else [])]
 
@@ -249,15 +249,15 @@ def _chunks(
 
 def stream_at(run: Run, name: str) -> Float[Tensor, "batch pos d_model"]:
     """Return the stream at a place; at the embedding of tokens, with its positions added."""
-    entry, *added = entry_sites(decoder_side(run.model)[1])
+    entry, *added = entry_sites(require_model(run.model).output_embed)
     x = run[name].values.detach()
     return x + run[added[0]].values if name == entry and added else x
 
 
 def _checked(run: Run, sites: Sequence[str]) -> list[str]:
-    stack, embed = decoder_side(run.model)
-    entry, *added = entry_sites(embed)
-    known = [entry, *(site for block in blocks_of(stack) for site in block.at_resid)]
+    model = require_model(run.model)
+    entry, *added = entry_sites(model.output_embed)
+    known = [entry, *(site for block in model.output_stack.blocks for site in block.at_resid)]
     names = [site for site in sites if site not in added]
     for name in names:
         if name not in known:
@@ -268,7 +268,7 @@ def _checked(run: Run, sites: Sequence[str]) -> list[str]:
     return names
 
 
-def _words(model: Any, top: Tensor | None) -> dict[int, str]:
+def _words(model: ModelLike, top: Tensor | None) -> dict[int, str]:
     if top is None:
         return {}
     ids = top.unique()

@@ -15,10 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.components import decoder_side, entry_sites
+from glassformer.analysis.components import entry_sites
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import Model, ModelLike, require_model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,11 +45,10 @@ class Lens(Result):
     position: int
 
 
-def block_sites(model: Any) -> list[str]:
+def block_sites(model: ModelLike) -> list[str]:
     """Return the sites that `logit_lens` reads, to be passed as `read=`."""
-    stack, embed = decoder_side(model)
-    names = entry_sites(embed)
-    return names + [block.at_resid[-1] for block in stack.blocks]  # type: ignore[index, misc]
+    names = entry_sites(require_model(model).output_embed)
+    return names + [block.at_resid[-1] for block in model.output_stack.blocks]
 
 
 @question("What would the model say if it stopped after each layer?", reads=block_sites)
@@ -78,14 +78,13 @@ def logit_lens(
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
     run = run_for(logit_lens, run, text, target)
-    stack, _ = decoder_side(run.model)
     run.require(block_sites(run.model), "logit_lens")
     at = run.place(position, row)
     with torch.no_grad():
         logits = read_logits(run.model, _streams(run, row, at)).detach()
     chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
-    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(stack.blocks)))]
+    labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(run.model.output_stack.blocks)))]
 
     def by_row(values: Tensor) -> Labelled:
         return Labelled(values, ("row",), {"row": labels})
@@ -102,17 +101,17 @@ def logit_lens(
 
 
 def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
-    stack, embed = decoder_side(run.model)
-    entry = torch.stack([run[site].values[row, at] for site in entry_sites(embed)]).sum(0)
-    later = [run[block.at_resid[-1]].values[row, at] for block in stack.blocks]  # type: ignore[index, misc]
+    model: Model = run.model
+    entry = torch.stack([run[site].values[row, at] for site in entry_sites(model.output_embed)]).sum(0)
+    later = [run[block.at_resid[-1]].values[row, at] for block in model.output_stack.blocks]
     return torch.stack([entry, *later])
 
 
-def read_logits(model: Any, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
+def read_logits(model: ModelLike, x: Float[Tensor, "n d_model"]) -> Float[Tensor, "n vocab"]:
     """Return the logits of streams, each by itself: what the model would say if it stopped there."""
-    stack, _ = decoder_side(model)
+    model = require_model(model)
     # a norm takes streams by row and position: these stand for positions of one row
-    return model.unembed.logits(stack.final(x.unsqueeze(0))[0])
+    return model.unembed.logits(model.output_stack.final(x.unsqueeze(0))[0])
 
 
 def entropy_bits(log_probs: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
 from glassformer.files import write
+from glassformer.models import ModelLike, require_model
 
 FORMAT = 1
 
@@ -48,7 +48,7 @@ class TunedLens:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def identity(cls, model: Any, sites: Sequence[str] | None = None) -> "TunedLens":
+    def identity(cls, model: ModelLike, sites: Sequence[str] | None = None) -> "TunedLens":
         """Return translators that change nothing; raises as `tuned_sites`."""
         names = tuple(tuned_sites(model) if sites is None else check_sites(model, sites))
         like, d_model = model.unembed.stored.detach(), model.config.d_model
@@ -57,11 +57,11 @@ class TunedLens:
         weight, bias = like.new_zeros(len(names), d_model, d_model), like.new_zeros(len(names), d_model)
         return cls(names, weight, bias, config_digest(model), weights_digest(model))
 
-    def reads(self, model: Any) -> list[str]:
+    def reads(self, model: ModelLike) -> list[str]:
         """Return the sites that a lens grid reads with these translators: theirs, and the end of the stream."""
         return [*self.sites, last_site(model)]
 
-    def translator(self, model: Any) -> Callable[[str, Tensor], Tensor]:
+    def translator(self, model: ModelLike) -> Callable[[str, Tensor], Tensor]:
         """Return what a lens does to streams first: a function of a site's name and the streams there.
 
         The end of the stream needs no translator.
@@ -89,7 +89,7 @@ class TunedLens:
         i = self.sites.index(name)
         return translated(x, self.weight[i], self.bias[i])
 
-    def check(self, model: Any) -> None:
+    def check(self, model: ModelLike) -> None:
         """Raise `CheckpointError` unless this is the model the translators were made for."""
         advice = "    Fit one for this model: fit_tuned_lens(model, batches)."
         if self.config != config_digest(model):
@@ -111,7 +111,7 @@ class TunedLens:
         return write(path, save(tensors, {"tuned_lens": json.dumps(header)}))
 
     @classmethod
-    def load(cls, path: str | Path, model: Any = None) -> "TunedLens":
+    def load(cls, path: str | Path, model: ModelLike = None) -> "TunedLens":
         """Read what `save` wrote.
 
         Args:
@@ -153,33 +153,30 @@ def translated(
     return (wide + wide @ weight + bias).to(x.dtype)
 
 
-def tuned_sites(model: Any) -> list[str]:
+def tuned_sites(model: ModelLike) -> list[str]:
     """Return the places that translators are fitted for by default: what enters each block.
 
     Raises:
         AnalysisUnavailable: The model is not one of ours, or has no blocks.
     """
-    stack, _ = decoder_side(model)
-    blocks = blocks_of(stack)
+    blocks = require_model(model).output_stack.blocks
     if not blocks:
         raise AnalysisUnavailable(
             "a tuned lens needs places before the end of the stream; a model without blocks has none.\n"
             "    lens_grid(run) reads its embedding."
         )
-    return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks[:-1])]
+    return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in list(blocks)[:-1])]
 
 
-def last_site(model: Any) -> str:
+def last_site(model: ModelLike) -> str:
     """Return the end of the stream, which the final norm reads."""
-    stack, _ = decoder_side(model)
-    return blocks_of(stack)[-1].at_resid[-1]
+    return model.output_stack.blocks[-1].at_resid[-1]
 
 
-def check_sites(model: Any, sites: Sequence[str]) -> list[str]:
+def check_sites(model: ModelLike, sites: Sequence[str]) -> list[str]:
     """Raise `UnknownSite` unless these are places of the stream that ends in the logits."""
     tuned_sites(model)
-    stack, _ = decoder_side(model)
-    known = [site for block in blocks_of(stack) for site in block.at_resid]
+    known = [site for block in model.output_stack.blocks for site in block.at_resid]
     for name in sites:
         if name not in known:
             raise UnknownSite(
@@ -188,11 +185,11 @@ def check_sites(model: Any, sites: Sequence[str]) -> list[str]:
     return list(sites)
 
 
-def config_digest(model: Any) -> str:
-    return digest_of(model.config.to_dict())
+def config_digest(model: ModelLike) -> str:
+    return digest_of(require_model(model, "a tuned lens").config.to_dict())
 
 
-def weights_digest(model: Any) -> str:
+def weights_digest(model: ModelLike) -> str:
     """Return a digest of all parameters, their names, types and values."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):

@@ -15,7 +15,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,7 @@ from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike
 
 SCALES = ("frozen", "live")
 
@@ -82,7 +83,7 @@ class World:
 @question("What are chains of each length worth?", of="texts")
 @torch.no_grad()
 def importance(
-    model: Any,
+    model: ModelLike,
     *batches: Batch,
     max_order: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
@@ -142,8 +143,7 @@ def term_counts(steps: Steps) -> list[int]:
         return [a + heads * b for a, b in zip([*counts, 0], [0, *counts])] if heads else counts
 
     for step in steps:
-        parallel = step.block.wiring == "parallel"
-        if not parallel or step.entry != block_entry:
+        if step.entry != block_entry:
             counts, waiting = close(counts, waiting), 0
         block_entry, waiting = step.entry, waiting + step.n_heads
     return close(counts, waiting)
@@ -161,15 +161,12 @@ def sweep(steps: Steps, worlds: Sequence[World], *, live: bool = False) -> Float
     read = sorted({w.parent for w in worlds if w.parent is not None})
     at = torch.tensor([read.index(w.parent) if w.parent is not None else 0 for w in worlds])
     x = entry = steps.start.expand(len(worlds), *steps.start.shape)
-    for step in steps:
-        seen = x
-        if step.block.wiring == "parallel":
-            entry = x if step.name == step.block.names[0] else entry
-            seen = entry
+    for i, step in enumerate(steps):
+        entry = x if step.entry == i else entry
         if step.recorded is not None:
             out = step.recorded.expand_as(x)
         elif read:
-            z = step.mix(seen[read], bias=True, live=live)[at] * _mask(step.labels, worlds).to(x)
+            z = step.mix(entry[read], bias=True, live=live)[at] * _mask(step.labels, worlds).to(x)
             out = step.write(z)
         else:
             out = torch.zeros_like(x)

@@ -23,7 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.components import Component, decoder_side
+from glassformer.analysis.components import Component, head_labels
+from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.frozen._writes import each_write, residual_sites
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
@@ -32,9 +33,8 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.attention.projections import ConvolvedProjection, SmearedProjection
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.models import Block
+from glassformer.models import ModelLike, SubLayer
 from glassformer.models.stack import make_context
-from glassformer.weights import head_label
 
 CLASSES = ("direct", "Q", "K", "QK")
 
@@ -61,15 +61,11 @@ class ScorePaths(Result):
     label: str
 
 
-def score_sites(model: Any) -> list[str]:
+def score_sites(model: ModelLike) -> list[str]:
     """Return the sites that `score_paths` reads, to be passed as `read=`."""
     found = residual_sites(model)
-    for block in decoder_side(model)[0].blocks:
-        assert isinstance(block, Block)
-        for name in block.names:
-            norm = None if block.wiring == "post" else block.norm(name)
-            found += [norm.at_scale] if norm is not None and not norm.identity else []
-    return found
+    before = [layer.before for layer in model.sub_layers()]
+    return found + [norm.at_scale for norm in before if norm is not None and not norm.identity]
 
 
 @question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",))
@@ -100,9 +96,9 @@ def score_paths(
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
     run = run_for(score_paths, run, text, target)
-    block, name, part, h = _find(run.model, head)
+    layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
-    components, q, k, context = _projected(run, block, name, part, row)
+    components, q, k, context = _projected(run, layer, part, row)
     q, k = q[..., h, :, :], per_query_head(k, q)[..., h, :, :]
     scale = getattr(part.mixer, "scale", part.dims.d_head**-0.5)
     places = [None if p is None else run.place(p, row) for p in (query, key)]
@@ -124,37 +120,33 @@ def score_paths(
 
 
 def _projected(
-    run: Run, block: Block, name: str, part: AttentionLayer, row: int
+    run: Run, layer: SubLayer, part: AttentionLayer, row: int
 ) -> tuple[list[Component], Tensor, Tensor, Context]:
     """Return the components of queries and keys, `component [stream] head pos d_head`, turned by rotary positions."""
-    place = 0 if block.wiring == "parallel" else block.names.index(name)
-    norm = None if block.wiring == "post" else block.norm(name)
+    norm = FrozenNorm.of(layer.before, lambda site: run[site].values[row])
     projection, widths = part.projection, part.projection.widths
     weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias
     components: list[Component] = []
     raw: list[Tensor] = []
-    scale = run[norm.at_scale].values[row] if norm is not None and not norm.identity else None
-    for found, vectors in each_write(run, block.at_resid[place], row=row):
-        if norm is not None and scale is not None:
-            vectors = norm.linear(vectors, scale.expand(vectors.shape[:-1]))
+    for found, vectors in each_write(run, layer.at_stream, row=row):
         components += found
-        raw.append(vectors @ weight.mT)
+        raw.append(norm(vectors) @ weight.mT)
     length = raw[0].shape[1]
     context = make_context(1, length, raw[0].device, is_causal=True)
-    constant = None if norm is None or norm.shift is None else norm.shift @ weight.mT
+    constant = None if norm.bias is None else norm.bias @ weight.mT
     if own is not None:
         constant = own[: len(weight)] if constant is None else constant + own[: len(weight)]
     if constant is not None:
-        components.append(Component("bias", "attn_bias", block.layer, name))
+        components.append(Component("bias", "attn_bias", layer.layer, layer.name))
         raw.append(constant.expand(1, length, -1))
     if isinstance(part.positions, QueryKeyOnlyPositions):
         nothing = raw[0].new_zeros(1, length, weight.shape[1])
-        components.append(Component("positions", "position", block.layer, name))
+        components.append(Component("positions", "position", layer.layer, layer.name))
         raw.append(part.positions.inputs(nothing, nothing, context)[0] @ weight.mT)
     flat_q, flat_k = torch.cat(raw).split(widths[:2], -1)
     q, k = _heads(part, flat_q, part.dims.n_heads), _heads(part, flat_k, part.dims.n_kv_heads)
     if projection.norms is not None:
-        q, k = _normed(projection.norms, components, q, k, block.layer, name)
+        q, k = _normed(projection.norms, components, q, k, layer.layer, layer.name)
     if isinstance(projection, SmearedProjection):
         k = projection.smear(k, context.positions)[0]
     turned_q, turned_k = part.positions.rotate(q, k, context)
@@ -188,19 +180,13 @@ def _normed(
     return linear[0], linear[1]
 
 
-def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
-    known: dict[str, tuple[Block, str, AttentionLayer, int]] = {}
-    for block in decoder_side(model)[0].blocks:
-        assert isinstance(block, Block)
-        for name in block.names:
-            part = block.part(name)
-            if isinstance(part, AttentionLayer):
-                known |= {
-                    head_label("", name, block.layer, h): (block, name, part, h) for h in range(part.dims.n_heads)
-                }
+def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
+    known = {name: (layer, h) for layer in model.sub_layers() for h, name in enumerate(head_labels(layer))}
     if label not in known:
         raise AnalysisUnavailable(f'score_paths: no head "{label}".{nearest(label, known)}')
-    part = known[label][2]
+    layer, h = known[label]
+    part = layer.attention
+    assert part is not None, "heads are those of attention"
     if part.config.cross:
         raise AnalysisUnavailable(
             f'score_paths: the keys of "{label}" come from another stack, which this stream says nothing of.\n'
@@ -223,7 +209,7 @@ def _find(model: Any, label: str) -> tuple[Block, str, AttentionLayer, int]:
             "in query and key (bilinear_scores=False).\n    Its patterns are in gf.run(…, "
             f'read=["{part.at.pattern}"]), its values in analysis.paths.expand_paths(run).'
         )
-    return known[label]
+    return layer, part, h
 
 
 def _labelled(

@@ -22,8 +22,7 @@ from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block
-from glassformer.models.norms import Norm
+from glassformer.models import ModelLike, SubLayer
 from glassformer.weights import AttentionWeights
 
 # numbers held at once: first heads are taken in pieces that stay below it
@@ -245,7 +244,7 @@ def _profile(pattern: Tensor, n_offsets: int, lengths: Tensor | None) -> Float[T
 
 @question("Which pairs of heads copy tokens together?", of="weights")
 @torch.no_grad()
-def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
+def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying:
     """Say from the weights alone whether the virtual heads of two layers copy tokens.
 
     The eigenvalues of the vocabulary-sized circuit are those of a matrix of the size of one head, for all pairs at
@@ -266,14 +265,16 @@ def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
     if not 0 <= first < second < len(layers):
         raise ShapeMismatch(f"virtual_copying: layers {first} and {second} of {len(layers)} do not follow each other.")
     low, high = layers[first], layers[second]
-    _require_open(model, low, high)
+    places = w.sub_layers[low.path], w.sub_layers[high.path]
+    _require_open(low, high, *places)
     ov1, ov2 = low.ov(), high.ov()
     # W_E without positions, through the first head's norm; then d_model x d_model once for all heads
     embed = w.read(w.E, low)
-    final = model.stacks[low.stack].final
+    final = w.final_norm()
     around = (w.U - w.U.mean(0) if final.centred else w.U) @ embed
+    before = places[1].before
     # what the second head reads, mean taken out where its norm takes it out
-    values = ov2.left - ov2.left.mean(-2, keepdim=True) if _norm(model, high).centred else ov2.left
+    values = ov2.left - ov2.left.mean(-2, keepdim=True) if before is not None and before.centred else ov2.left
     # O2 (W_U W_E) V1, then O1 V2
     left = torch.einsum("jed,dc,icf->ijef", ov2.right, around, ov1.left)
     right = torch.einsum("ied,jdf->ijef", ov1.right, values)
@@ -289,26 +290,17 @@ def virtual_copying(model: Any, first: int, second: int) -> VirtualCopying:
     )
 
 
-def _require_open(model: Any, *layers: AttentionWeights) -> None:
-    for layer in layers:
+def _require_open(low: AttentionWeights, high: AttentionWeights, first: SubLayer, second: SubLayer) -> None:
+    for layer, place in ((low, first), (high, second)):
         layer.require_ov("virtual_copying")
-        if _block(model, layer).wiring == "post":
+        if place.stream_norm:
             raise AnalysisUnavailable(
                 f"virtual_copying: layer {layer.layer} is post-norm: the stream itself is normalised between two "
                 "heads, so the weights alone do not say what passes.\n"
                 "    analysis.paths.virtual_heads(run) freezes those norms."
             )
-    low, high = layers
-    if low.layer == high.layer and _block(model, low).wiring == "parallel":
+    if not second.reads(first):
         raise AnalysisUnavailable(
             f"virtual_copying: both layers lie in the parallel block {low.layer} and read the same stream; neither "
             "reads what the other writes.\n    Give layers of different blocks."
         )
-
-
-def _block(model: Any, layer: AttentionWeights) -> Block:
-    return model.stacks[layer.stack].blocks[layer.layer]
-
-
-def _norm(model: Any, layer: AttentionWeights) -> Norm:
-    return _block(model, layer).norm(layer.path.rpartition(".")[2])

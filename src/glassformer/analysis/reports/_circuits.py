@@ -49,6 +49,7 @@ from glassformer.analysis.vocabulary._token_circuits import token_pairs
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
+from glassformer.models import ModelLike
 from glassformer.weights import HeadWeights
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ WIRED = 0.5
 
 @question("Which circuits is the model made of?", of="weights")
 def circuits(
-    model: Any,
+    model: ModelLike,
     *rows: Batch,
     heads: Sequence[str] | None = None,
     tokens: Sequence[int] | Tensor | None = None,
@@ -164,7 +165,7 @@ def _given(rows: Sequence[Batch], analysis: str) -> Sequence[Batch]:
 
 
 def _heads(
-    model: Any,
+    model: ModelLike,
     seed: int,
     repeats: int,
     copied: Copying | None,
@@ -199,7 +200,7 @@ def _heads(
     return tuple(found)
 
 
-def _distinct(model: Any, seed: int, repeats: int) -> int:
+def _distinct(model: ModelLike, seed: int, repeats: int) -> int:
     """Return how many different tokens a row of the evaluation holds."""
     return len(settings_of(model, seed=seed, repeats=repeats)["repeated"][0].unique())
 
@@ -225,7 +226,7 @@ def _induction(wired: InductionCircuits, heads: Sequence[HeadCircuits], k: int) 
     )  # fmt: skip
 
 
-def _together(model: Any, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
+def _together(model: ModelLike, labels: Sequence[str], rows: Sequence[Batch]) -> JointFacts:
     removed = ablate(model, labels, *rows)
     return JointFacts(tuple(labels), float(removed.loss_change.values), _known(float(removed.icl_change.values)))
 

@@ -5,7 +5,7 @@ One backward pass through it says what the tokens' vectors do for the answer.
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from glassformer.analysis.attribution._direct_logit_attribution import (
     direct_logit_attribution,
     sources,
 )
-from glassformer.analysis.components import blocks_of, decoder_side
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
@@ -47,7 +46,7 @@ from glassformer.analysis.reports._explanation import (
 )  # fmt: skip
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern, ShapeMismatch
-from glassformer.models import Encoder, EncoderDecoder, Sampling, sampling_steps
+from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, sampling_steps
 from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
@@ -58,7 +57,7 @@ N_MAP = 3
 MAP_WORK = 10_000_000_000
 
 
-def explained_sites(model: Any) -> list[str]:
+def explained_sites(model: ModelLike) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
@@ -68,7 +67,7 @@ def explained_sites(model: Any) -> list[str]:
 
 @question("Why this next token?", of="texts", reads=explained_sites)
 def explain(
-    model: Any,
+    model: ModelLike,
     text: TextOrIds,
     *,
     target: TextOrIds | None = None,
@@ -164,7 +163,7 @@ def position_in(run: Run, position: int | None) -> int:
     return last
 
 
-def model_facts(model: Any) -> ModelFacts:
+def model_facts(model: ModelLike) -> ModelFacts:
     kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
     heads = roles.heads(model)
     most = max((h.head + 1 for h in heads), default=0)
@@ -180,12 +179,12 @@ def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
     return tuple(Token(i, int(id), text) for i, (id, text) in enumerate(zip(ids[0], texts)))
 
 
-def _text(model: Any, id: int) -> str:
+def _text(model: ModelLike, id: int) -> str:
     tokenizer = model.tokenizer
     return tokenizer.token(id) if tokenizer is not None and id < tokenizer.vocab_size else f"<{id}>"
 
 
-def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
+def _candidates(model: ModelLike, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     """Return the k likeliest tokens that can still be drawn."""
     probabilities = logits.double().softmax(-1)
     # a stable sort: tokens of equal logits come in the order of their ids, on every machine
@@ -194,7 +193,7 @@ def _candidates(model: Any, logits: Tensor, k: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(i, _text(model, i), v, float(probabilities[i])) for v, i in pairs)
 
 
-def _outcome(model: Any, logits: Tensor, id: int) -> Outcome:
+def _outcome(model: ModelLike, logits: Tensor, id: int) -> Outcome:
     probability = float(logits.double().softmax(-1)[id])
     return Outcome(id, _text(model, id), float(logits[id]), probability, int(rank(logits, id)))
 
@@ -243,9 +242,8 @@ def _lens(run: Run, answer: int, against: int | None, at: int) -> tuple[LensRow,
     return tuple(rows)
 
 
-def _map_sites(model: Any) -> list[str]:
-    stack, _ = decoder_side(model)
-    blocks = blocks_of(stack)
+def _map_sites(model: ModelLike) -> list[str]:
+    blocks = model.output_stack.blocks
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 
 
@@ -319,7 +317,7 @@ def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[st
 
 def _sink(run: Run, head: roles.Head) -> Sink | None:
     """Return how far a head rests on the first token, where rows of its pattern are mixtures of tokens."""
-    if head.reading != "mass" or head.part.startswith("cross") or f"{head.path}.value" not in run:
+    if head.reading != "mass" or head.crosses or f"{head.path}.value" not in run:
         return None
     pattern = run[f"{head.path}.pattern"].values
     value = per_query_head(run[f"{head.path}.value"].values, pattern)[0, head.head]
@@ -354,7 +352,7 @@ def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> To
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
     taken = sources(run, split=split, label=head.label).contributions.values.tolist()
-    crossed = head.part.startswith("cross")
+    crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
     return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
 
@@ -365,7 +363,7 @@ def _patterns(run: Run) -> tuple[Pattern, ...]:
         if h.reading is None:
             continue
         query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
-        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.part.startswith("cross") else query
+        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
         weights = run[f"{h.path}.pattern"].values[0, h.head]
         found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
     return tuple(found)

@@ -7,19 +7,17 @@ Source: Shrikumar et al. 2016 (gradient times input).
 """
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.reports._explanation import InputAttribution
-from glassformer.models import EncoderDecoder
+from glassformer.models import ModelLike
 
 
 def run_for_gradients(
-    model: Any, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None = None
+    model: ModelLike, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None = None
 ) -> Run:
     """Run a model once, keeping the graph from its token vectors on."""
     entries = _entries(model)
@@ -50,9 +48,8 @@ def without_graph(run: Run) -> Run:
     return dataclasses.replace(run, sites=sites, logits=None if run.logits is None else run.logits.detach())
 
 
-def _entries(model: Any) -> list[str]:
-    source = [model.encoder_embed.at_token] if isinstance(model, EncoderDecoder) else []
-    return [*source, decoder_side(model)[1].at_token]
+def _entries(model: ModelLike) -> list[str]:
+    return [embed.at_token for embed in model.embeddings.values()]
 
 
 def _leaf(x: Tensor) -> Tensor:

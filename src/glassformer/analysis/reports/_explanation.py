@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.labelled import Result
+from glassformer.trace import role_of
 
 FORMAT, VERSION = "glassformer.explanation", 1
 
@@ -177,6 +178,11 @@ class HeadFacts:
     reading: str | None
     roles: tuple[RoleScore, ...]
     sink: Sink | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether its keys are those of another stack."""
+        return role_of(self.part) == "cross"
 
 
 @dataclasses.dataclass(frozen=True)

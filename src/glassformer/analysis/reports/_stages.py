@@ -1,5 +1,6 @@
 """The way from text to probabilities in numbers: shapes, and norms at the position that is explained."""
 
+import itertools
 import math
 from typing import Any
 
@@ -10,18 +11,19 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.components import entry_sites
 from glassformer.analysis.reports._explanation import Stage
 from glassformer.attention import AttentionLayer
-from glassformer.models import Encoder, EncoderDecoder
+from glassformer.models import ModelLike
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.mlp import MlpLayer
 
 
-def stage_sites(model: Any) -> list[str]:
+def stage_sites(model: ModelLike) -> list[str]:
     """Return the sites that `stages` reads: embeddings, what every sub-layer adds, the stream after every block."""
     names = []
-    for stack, embed in _sides(model):
+    for side, stack in model.stacks.items():
+        embed = model.embeddings[side]
         names += _embedding_sites(embed).values()
-        for block in stack.blocks:
-            names += [_write_site(block, name) for name in block.names] + [block.at_resid[-1]]
+        for block, layers in itertools.groupby(stack.sub_layers(), lambda layer: layer.block):
+            names += [*(layer.at_write for layer in layers), block.at_resid[-1]]
     readout = model.unembed.readout
     return names if readout is None else [*names, readout.norm.at_out]
 
@@ -48,8 +50,8 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     found.append(
         Stage("ids", "ids", {"batch": 1, "pos": n}, {"vocabulary": vocab}, f"Each token is a number below {vocab}.")
     )
-    for stack, embed in _sides(model):
-        encoder = stack is model.stacks.get("encoder")
+    for side, stack in model.stacks.items():
+        embed, encoder = model.embeddings[side], side == model.source
         length, at = (len(run.source_tokens), slice(None)) if encoder else (n, slice(position, position + 1))
         found += _side(run, stack, embed, {"batch": 1, "pos": length, "d_model": model.config.d_model}, at, encoder)
     if (readout := model.unembed.readout) is not None:
@@ -63,15 +65,9 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     found.append(Stage("logits", "logits", {"batch": 1, "pos": n, "vocab": vocab}, numbers, _unembedding(model)))
     surprise = -float((log_probs.exp() * log_probs).nan_to_num(0.0).sum()) / math.log(2)
     numbers = {"largest": float(log_probs.max().exp()), "entropy bits": surprise, "effective choices": 2**surprise}
-    what = "probabilities" if isinstance(model, Encoder) else "next-token probabilities"
+    what = "probabilities" if not model.predicts_next else "next-token probabilities"
     found.append(Stage("probabilities", what, {"vocab": vocab}, numbers, "softmax of the logits."))
     return tuple(found)
-
-
-def _sides(model: Any) -> list[tuple[Any, Any]]:
-    if isinstance(model, EncoderDecoder):
-        return [(model.encoder, model.encoder_embed), (model.decoder, model.decoder_embed)]
-    return [(model.stack, model.embed)]
 
 
 def _embedding_sites(embed: Any) -> dict[str, str]:
@@ -79,10 +75,6 @@ def _embedding_sites(embed: Any) -> dict[str, str]:
     found = {"token embedding": embed.at_token}
     found |= {} if embed.positions is None else {"position embedding": embed.at_position}
     return found | ({} if embed.norm is None else {"embedding norm": embed.norm.at_out})
-
-
-def _write_site(block: Any, name: str) -> str:
-    return f"{block.path}.{name}.{'write' if block.wiring == 'sandwich' else 'out'}"
 
 
 def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, encoder: bool) -> list[Stage]:
@@ -96,10 +88,10 @@ def _side(run: Run, stack: Any, embed: Any, shape: dict[str, int], at: slice, en
         Stage("embed", prefix + name, shape, {"norm": norm(site)}, mean.strip())
         for name, site in _embedding_sites(embed).items()
     ]
-    for block in stack.blocks:
-        numbers = {f"{name} write": norm(_write_site(block, name)) for name in block.names}
+    for block, layers in itertools.groupby(stack.sub_layers(), lambda layer: layer.block):
+        numbers = {f"{layer.name} write": norm(layer.at_write) for layer in layers}
         numbers["stream"] = norm(block.at_resid[-1])
-        note = mean + "; ".join(_described(block.part(name)) for name in block.names) + f"; {block.wiring} norm."
+        note = mean + "; ".join(_described(block.part(name)) for name in block.names) + f"; {block.config.described}."
         found.append(Stage("encoder" if encoder else "block", f"{prefix}block {block.layer}", shape, numbers, note))
     if not stack.final.identity:
         last = run[stack.blocks[-1].at_resid[-1]].values[0, at] if len(stack.blocks) else _entry(run, embed, at)
@@ -129,7 +121,7 @@ def _described(part: Any) -> str:
     return type(part).__name__
 
 
-def _unembedding(model: Any) -> str:
+def _unembedding(model: ModelLike) -> str:
     matrix = "The unembedding is the embedding matrix." if model.config.tied else "The unembedding has its own matrix."
     cap = model.unembed.cap
     return matrix if cap is None else f"{matrix} Capped: {cap:g} * tanh(raw / {cap:g})."

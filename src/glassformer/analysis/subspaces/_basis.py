@@ -21,6 +21,8 @@ from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike, require_model
+from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 
 
@@ -58,7 +60,7 @@ class Kurtosis(Result):
 
 @question("Does the model notice if its stream is turned?", of="texts")
 def rotation_test(
-    model: Any, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
+    model: ModelLike, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
 ) -> RotationTest:
     """Turn the stream at random and see whether log-probabilities change.
 
@@ -129,10 +131,10 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
 
 
-def kurtosis_sites(model: Any) -> list[str]:
+def kurtosis_sites(model: ModelLike) -> list[str]:
     """Return the sites that `kurtosis` reads: the stream at the entry of each block and at the end."""
     found: list[str] = []
-    for stack in model.stacks.values():
+    for stack in require_model(model).stacks.values():
         found += [block.at_resid[0] for block in stack.blocks]
         found += [stack.blocks[-1].at_resid[-1]] if len(stack.blocks) else []
     return found
@@ -179,9 +181,14 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
     x = run[site].values
     keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     keep[:, 0] = x.shape[1] == 1
-    if run.lengths is not None and not site.startswith("encoder"):
+    if run.lengths is not None and not of_source(site):
         keep &= torch.arange(x.shape[1], device=x.device) < run.lengths[:, None].to(x.device)
     return x[keep].double()
+
+
+def of_source(site: str) -> bool:
+    """Whether a site is of the encoder's text, whose rows are padded by themselves; the model may not be at hand."""
+    return Site.named(site).stack == "encoder"
 
 
 def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:
@@ -193,8 +200,4 @@ def _kurtosis(x: Float[Tensor, "n d_model"]) -> Tensor:
 
 def _centres(w: HeadWeights) -> bool:
     norms = [stack.final for stack in w.model.stacks.values()]
-    for stack in w.model.stacks.values():
-        for block in stack.blocks:
-            norms += [] if block.wiring == "post" else [block.norm(part) for part in block.names]
-            norms += [after for part in block.names if (after := block.norm_after(part)) is not None]
-    return any(norm.centred for norm in norms)
+    return any(norm.centred for norm in norms + [norm for one in w.sub_layers.values() for norm in one.norms])

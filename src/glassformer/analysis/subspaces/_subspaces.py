@@ -24,16 +24,15 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
 from glassformer.analysis.question import question
-from glassformer.analysis.subspaces._basis import stream_rows
-from glassformer.attention import AttentionLayer, linear
+from glassformer.analysis.subspaces._basis import of_source, stream_rows
+from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block
-from glassformer.weights import AttentionWeights, HeadWeights
+from glassformer.models import ModelLike, require_model
+from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time
 MEASURES = ("rank", "rank_99", "participation_ratio")
@@ -137,7 +136,7 @@ class JointPca(Result):
 
 
 @question("How many directions does each component read and write?", of="weights")
-def bandwidth(model: Any) -> Bandwidth:
+def bandwidth(model: WeightsLike) -> Bandwidth:
     """Count the directions each component reads or writes.
 
     Args:
@@ -156,7 +155,7 @@ def bandwidth(model: Any) -> Bandwidth:
 
 
 @question("Which components read and write the same subspaces?", of="weights")
-def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
+def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Overlaps:
     """Compare the subspaces that components read and write.
 
     Args:
@@ -170,10 +169,8 @@ def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
     found = _both(w)
     if components is None:
         # what spans the whole stream overlaps with everything
-        heads = set(w.labels)
-        found = [
-            port for port in found if port.label.removesuffix(" " + port.label[-1]) in heads or port.label in heads
-        ]
+        known = {*w.labels, *(f"{label} {side}" for label in w.labels for side in "QKV")}
+        found = [port for port in found if port.label in known]
     else:
         known = {port.label: port for port in found}
         for label in components:
@@ -192,7 +189,7 @@ def overlaps(model: Any, components: Sequence[str] | None = None) -> Overlaps:
 
 
 @question("Which components could take things out of the stream?", of="weights")
-def erasers(model: Any, *, k: int = 10) -> Erasers:
+def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
     Args:
@@ -219,11 +216,11 @@ def erasers(model: Any, *, k: int = 10) -> Erasers:
     )  # fmt: skip
 
 
-def erasure_sites(model: Any) -> list[str]:
+def erasure_sites(model: ModelLike) -> list[str]:
     """Return the sites that `erasure` reads: what each component reads and writes."""
     found: list[str] = []
-    for block, name, part in _parts(model):
-        found += [_read_site(block, name), f"{part}.head_out" if _attends(block, name) else f"{part}.out"]
+    for layer in require_model(model).sub_layers():
+        found += [layer.at_read, layer.at_out if layer.attention is None else layer.attention.at.head_out]
     return list(dict.fromkeys(found))
 
 
@@ -252,33 +249,33 @@ def erasure(
     labels: list[str] = []
     cosines: list[Tensor] = []
     left_out: LeftOut = {}
-    for block, name, part in _parts(run.model):
-        x = wide(run[_read_site(block, name)].values)
-        if _attends(block, name):
-            layer = next(a for a in w.attention if a.path == part)
-            if layer.part.startswith("cross"):
+    for place in require_model(run.model).sub_layers():
+        x = wide(run[place.at_read].values)
+        if place.attention is not None:
+            layer = next(a for a in w.attention if a.path == place.path)
+            if layer.crosses:
                 left_out |= dict.fromkeys(layer.labels, "values of cross-attention read another stream")
                 continue
             # values' directions of the stream; heads that share values read alike
             basis = _bases(wide(layer.V.mT))
             labels += layer.labels
             read = (x[:, None] @ basis.mT @ basis)[:, layer.group]
-            cosines.append(_cosine(run[f"{part}.head_out"].values, read, run))
+            cosines.append(_cosine(run[place.attention.at.head_out].values, read, run))
             continue
-        mlp = next((m for m in w.mlps if m.module is block.part(name)), None)
+        mlp = next((m for m in w.mlps if m.path == place.path), None)
         if mlp is None:
-            left_out[f"L{block.layer} {name}"] = "neither attention nor an MLP"
+            left_out[place.label] = "neither attention nor an MLP"
             continue
         reads = mlp.W_in.mT if mlp.W_gate is None else torch.cat((mlp.W_in, mlp.W_gate), 1).mT
         basis = _bases(wide(reads)[None])
         labels.append(mlp.label)
-        cosines.append(_cosine(run[f"{part}.out"].values[:, None], x[:, None] @ basis.mT @ basis, run))
+        cosines.append(_cosine(run[place.at_out].values[:, None], x[:, None] @ basis.mT @ basis, run))
     means, spreads = (torch.cat([f(c, -1) for c in cosines]) for f in (torch.mean, torch.std))
     coords = {"component": labels}
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)
 
 
-def _of_width(model: Any) -> list[str]:
+def _of_width(model: ModelLike) -> list[str]:
     """Return the sites of vectors of the stream: the stream itself, and what is written to it."""
     shapes = ("batch", "pos", "d_model"), ("batch", "head", "pos", "d_model")
     return [name for name, site in model.sites().items() if site.axes in shapes]
@@ -329,7 +326,7 @@ def stream_dimensions(
 
 
 @question("Which directions do embedding and unembedding share?", of="weights")
-def joint_pca(model: Any) -> JointPca:
+def joint_pca(model: WeightsLike) -> JointPca:
     """Find the directions that embedding and unembedding share, and those that one of them keeps to itself.
 
     Args:
@@ -366,7 +363,7 @@ def _both(w: HeadWeights) -> list[Port]:
 
 def _stays(layer: AttentionWeights) -> None:
     layer.require_ov("erasers")
-    if layer.part.startswith("cross"):
+    if layer.crosses:
         raise AnalysisUnavailable(
             "erasers: cross-attention reads another stream than it writes to, so it takes nothing out of either."
         )
@@ -410,25 +407,11 @@ def _met(bases: Sequence[Float[Tensor, "_ _ d_model"]]) -> Float[Tensor, "compon
     return total
 
 
-def _parts(model: Any) -> list[tuple[Block, str, str]]:
-    stack, _ = decoder_side(model)
-    blocks = [block for block in stack.blocks if isinstance(block, Block)]
-    return [(block, name, f"{block.path}.{name}") for block in blocks for name in block.names]
-
-
-def _attends(block: Block, name: str) -> bool:
-    return isinstance(block.part(name), AttentionLayer)
-
-
-def _read_site(block: Block, name: str) -> str:
-    return block.at_resid[block.names.index(name)] if block.wiring == "post" else block.norm(name).at_out
-
-
 def _rows(run: Run, site: str, values: Tensor) -> Float[Tensor, "n d_model"]:
     """Return one head's writes as `stream_rows` returns the stream."""
     keep = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     keep[:, 0] = values.shape[1] == 1
-    if run.lengths is not None and not site.startswith("encoder"):
+    if run.lengths is not None and not of_source(site):
         keep &= torch.arange(values.shape[1], device=values.device) < run.lengths[:, None].to(values.device)
     return values[keep].double()
 

@@ -35,7 +35,7 @@ from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Model, require_module
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 
@@ -78,20 +78,21 @@ def sweep(
             returns other axes than it says.
         CheckpointError: `save_to` holds another sweep, or is damaged.
     """
+    require_module(model, "sweep")
     plan, metrics = asked(plan, metric, model)
     if is_named(model):
         return side_by_side(
             model, base, plan, metrics, target=target, base_edit=base_edit, rows=rows, memory=memory, grad=grad,
             report=report, save_to=None if save_to is None else Path(save_to),
         )  # fmt: skip
-    if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
+    if not isinstance(model, Model):
         if save_to is not None:
             raise AnalysisUnavailable(
                 f"sweep: save_to keeps rows of one of our models, or of a module seen through a spec (foreign); "
                 f"{type(model).__name__} is neither.\n    Leave save_to out, or write a spec."
             )
         return one_by_one(model, base, plan, metrics, target=target, base_edit=base_edit, grad=grad, report=report)
-    if isinstance(model, Encoder) and any(metric.site.startswith("logits") for metric in metrics.values()):
+    if not model.predicts and any(metric.site == "logits" for metric in metrics.values()):
         # raises, and says what there is instead, if there are none
         _ = model.unembed
     with evaluating(model), torch.set_grad_enabled(grad):
@@ -166,8 +167,9 @@ class _Engine:
                 if self.prefix.entry(site) >= one.entry:
                     by_site[site.name][world].append(localised(edit, site, start, self.length))
         edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
-        logits_wanted = any(metric.site.startswith("logits") for metric in self.metrics.values())
-        later = [n for n in self.prefix.sites if self.prefix.entry(self.model.sites()[n]) >= one.entry]
+        table = self.model.sites()
+        logits_wanted = any("vocab" in table[metric.site].axes for metric in self.metrics.values())
+        later = [n for n in self.prefix.sites if self.prefix.entry(table[n]) >= one.entry]
         tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
         at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
         logits = self.prefix.resume(one.entry, start, worlds, at, tape)

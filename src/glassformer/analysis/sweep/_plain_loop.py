@@ -20,6 +20,7 @@ from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._worlds import circle
+from glassformer.models import require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
 
 
@@ -35,6 +36,7 @@ def one_by_one(
     report: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Return what `sweep` returns, by one whole forward pass per row: slow, and what `sweep` is judged by."""
+    require_module(model, "one_by_one")
     plan, metrics = asked(plan, metric, model)
     loop = Loop(model, base, target, base_edit, plan, metrics, grad)
     found: list[Tensor] = []

@@ -3,16 +3,14 @@
 import os
 from collections.abc import Collection, Iterable
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassformer.analysis.components import blocks_of
 from glassformer.analysis.prepare import Inputs
 from glassformer.analysis.sweep._schedule import Entry
 from glassformer.attention import AttentionLayer
-from glassformer.models import Encoder
+from glassformer.models import Model, SubLayer
 from glassformer.models.block import pick
 from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.trace import Edit, Site, Tape
@@ -34,7 +32,7 @@ class Prefix:
         memory: Bytes that a pass and what is kept of earlier positions may take; a part of what is free by default.
     """
 
-    def __init__(self, model: Any, given: Inputs, edits: list[Edit], memory: int | None = None) -> None:
+    def __init__(self, model: Model, given: Inputs, edits: list[Edit], memory: int | None = None) -> None:
         self.model, self.given, self.edits, self.memory = model, given, edits, memory
         self.changed = {edit.site for edit in edits}
         self.stacks: list[tuple[str, Stack]] = list(model.stacks.items())
@@ -53,12 +51,13 @@ class Prefix:
     def entry(self, site: Site) -> Entry:
         """Return where a pass has to begin so that it comes by a site."""
         for i, (name, stack) in enumerate(self.stacks):
-            prefix = f"{name}." if name else ""
-            if site.name.startswith(f"{prefix}embed."):
+            if site.stack != name:
+                continue
+            if site.part == "embed":
                 return Entry(i, TOKENS)
-            if site.name.startswith(f"{prefix}blocks.") and site.layer is not None:
+            if site.layer is not None:
                 return self._known(Entry(i, site.layer))
-            if site.name.startswith(f"{prefix}final."):
+            if site.part == "final":
                 return self._known(Entry(i, len(stack.blocks)))
         return self.last
 
@@ -90,7 +89,7 @@ class Prefix:
         """
         first = Entry(len(self.stacks) - 1, 0)
         # what reads both ways leaves nothing behind that later edits do not change
-        if isinstance(self.model, Encoder):
+        if self.model.reads_ahead():
             return False
         if entry.stack != first.stack or TOKENS in (entry.layer, self._known(first).layer):
             return False
@@ -98,7 +97,7 @@ class Prefix:
             return False
         # a state that holds no earlier positions is made by running up to each of them: that would cut edits in two
         # so is one of keys that would have been turned otherwise in a shorter pass
-        by_length = any(part.positions.by_length for part in self._attention)
+        by_length = any(part.positions.by_length for _, part in self._attention)
         whole = self._keeps_all or not (self.edits or by_length)
         return whole and all(self._told(site) for site in touched if self.entry(site) >= entry)
 
@@ -158,7 +157,7 @@ class Prefix:
     def _state(self, position: int) -> State:
         if self._full is None:
             return self._states[position]
-        parts = [[block.part(name) for name in block.names] for block in blocks_of(self.stacks[-1][1])]
+        parts = [[block.part(name) for name in block.names] for block in self.model.output_stack.blocks]
         layers = tuple(
             tuple(part.cut(held, position) for part, held in zip(own, state))
             for own, state in zip(parts, self._full.layers)
@@ -172,8 +171,8 @@ class Prefix:
         nowhere = torch.zeros(batch, 1, dtype=torch.long, device=resid.device)
         state = State(0, stack.begin(batch, resid))
         if self._keeps_all:
-            prefix, table = f"{self._last_prefix}blocks.", self.model.sites()
-            inside = [edit for edit in self.edits if table[edit.site].name.startswith(prefix)]
+            table, last = self.model.sites(), self.model.output
+            inside = [e for e in self.edits if table[e.site].stack == last and table[e.site].layer is not None]
             tape = Tape(self.model, edit=inside)
             self._full = self.model.resume(0, resid, **given, state=state, at=nowhere, tape=tape)[1]
             return
@@ -197,16 +196,14 @@ class Prefix:
         """Whether a site looks the same to a pass that begins later, but for the positions it lacks."""
         if "query" not in site.axes:
             return site.axes == () or "pos" in site.axes or "key" in site.axes
-        layer = next((part for part in self._attention if site.name.startswith(f"{part.path}.")), None)
-        return layer is None or (layer.traits.has_scores and layer.keeps(self._length))
+        at = site.stack, site.layer, site.part
+        part = next((part for one, part in self._attention if (one.stack, one.layer, one.name) == at), None)
+        return part is None or (part.traits.has_scores and part.keeps(self._length))
 
     @cached_property
-    def _attention(self) -> list[AttentionLayer]:
-        return [part for part in self.model.modules() if isinstance(part, AttentionLayer)]
-
-    @property
-    def _last_prefix(self) -> str:
-        return f"{self.stacks[-1][0]}." if self.stacks[-1][0] else ""
+    def _attention(self) -> list[tuple[SubLayer, AttentionLayer]]:
+        every = [layer for stack in self.model.stacks for layer in self.model.sub_layers(stack)]
+        return [(layer, layer.attention) for layer in every if layer.attention is not None]
 
 
 def repeated(value: Tensor, worlds: int) -> Tensor:

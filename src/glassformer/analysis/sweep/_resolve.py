@@ -12,7 +12,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metrics
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Model
 from glassformer.trace import Edit, Foreign, HeadAddress, Site, SiteTable, Take, Tape
 
 
@@ -59,13 +59,13 @@ def lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
             wanted.setdefault(id(donor), (donor, set()))[1].add(site.name)
     for donor, sites in wanted.values():
         if missing := sites - set(donor.found):
-            if not isinstance(model, (Decoder, Encoder, EncoderDecoder)):
+            if not isinstance(model, Model):
                 found = run(model, donor.inputs, donor.target, read=sorted(missing), edit=donor.edit, grad=grad)
                 donor.found |= {name: value.values for name, value in found.items()}
                 continue
             tape = Tape(model, sorted(missing), donor.edit, grad=grad)
             # no one looks at a donor's logits, unless they are what is copied
-            tape.logits = any(name.startswith("logits") for name in (*tape.reads, *tape.edits))
+            tape.logits = any("vocab" in tape.table[name].axes for name in (*tape.reads, *tape.edits))
             with evaluating(model), torch.set_grad_enabled(grad):
                 given = prepare(model, donor.inputs, donor.target)
                 model(*given.args, **given.kwargs, tape=tape)

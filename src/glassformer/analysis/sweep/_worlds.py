@@ -21,8 +21,7 @@ def positional(site: Site) -> list[str]:
     """Return the axes of a site that run over the positions of the pass."""
     axes = [axis for axis in ("pos", "query") if axis in site.axes]
     # keys of a pattern are all keys there are, earlier ones included; those of cross-attention are the source's
-    crossed = any(part.startswith("cross") for part in site.name.split("."))
-    return axes or (["key"] if "key" in site.axes and not crossed else [])
+    return axes or (["key"] if "key" in site.axes and not site.crosses else [])
 
 
 def first_position(edit: Edit, site: Site, length: int) -> int:

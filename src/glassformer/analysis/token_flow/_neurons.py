@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from glassformer.analysis._run import run_for
-from glassformer.analysis.components import decoder_side
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.models import ModelLike, require_model
 from glassformer.models.mlp import MlpLayer
 
 
@@ -39,13 +39,13 @@ class NeuronShares(Result):
     position: int
 
 
-@torch.no_grad()
-def _mlp_sites(model: Any) -> list[str]:
-    mlps = [b.part(n) for b in decoder_side(model)[0].blocks for n in b.names]  # type: ignore[union-attr, operator]
+def _mlp_sites(model: ModelLike) -> list[str]:
+    mlps = [layer.part for layer in require_model(model).sub_layers()]
     return [site for mlp in mlps if isinstance(mlp, MlpLayer) for site in (mlp.at.hidden, mlp.at.out)]
 
 
 @question("Which neurons make what an MLP writes?", reads=_mlp_sites)
+@torch.no_grad()
 def neuron_shares(
     run: Any,
     text: Any = None,
@@ -72,11 +72,10 @@ def neuron_shares(
         SiteNotRead: The run lacks a site.
     """
     run = run_for(neuron_shares, run, text, target)
-    stack, _ = decoder_side(run.model)
-    block = stack.blocks[layer] if 0 <= layer < len(stack.blocks) else None
-    mlp = block.part(part) if block is not None and part in block.names else None  # type: ignore[union-attr, operator]
+    mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
+    mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
     if not isinstance(mlp, MlpLayer):
-        known = [f'layer {b.layer} "{n}"' for b in stack.blocks for n in b.names if isinstance(b.part(n), MlpLayer)]  # type: ignore[union-attr, operator]
+        known = [f'layer {one.layer} "{one.name}"' for one in mlps]
         raise AnalysisUnavailable(
             f'neuron_shares: no MLP "{part}" in layer {layer}. MLPs: {", ".join(known) or "none"}.'
         )

@@ -10,7 +10,6 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +22,7 @@ from glassformer.analysis.vocabulary._token_circuits import names_of
 from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import HeadWeights
+from glassformer.weights import HeadWeights, WeightsLike
 
 BLOCK = 1 << 22  # logits held at a time
 
@@ -62,7 +61,7 @@ class Bigrams(Result):
 
 @question("Which bigrams does the direct path hold?", of="weights")
 def bigrams(
-    model: Any,
+    model: WeightsLike,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     *,
     k: int = 10,

@@ -18,7 +18,6 @@ counted is our own.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,7 +37,8 @@ from glassformer.analysis.vocabulary._token_circuits import (
 )
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.models import ModelLike, require_model
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
 
@@ -134,7 +134,7 @@ class CrossedCost(Result):
 
 @question("Which skip-trigrams does each head hold?", of="weights")
 def skip_trigrams(
-    model: Any,
+    model: WeightsLike,
     heads: Sequence[str] | None = None,
     *,
     k: int = 20,
@@ -191,7 +191,7 @@ def skip_trigrams(
 
 @question("Which skip-trigrams does a head hold that no text asks for?", of="weights")
 def crossed_trigrams(
-    model: Any,
+    model: WeightsLike,
     documents: Sequence[Sequence[int]],
     sources: Sequence[str | int],
     destinations: Sequence[str | int],
@@ -253,7 +253,7 @@ def crossed_trigrams(
 
 
 @question("What do wrong skip-trigrams cost?", of="texts")
-def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
+def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
     Attention and the final norm's scale are those of the text, effects those of the full OV circuit; so what is taken
@@ -267,14 +267,14 @@ def crossed_cost(model: Any, crossed: CrossedTrigrams, ids: Int[Tensor, "batch p
     Raises:
         AnalysisUnavailable: Logits are soft-capped: cells are addends of the raw logits.
     """
-    if model.config.logit_cap is not None:
+    if require_model(model, "crossed_cost").config.logit_cap is not None:
         raise AnalysisUnavailable(
             "crossed_cost takes cells out of the logits, and this model's logits are soft-capped (logit_cap), so that "
             "they are no sum.\n    The cells themselves are in crossed_trigrams(model, …), in raw logits."
         )
     w = weights.of(model, fold=crossed.folded)
     layers = [w[str(label)] for label in crossed.contribution.labels("head")]
-    final = model.stack.final
+    final = model.output_stack.final
     sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if not final.identity else set())
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"

@@ -16,7 +16,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -29,7 +29,7 @@ from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.weights import AttentionWeights, Factored, HeadWeights
+from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 Circuit = Literal["OV", "QK"]
 Offset = int | Iterable[int] | None
@@ -108,7 +108,7 @@ class TokenCircuits(Result):
 
 @question("Which token pairs does each head join most strongly?", of="weights")
 def token_pairs(
-    model: Any,
+    model: WeightsLike,
     circuit: Circuit = "OV",
     heads: Sequence[str] | None = None,
     *,
@@ -162,7 +162,7 @@ def token_pairs(
 
 @question("What does each head make of one token?", of="weights")
 def token_circuits(
-    model: Any,
+    model: WeightsLike,
     token: str | int,
     heads: Sequence[str] | None = None,
     *,
@@ -232,7 +232,7 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
         layer.require_ov("full OV circuits")
     else:
         layer.require_bilinear("full QK circuits")
-    if layer.part.startswith("cross"):
+    if layer.crosses:
         raise AnalysisUnavailable(
             f"full {circuit} circuits: keys and values of cross-attention layer {layer.layer} read the encoder's "
             "output, which no token's vector stands for.\n"

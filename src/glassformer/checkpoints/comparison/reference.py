@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.errors import CheckpointError, MissingExtra
 from glassformer.models.norms import Norm
-from glassformer.trace import Tape
+from glassformer.trace import Site, Tape
 
 DIVERGES = float("inf")
 
@@ -199,7 +199,7 @@ def recorded(
         out = theirs(**given)
     # some modules see batch and position as one axis
     for site, value in values.items():
-        side = source if source is not None and site.startswith("encoder.") else tokens
+        side = source if source is not None and Site.named(site).stack == "encoder" else tokens
         values[site] = value.unflatten(0, side.shape) if value.ndim == 2 else value
     if source is None:
         values |= _stack("", out.hidden_states, out.attentions)
@@ -330,7 +330,7 @@ def compared_with(
         elif name == "final.norm" and getattr(ours.config, "d_embed", None) is not None:
             # where the unembedding is narrower than the stream, the reference's last state is what the narrow one reads
             mine = ours.unembed.map(mine)
-        here = read if read is not None and name.startswith("encoder.") else real
+        here = read if read is not None and Site.named(name).stack == "encoder" else real
         if mine.ndim == 4:
             here = here[:, None].expand(-1, mine.shape[1], -1)
         yield Difference(places[name], relative(mine, recording[name], here), rows)

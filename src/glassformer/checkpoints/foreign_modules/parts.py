@@ -6,6 +6,7 @@ Wherever a tensor of theirs, or a view on it, is one of ours, the memory is shar
 # torch does not type the parts of a module
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.families import Source, Table, assembled, sources
 from glassformer.errors import ConfigError, nearest
-from glassformer.models import Block, ModelConfig
+from glassformer.models import ModelConfig
 from glassformer.models.norms import Norm
 from glassformer.trace import Site
 from glassformer.trace.foreign import Derived
@@ -99,16 +99,12 @@ def derived_sites(shape: Any, parts: SharedParts) -> Iterator[Derived]:
             yield _derived(table[norm.at_scale], source, paths[norm], "scale", parts)
 
     for stack in shape.stacks.values():
-        for block in stack.blocks:
-            assert isinstance(block, Block), "a stack is made of blocks"
-            for i, name in enumerate(block.names):
-                layer = block.part(name)
-                if block.wiring != "post":
-                    yield from scale(block.norm(name), block.at_resid[0 if block.wiring == "parallel" else i])
-                behind = block.at_sum[i] if block.wiring == "post" else f"{block.path}.{name}.out"
-                yield from scale(block.norm_after(name), behind)
-                if isinstance(layer, AttentionLayer) and layer.merge.linear and layer.merge.gate is None:
-                    yield _derived(table[layer.at.head_out], layer.at.z, paths[layer.merge], "per_head", parts)
+        for layer in stack.sub_layers():
+            yield from scale(layer.before, layer.at_stream)
+            yield from scale(layer.after, layer.at_sum or layer.at_out)
+            part = layer.attention
+            if part is not None and part.merge.linear and part.merge.gate is None:
+                yield _derived(table[part.at.head_out], part.at.z, paths[part.merge], "per_head", parts)
         if len(stack.blocks):
             yield from scale(stack.final, stack.blocks[-1].at_resid[-1])
 
@@ -119,7 +115,7 @@ def _derived(site: Site, source: str, path: str, method: str, parts: SharedParts
         return part.per_head(of, of, None) if method == "per_head" else part.scale(of)
 
     reason = f'it is computed from "{source}" by weights alone; edit that site.'
-    return Derived(Site(site.name, site.axes, site.sizes, site.layer, site.lazy, reason), source, value)
+    return Derived(dataclasses.replace(site, read_only=reason), source, value)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

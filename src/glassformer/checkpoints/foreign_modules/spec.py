@@ -195,7 +195,7 @@ def _one(module: nn.Module, name: str, place: Place, layer: int | None, spec: Sp
         sizes["kv_head"] = spec.sizes["head"]
     layout = Layout.of(site_name, axes, place, {**spec.sizes, **sizes})
     reason = _read_only(site_name, place, modules[path])
-    return Bound(Site(site_name, axes, sizes, layer, read_only=reason), path, place.end, layout, place.tensor)
+    return Bound(Site.named(site_name, axes, sizes, layer, read_only=reason), path, place.end, layout, place.tensor)
 
 
 def _check_rotation(shape: Any, bound: Sequence[Bound], parts: SharedParts) -> None:

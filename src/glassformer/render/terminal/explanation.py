@@ -197,7 +197,7 @@ def _heads(found: Explanation) -> RenderableType:
 def _roles(head: HeadFacts) -> str:
     played = [r for r in head.roles if _plays(head, r.role)]
     if not head.roles:
-        return "cross-attention" if head.part.startswith("cross") else "no pattern"
+        return "cross-attention" if head.crosses else "no pattern"
     sign = "" if head.reading == "mass" else " (signed)"
     return (
         ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"

@@ -9,6 +9,7 @@ from glassformer.analysis.attribution import DirectEffects, MeaningShift
 from glassformer.analysis.lens import LensDivergence, LensGrid
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.trace import Site
 
 N_COMPONENTS, N_TOKENS, N_POSITIONS = 10, 6, 6
 
@@ -127,7 +128,8 @@ def _likeliest(result: LensGrid, i: int, row: int, p: int) -> str:
 
 def _place(site: str) -> str:
     """Return a short name of a place in the stream: `0 pre`, `0 mid`, `0 post`."""
-    return site.removeprefix("decoder.").removeprefix("blocks.").replace(".resid_", " ")
+    at = Site.named(site)
+    return site if at.layer is None else f"{at.layer} {at.quantity.removeprefix('resid_')}"
 
 
 def _with_error(result: LensDivergence, lens: int, site: int) -> str:

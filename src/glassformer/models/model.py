@@ -1,0 +1,199 @@
+"""Model: what decoders, encoders and encoder-decoders share, and what an analysis may ask of any of them."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from glassformer.config import Config, require
+from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.models.block import BlockConfig
+from glassformer.models.embedding import Embedding, Unembedding
+from glassformer.models.stack import Stack, site_table
+from glassformer.models.sub_layer import SubLayer
+from glassformer.trace import Foreign, Site, SiteTable, Tape
+
+
+class ModelConfig(Config, family=True):
+    """A whole model as data."""
+
+    vocab_size: int
+    d_model: int
+    max_len: int
+    logit_cap: float | None
+    unembed_scale: float
+    d_embed: int | None
+
+    def build(self, seed: int = 0) -> "Model":
+        """Return a model with freshly drawn weights."""
+        raise NotImplementedError
+
+    def check(self, crossing: tuple[BlockConfig, ...], why_not: str) -> None:
+        """Raise `ConfigError` for sizes and factors that no model can have, or cross-attention in `crossing` blocks."""
+        for name in ("vocab_size", "d_model", "max_len"):
+            require(getattr(self, name) >= 1, f"{self.kind}: {name} must be at least 1, found {getattr(self, name)}.")
+        require(
+            self.logit_cap is None or 0 < self.logit_cap < math.inf,
+            f"{self.kind}: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
+        )
+        require(
+            math.isfinite(self.unembed_scale) and self.unembed_scale != 0,
+            f"{self.kind}: unembed_scale must be a finite number other than 0; found {self.unembed_scale}. "
+            "1 leaves logits as they are.",
+        )
+        require(
+            self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
+        )
+        crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
+        require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
+
+
+class Model(nn.Module):
+    """A model of ours: one or two stacks, what tokens enter them through, and what turns the last stream into logits.
+
+    `tokenizer` is attached by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would
+    help. `origin` is the family and config of a published checkpoint, set by whoever loads one.
+    """
+
+    output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
+    source: ClassVar[str | None] = None  # of the one whose output cross-attention reads, if there is one
+    predicts_next: ClassVar[bool] = True  # whether logits are of the token that comes next, or of the one that is there
+    unembed: Unembedding
+
+    def __init__(self, config: Any, name: str) -> None:
+        super().__init__()
+        self.config: Any = config
+        self.tokenizer: Any = None
+        self.no_tokenizer = ""
+        self.origin: Any = None
+        self.name = name
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """Stacks by name, in the order they run; where there is only one, it has no name."""
+        raise NotImplementedError
+
+    @property
+    def embeddings(self) -> dict[str, Embedding]:
+        """What tokens enter each stack through, by the stack's name."""
+        raise NotImplementedError
+
+    @property
+    def output_stack(self) -> Stack:
+        """The stack that ends in the logits."""
+        return self.stacks[self.output]
+
+    @property
+    def output_embed(self) -> Embedding:
+        """What tokens enter that stack through."""
+        return self.embeddings[self.output]
+
+    @property
+    def prefix(self) -> str:
+        """What the names of that stack's sites begin with."""
+        return self.output_stack.prefix
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it gives logits at all."""
+        return True
+
+    def reads_ahead(self, stack: str | None = None) -> bool:
+        """Whether positions of a stack see those after them; of the stack that ends in the logits by default."""
+        return not self.predicts_next or (stack is not None and stack == self.source)
+
+    def stack_name(self, stack: str | None) -> str:
+        """Return the name of the stack that is meant: the one that ends in the logits if none is said, or no other is.
+
+        Raises:
+            AnalysisUnavailable: There are two, and neither has this name.
+        """
+        if stack is None or len(self.stacks) == 1:
+            return self.output
+        if stack not in self.stacks:
+            known = " and ".join(f'"{name}"' for name in self.stacks)
+            raise AnalysisUnavailable(f'no stack "{stack}".{nearest(stack, self.stacks)} This model has {known}.')
+        return stack
+
+    def sub_layers(self, stack: str | None = None) -> tuple[SubLayer, ...]:
+        """Return the sub-layers of a stack in order; of the stack that ends in the logits by default."""
+        return self.stacks[self.output if stack is None else stack].sub_layers()
+
+    def sub_layer(self, path: str) -> SubLayer:
+        """Return the sub-layer that a path is of, `decoder.blocks.3.attn`."""
+        return next(layer for name in self.stacks for layer in self.sub_layers(name) if layer.path == path)
+
+    def sites(self, glob: str = "*") -> SiteTable:
+        """Return the static site table, or the part of it that a glob covers."""
+        return site_table(self, self._sites, glob)
+
+    def _sites(self) -> Iterator[Site]:
+        for name, stack in self.stacks.items():
+            yield from self.embeddings[name].sites()
+            yield from stack.sites()
+        if self.predicts:
+            yield from self.unembed.sites()
+
+    def _leave(self, x: Tensor, tape: Tape | None) -> Tensor:
+        if not self.predicts or (tape is not None and not tape.logits):
+            return x
+        return self.unembed(x, tape)
+
+
+if TYPE_CHECKING:
+    ModelLike = Model
+    ModuleLike = nn.Module
+else:
+
+    class _Anything(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return True
+
+    class ModelLike(metaclass=_Anything):
+        """A model of ours as a caller gives it; what is none is refused in words by `require_model`.
+
+        To the type checker it is a `Model`. At run time it is anything, so that no checker of annotations comes first.
+        """
+
+    class ModuleLike(metaclass=_Anything):
+        """Any module as a caller gives it: a model of ours, one seen through a spec, or one we know nothing about.
+
+        What is none is refused in words by `require_module`.
+        """
+
+
+def require_model(found: Any, analysis: str = "this analysis") -> Model:
+    """Return a model of ours; raises `AnalysisUnavailable` for anything else, and says what would work."""
+    if isinstance(found, Model):
+        return found
+    raise AnalysisUnavailable(_refusal(found, analysis))
+
+
+def require_module(found: Any, analysis: str = "this analysis") -> nn.Module:
+    """Return a module of any kind; raises `AnalysisUnavailable` for anything else, and says what would work."""
+    if isinstance(found, nn.Module):
+        return found
+    raise AnalysisUnavailable(_refusal(found, analysis))
+
+
+def _refusal(found: Any, analysis: str) -> str:
+    if found is None:
+        return f"{analysis} looks at weights: give the model, Run.load(path, model=…)."
+    if isinstance(found, Foreign) and found.has_parts:
+        return (
+            f"{analysis} looks at the parts of a model, which a module seen through a spec has apart from it.\n"
+            "    Give it model.parts(): a model of ours with the module's weights."
+        )
+    what = f"{analysis} needs the parts of a Decoder, an Encoder or an EncoderDecoder; "
+    if isinstance(found, nn.Module):
+        return (
+            f"{what}{type(found).__name__} is none of them.\n"
+            "    What any module offers is gf.run(model, inputs, read=[…]) at its module boundaries; a spec says what "
+            "it\n    is made of: gf.foreign(module, gf.Spec(…, config=…, weights=…))."
+        )
+    if isinstance(found, str):
+        return f'{what}found the text "{found[:40]}".\n    Load a model first: glassformer.load("{found[:40]}").'
+    if isinstance(getattr(found, "model", None), nn.Module):
+        return f"{what}found a {type(found).__name__}.\n    It carries its model: give it .model."
+    return f"{what}found {type(found).__name__}.\n    Give a model: glassformer.load(…), or config.build()."

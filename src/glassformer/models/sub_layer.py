@@ -1,0 +1,165 @@
+"""Sub-layers in the order they run, each with its place in the residual stream.
+
+    x = stream at `at_stream`;  out = part(before(x))
+    no norm behind         x' = x + out                at `at_write`: out
+    norm on the write      x' = x + after(out)         at `at_write`: after(out)
+    norm on the stream     x' = after(x + out)         at `at_write`: out
+
+Sub-layers of one block that all read the same stream have the same `entry`: what one of them writes, the others do not
+read. Whoever asks how a block is wired asks here.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from glassformer.attention import AttentionLayer
+from glassformer.models.block import Block
+from glassformer.models.norms import Norm
+
+
+@dataclass(frozen=True, eq=False)
+class SubLayer:
+    """One sub-layer of a stack: what it is, what it reads, and where its write goes.
+
+    Args:
+        block: Block it lies in.
+        name: Its name there: `attn`, `cross`, `mlp`, `attn_1`.
+        part: The module.
+        stack: Name of the stack; empty where a model has only one.
+        index: Its place among all sub-layers of the stack.
+        place: Its place in the block.
+        entry: How many sub-layers have written to the stream it reads.
+        before: The norm it reads through; None if it reads the stream as it is.
+        after: The norm behind it; None if its write is added as it is.
+        after_on: What that norm acts on: its write, or the whole stream.
+        at_stream: Site of the stream it reads, before any norm.
+        at_read: Site of what it reads: the norm's output, or the stream.
+        at_out: Site of what it returns.
+        at_write: Site of what is added to the stream: behind a norm on the write, else what it returns.
+        at_sum: Site of the stream and its write together; None if no norm acts on them.
+        at_behind: Site of the stream behind it, and behind those that add to the same stream.
+    """
+
+    block: Block
+    name: str
+    part: nn.Module
+    stack: str
+    index: int
+    place: int
+    entry: int
+    before: Norm | None
+    after: Norm | None
+    after_on: Literal["write", "stream"] | None
+    at_stream: str
+    at_read: str
+    at_out: str
+    at_write: str
+    at_sum: str | None
+    at_behind: str
+
+    @property
+    def layer(self) -> int:
+        """Index of the block."""
+        return self.block.layer
+
+    @property
+    def path(self) -> str:
+        return f"{self.block.path}.{self.name}"
+
+    @property
+    def role(self) -> str:
+        """What it does in the block, whichever of its kind it is: `attn`, `cross`, `mlp`, …."""
+        return self.block.config.parts[self.place].role
+
+    @property
+    def block_label(self) -> str:
+        """How its block is called in results: `L3`, `enc L3`."""
+        return f"{'enc ' if self.stack == 'encoder' else ''}L{self.layer}"
+
+    @property
+    def label(self) -> str:
+        """How it is called in results: `L3 mlp`, `enc L3 mlp`."""
+        return f"{self.block_label} {self.name}"
+
+    @property
+    def ordinal(self) -> int:
+        """How many of its role stand before it in the block."""
+        return [part.role for part in self.block.config.parts[: self.place]].count(self.role)
+
+    @property
+    def attention(self) -> AttentionLayer | None:
+        """The layer, if it is attention."""
+        return self.part if isinstance(self.part, AttentionLayer) else None
+
+    @property
+    def self_attention(self) -> AttentionLayer | None:
+        """The layer, if it is attention to the stack's own positions."""
+        return None if self.crosses else self.attention
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it is cross-attention: its keys and values are those of another stack."""
+        return isinstance(self.part, AttentionLayer) and self.part.config.cross
+
+    @property
+    def write_norm(self) -> Norm | None:
+        """The norm that its write passes before it is added."""
+        return self.after if self.after_on == "write" else None
+
+    @property
+    def stream_norm(self) -> Norm | None:
+        """The norm that the whole stream passes behind it, and so does everything written earlier."""
+        return self.after if self.after_on == "stream" else None
+
+    def reads(self, earlier: "SubLayer") -> bool:
+        """Whether what another sub-layer writes is on the stream that this one reads."""
+        return earlier.stack == self.stack and earlier.index < self.entry
+
+    @property
+    def norms(self) -> list[Norm]:
+        """The norms around it that have a scale."""
+        return [norm for norm in (self.before, self.after) if norm is not None and not norm.identity]
+
+
+def sub_layers_of(blocks: Sequence[Block], stack: str) -> Iterator[SubLayer]:
+    """Yield the sub-layers of a stack's blocks in order."""
+    index = 0
+    for block in blocks:
+        first = index
+        for place, name in enumerate(block.names):
+            yield _sub_layer(block, name, stack, index, place, first)
+            index += 1
+
+
+def _sub_layer(block: Block, name: str, stack: str, index: int, place: int, first: int) -> SubLayer:
+    post, together = block.wiring == "post", block.wiring == "parallel"
+    before, after = None if post else block.norm(name), block.norm_after(name)
+    stream, out = block.at_resid[0 if together else place], f"{block.path}.{name}.out"
+    return SubLayer(
+        block, name, block.part(name), stack, index, place,
+        entry=first if together else index,
+        before=before,
+        after=after,
+        after_on=None if after is None else "stream" if post else "write",
+        at_stream=stream,
+        at_read=stream if before is None else before.at_out,
+        at_out=out,
+        at_write=out if after is None or post else after.at_out,
+        at_sum=block.at_sum[place] if post else None,
+        at_behind=block.at_resid[-1 if together else place + 1],
+    )  # fmt: skip
+
+
+def written_before(layers: Sequence[SubLayer], site: str) -> list[SubLayer]:
+    """Return the sub-layers that have written to the stream at a place of it."""
+    earlier: list[SubLayer] = []
+    for layer in layers:
+        places = layer.block.at_resid
+        if site not in places or places.index(layer.at_behind) <= places.index(site):
+            earlier.append(layer)
+        if site in places and layer.place == len(layer.block.names) - 1:
+            break
+    return earlier
