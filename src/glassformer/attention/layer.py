@@ -139,9 +139,10 @@ class AttentionLayer(SubLayerModule):
         self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
         self.mixer = config.mixer.build(dims, path)
         self.merge = config.merge.build(dims)
+        does = "add to" if self.positions.has_bias else "make" if self.positions.has_scores else ""
         require(
-            not (self.positions.has_bias or self.positions.has_scores) or config.mixer.traits.has_scores,
-            f'attention: positions "{config.positions.kind}" act on scores, but "{config.mixer.kind}" has none.',
+            not does or config.mixer.traits.has_scores,
+            f'attention: positions "{config.positions.kind}" {does} scores, but "{config.mixer.kind}" has none.',
         )
         require(
             config.mixer.stores_keys or not self.positions.at_read,
