@@ -48,6 +48,7 @@ class Traits:
         has_scores: Scores exist before a normaliser.
         bilinear_scores: Scores are bilinear in the query's and the key's input (per offset, with rotary positions).
         streams: Query/key maps per head.
+        reads_input: It reads the layer's input besides queries, keys and values.
     """
 
     linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
@@ -55,6 +56,7 @@ class Traits:
     has_scores: bool = False
     bilinear_scores: bool = False
     streams: int = 1
+    reads_input: bool = False
 
 
 class MixerConfig(Config, family=True):

@@ -9,12 +9,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims
-from glassformer.attention.query_key_norm import QueryKeyNorm
+from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.attention.smear import Smear
 from glassformer.config import Config, require
 
@@ -52,7 +52,23 @@ class Smeared(Separate, kind="smeared"):
     """One linear map each, and every key mixed with the one before it (self-attention only): see `attention.smear`."""
 
 
-class SeparateProjection(nn.Module):
+class Projection(nn.Module):
+    """From what queries, keys and values read to queries, keys and values."""
+
+    def of_heads(
+        self,
+        which: Literal["query", "key", "value"],
+        x: Float[Tensor, "copy batch pos d_model"],
+        heads: Int[Tensor, " copy"],
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        """Return what some heads make of a stream each: the usual projection of each, of which its head is kept."""
+        i = ("query", "key", "value").index(which)
+        folded = x.flatten(0, 1)
+        every = self(folded, folded, folded)[i].unflatten(0, x.shape[:2])
+        return torch.stack([every[c].select(-3, head) for c, head in enumerate(heads.tolist())], -3)
+
+
+class SeparateProjection(Projection):
     def __init__(self, config: Separate, dims: Dims, streams: int) -> None:
         super().__init__()
         self.dims, self.streams = dims, streams
@@ -92,6 +108,27 @@ class SeparateProjection(nn.Module):
         """Return queries alone, for cross-attention whose keys and values are in the state."""
         q = self._heads(self._part(x_q, 0, 1), self.dims.n_heads)
         return q if self.norms is None else self.norms[0](q)
+
+    def of_heads(
+        self,
+        which: Literal["query", "key", "value"],
+        x: Float[Tensor, "copy batch pos d_model"],
+        heads: Int[Tensor, " copy"],
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        i = ("query", "key", "value").index(which)
+        norm = None if which == "value" or self.norms is None else self.norms[i]
+        if isinstance(norm, HeadNorm) and norm.couples_heads:
+            return super().of_heads(which, x, heads)
+        y = torch.einsum("cbpd,cde->bcpe", x, self.matrix(which)[heads])
+        if self.qkv.bias is not None:
+            n_heads = self.dims.n_heads if which == "query" else self.dims.n_kv_heads
+            y = y + self.qkv.bias.split(self.widths)[i].unflatten(0, (n_heads, -1))[heads][:, None]
+        y = self.clipped(y)
+        if which == "value":
+            return y
+        if self.streams > 1:
+            y = y.unflatten(-1, (self.streams, self.dims.d_head)).permute(0, 3, 1, 2, 4)
+        return y if norm is None else norm(y, heads)
 
     def clipped(self, x: Tensor) -> Tensor:
         """Return projected vectors, cut off where the config says so."""
@@ -163,10 +200,12 @@ class MergeHeads(nn.Module):
         mean = square.mean(-1) if self.config.norm == "head" else square.mean((1, 3))[:, None].expand(z.shape[:3])
         return (mean + self.config.eps).sqrt().to(z.dtype)
 
-    def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
-        """Return normed, gated, concatenated heads: what the output matrix reads."""
+    def prepare(
+        self, z: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor | None = None
+    ) -> Float[Tensor, "batch pos d_z"]:
+        """Return normed, gated, concatenated heads: what the output matrix reads; `gate` stands for what x opens."""
         flat = self.normed(z, scale)
-        return flat if self.gate is None else self.gated(flat, self.gate(x))
+        return flat if self.gate is None else self.gated(flat, self.gate(x) if gate is None else gate)
 
     def normed(self, z: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_z"]:
         """Return normed, concatenated heads."""

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import AttentionLayer, Context, SubLayerConfig
+from glassformer.attention import AttentionLayer, Context, HeadInputs, SubLayerConfig
 from glassformer.config import Config, require
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models.parts import LayerNorm, Norm, NormConfig
-from glassformer.trace import Site, Tape, declare, site
+from glassformer.trace import Site, Tape, changes, declare, site
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Block(nn.Module):
         mids = ["resid_mid"] if n_mid == 1 else [f"resid_mid_{i}" for i in range(n_mid)]
         self.at_resid = [f"{path}.{name}" for name in ("resid_pre", *mids, "resid_post")]
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
+        self.at_in = {name: f"{path}.{name}.in" for name in self.names}
 
     def part(self, name: str) -> nn.Module:
         # straight from the table: an attribute look-up takes ten times as long, four times per block and pass
@@ -110,8 +112,11 @@ class Block(nn.Module):
         for i, name in enumerate(self.names):
             if at is not None and i + 1 == len(self.names):
                 x, entry = pick(x, at), pick(entry, at)
-            read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
-            out, new = self._run(name, read, context, source, None if state is None else state[i], tape)
+            read, inputs = entry if self.wiring == "parallel" else x, None
+            if tape is not None:
+                read, inputs = self._inputs(name, read, source, tape)
+            read = read if self.wiring == "post" else self.norm(name)(read, tape)
+            out, new = self._run(name, read, context, source, None if state is None else state[i], tape, inputs)
             states.append(new)
             if self.training and self.config.dropout > 0:
                 out = F.dropout(out, self.config.dropout)
@@ -126,15 +131,46 @@ class Block(nn.Module):
         return site(tape, self.at_resid[-1], x), None if state is None else tuple(states)
 
     def _run(
-        self, name: str, x: Tensor, context: Context, source: Tensor | None, state: Any, tape: Tape | None
+        self,
+        name: str,
+        x: Tensor,
+        context: Context,
+        source: Tensor | None,
+        state: Any,
+        tape: Tape | None,
+        inputs: HeadInputs | None,
     ) -> tuple[Tensor, Any]:
         layer = self.part(name)
         if not isinstance(layer, AttentionLayer):
             return layer(x, tape), None
         if not layer.config.cross:
-            return layer(x, context, state=state, tape=tape)
+            return layer(x, context, state=state, tape=tape, inputs=inputs)
         assert context.source is not None, "a cross-attention layer needs an encoder's output"
-        return layer(x, context.source, source=source, state=state, tape=tape)
+        return layer(x, context.source, source=source, state=state, tape=tape, inputs=inputs)
+
+    def _inputs(self, name: str, x: Tensor, source: Tensor | None, tape: Tape) -> tuple[Tensor, HeadInputs | None]:
+        """Visit what a sub-layer reads before its norm: the stream, and what each head reads of it."""
+        layer = self.part(name)
+        if not isinstance(layer, AttentionLayer):
+            return site(tape, self.at_in[name], x), None
+        norm = None if self.wiring == "post" else self.norm(name)
+        # an edited scale holds for all copies
+        held = norm is not None and changes(tape, norm.at_scale)
+
+        def through(copies: Float[Tensor, "copy batch pos d_model"]) -> Float[Tensor, "copy batch pos d_model"]:
+            if norm is None:
+                return copies
+            if held:
+                return norm.affine(copies, tape.held[norm.at_scale])
+            return norm(copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
+
+        inputs = layer.head_inputs(x, source, tape, through)
+        if inputs is not None and norm is not None:
+            if changes(tape, norm.at_out):
+                raise _behind_a_norm(norm.at_out, layer.at_inputs[next(iter(inputs.own))])
+            if held:
+                tape.hold(norm.at_scale)
+        return x, inputs
 
     def ends_by_position(self) -> bool:
         """Whether the last sub-layer runs at each position by itself."""
@@ -145,6 +181,7 @@ class Block(nn.Module):
         name = self.names[-1]
         parts = [self.norm(name)] if self.wiring != "post" else []
         after = self.norm_after(name)
+        yield from (found.name for found in self._input_sites(name))
         for part in (*parts, self.part(name), *([] if after is None else [after])):
             yield from (found.name for found in part.sites())  # type: ignore[operator]
         yield from (self.at_sum[-1], self.at_resid[-1])
@@ -159,6 +196,7 @@ class Block(nn.Module):
         resid = [at.removeprefix(f"{self.path}.") for at in self.at_resid]
         yield from declare(self.path, {resid[0]: words}, sizes, layer=self.layer)
         for i, name in enumerate(self.names):
+            yield from self._input_sites(name)
             if self.wiring != "post":
                 yield from self.norm(name).sites()
             yield from self.part(name).sites()  # type: ignore[operator]
@@ -169,6 +207,22 @@ class Block(nn.Module):
             if self.wiring != "parallel" and i + 1 < len(self.names):
                 yield from declare(self.path, {resid[i + 1]: words}, sizes, layer=self.layer)
         yield from declare(self.path, {resid[-1]: words}, sizes, layer=self.layer)
+
+    def _input_sites(self, name: str) -> Iterator[Site]:
+        """Yield the sites of what a sub-layer reads, before its norm."""
+        part = self.part(name)
+        if isinstance(part, AttentionLayer):
+            yield from part.input_sites()
+        else:
+            axes = {"in": "batch pos d_model"}
+            yield from declare(f"{self.path}.{name}", axes, {"d_model": self.d_model}, layer=self.layer, lazy=("in",))
+
+
+def _behind_a_norm(norm: str, given: str) -> AnalysisUnavailable:
+    return AnalysisUnavailable(
+        f'edits at "{norm}" and at "{given}": what each head reads passes the norm by itself, and an edit '
+        "of the norm's output would not reach it.\n    Edit one of the two, or the norm's scale."
+    )
 
 
 def pick(x: Float[Tensor, "batch pos d_model"], at: Int[Tensor, "batch n"] | None) -> Float[Tensor, "batch n d_model"]:

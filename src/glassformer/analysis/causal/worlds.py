@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
 from glassformer.trace import At, Edit, Site, Take
-from glassformer.trace.edits import Where
+from glassformer.trace.edits import Earlier, Where
 
 
 def positional(site: Site) -> list[str]:
@@ -62,7 +62,7 @@ class Worlds(Edit):
     count: int
     order: Mapping[int, int]
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         # no address: the part is the site's value
         value = part
         if "batch" not in site.axes:
