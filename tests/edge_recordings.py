@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from circuit_pairs import Pair
@@ -88,8 +89,12 @@ def recording(name: str) -> dict[str, list[float]]:
     """Return what every analysis of edges measures, mean over prompts."""
     found = recorded_pair(name)
     kept: dict[str, Tensor] = {}
+    every = edge_effects(*found.args, **found.targets)
+    kept["edges, live"] = every.effect.values.mean(-1)
+    # each by itself: what others do in the same pass is no concern of an edge
+    alone = [edge_effects(*found.args, edges=[edge], norm="frozen", **found.targets) for edge in every.edges[::4]]
+    kept["edges, frozen"] = torch.cat([one.effect.values for one in alone]).mean(-1)
     for norm in ("live", "frozen"):
-        kept[f"edges, {norm}"] = edge_effects(*found.args, norm=norm, **found.targets).effect.values.mean(-1)
         for what, receivers in RECEIVERS.items():
             for mlps in ("frozen", "recomputed"):
                 effect = path_patching(

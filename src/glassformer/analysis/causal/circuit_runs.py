@@ -13,7 +13,7 @@ Model Behavior with Path Patching", section 2.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from glassformer.analysis.run import evaluating
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder
 from glassformer.models.parts import Norm
-from glassformer.trace import Apply, Edit, Tape
+from glassformer.trace import Apply, At, Edit, Set, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
 Off = Literal["corrupt", "zero", "mean"]
@@ -143,6 +143,10 @@ class CircuitRuns:
         step = self.steps[found.step]
         return f"{step.block.path}.{step.name}.{_QUANTITY[found.slot]}"
 
+    def out(self, step: int) -> str:
+        """Return the site of what a sub-layer writes in all."""
+        return f"{self.steps[step].block.path}.{self.steps[step].name}.out"
+
     def depth(self, receiver: int) -> int:
         """Return how many sub-layers have written to what a receiver reads."""
         step = self.graph.receivers[receiver].step
@@ -167,6 +171,7 @@ class CircuitRuns:
         cuts: Mask,
         *,
         known: Recording | None = None,
+        start: int | None = None,
         frozen: bool = False,
         report: Callable[[int, int], None] | None = None,
     ) -> Float[Tensor, "world batch"]:
@@ -175,6 +180,7 @@ class CircuitRuns:
         Args:
             cuts: Which edges are cut, or how much of them; masks stay on the CPU, wherever the model is.
             known: A run that all worlds agree with up to the first cut; the clean one by default.
+            start: The first sub-layer in which they differ from that run; that of the first cut by default.
             frozen: Norms that a cut reaches on its way into a receiver divide by the scales of the clean run. The cuts
                 of a world are then all of receivers of one sub-layer.
             report: Called with (worlds done, in all).
@@ -184,20 +190,25 @@ class CircuitRuns:
         with evaluating(self.model), torch.no_grad():
             for first in range(0, total, self.at_once):
                 some = cuts[first : first + self.at_once]
-                found.append(self.measure(self.run(some, known=known, frozen=frozen)).expand(len(some), -1))
+                found.append(
+                    self.measure(self.run(some, known=known, start=start, frozen=frozen)).expand(len(some), -1)
+                )
                 if report is not None:
                     report(min(first + self.at_once, total), total)
         return torch.cat(found) if found else self.clean.writes.new_zeros(0, self.batch)
 
-    def run(self, cut: Mask, *, known: Recording | None = None, frozen: bool = False) -> Tensor:
-        """Return the logits of worlds of cut edges; of one world where nothing is cut."""
+    def run(
+        self, cut: Mask, *, known: Recording | None = None, start: int | None = None, frozen: bool = False
+    ) -> Float[Tensor, "world batch *pos vocab"]:
+        """Return the logits of worlds of cut edges, of one world where nothing is cut; arguments as for `evaluate`."""
         known = known or self.clean
         touched = cut.any(0).any(-1).tolist()
         first = min([r.step for r, here in zip(self.graph.receivers, touched) if here], default=None)
+        first = first if start is None else start
         if first is None:
             return self.logits(known)
-        exchange = self.exchange(known, self._block_start(first), frozen)
-        edits: list[Edit] = self.cuts(cut, exchange)
+        exchange = self.exchange(known, self.block_start(first), frozen)
+        edits = self.cuts(cut, exchange)
         if frozen:
             edits += self._frozen_scales(cut)
         return self.resumed(known, first, len(cut), edits)
@@ -208,34 +219,32 @@ class CircuitRuns:
         return Exchange(self.steps, self.columns, self.names, self.instead, self.source, known, first, frozen)
 
     def cuts(self, cut: Mask, exchange: Exchange) -> list[Edit]:
-        """Return the edits that cut edges."""
+        """Return the edits that cut edges, from where the pass begins."""
         found: list[Edit] = []
-        for rows in self.groups.values():
+        for (step, _), rows in self.groups.items():
             own = cut[:, rows]
-            if own.any():
-                source = self.sources[0] if self.graph.receivers[rows[0]].source else None
-                found.append(CutEdges(self.site_of(rows[0]), own, exchange, self.depth(rows[0]), source))
+            if step >= exchange.first and own.any():
+                found.append(self._cut_edges(rows, own, exchange))
         return found
 
+    def _cut_edges(self, rows: Sequence[int], cut: Mask, exchange: Exchange) -> CutEdges:
+        source = self.sources[0] if self.graph.receivers[rows[0]].source else None
+        return CutEdges(self.site_of(rows[0]), cut, exchange, self.depth(rows[0]), source)
+
     def resumed(
-        self, known: Recording, first: int, worlds: int, edits: Sequence[Edit], tape: Tape | None = None
+        self, known: Recording, first: int, worlds: int, edits: Sequence[Edit], read: Iterable[str] = ()
     ) -> Float[Tensor, "world batch *pos vocab"]:
         """Run worlds from a sub-layer's block on and return the logits where the metric looks."""
         at_end = first == len(self.steps)
-        x = known.sites[self.read_at(first) if at_end else self.steps[first].block.at_resid[0]]
-        x = x.repeat(worlds, 1, 1)
+        site = self.read_at(first) if at_end else self.steps[first].block.at_resid[0]
+        x = known.sites[site].repeat(worlds, 1, 1)
         if at_end:
             # nothing but the final norm is left to run: what it reads is changed before
-            final, edits = (
-                [e for e in edits if e.site == self.read_at(first)],
-                [e for e in edits if e.site != self.read_at(first)],
-            )
-            for edit in final:
-                x = edit(x, self.model.sites()[edit.site])
+            for edit in edits:
+                x = edit(x, self.model.sites()[site]) if edit.site == site else x
+            edits = [edit for edit in edits if edit.site != site]
         layer = len(self.stack.blocks) if at_end else self.steps[first].block.layer
-        tape = tape or Tape(self.model, edit=edits)
-        logits = self._resume(layer, x, known, worlds, tape)
-        return logits.unflatten(0, (worlds, self.batch))
+        return self.passed(layer, x, known.source, worlds, Tape(self.model, read, edits))
 
     def logits(self, found: Recording) -> Float[Tensor, "one batch *pos vocab"]:
         """Return the logits of a run where the metric looks."""
@@ -244,6 +253,94 @@ class CircuitRuns:
     def measure(self, logits: Float[Tensor, "world batch *pos vocab"]) -> Float[Tensor, "world batch"]:
         """Return the metric in every world."""
         return self.metric.function(logits, *self.ids)
+
+    # ---- receivers that read what they are given
+
+    def received(self, cut: Mask, rows: Sequence[int], *, frozen: bool = False) -> dict[int, Tensor]:
+        """Return what receivers read in the clean run with their own edges cut, by index: `row pos d_model`."""
+        exchange, found = self.exchange(self.clean, len(self.steps), frozen), dict[int, Tensor]()
+        for r in rows:
+            receiver = self.graph.receivers[r]
+            x = self.clean.source if receiver.source else self.clean.sites[self.read_at(receiver.step)]
+            assert x is not None, "a receiver of a source is there if the source is"
+            x = x.repeat(len(cut), 1, 1)
+            edit = self._cut_edges([r], cut[:, [r]], exchange)
+            found[r] = edit.streams(x[:, None], {})[:, 0] if edit.receivers else x
+        return found
+
+    def through_mlps(
+        self, patched: Bool[Tensor, "world sender"], rows: Sequence[int], *, frozen: bool = False
+    ) -> dict[int, Tensor]:
+        """Return what receivers read if some senders write what they write on cut edges, and heads what they do.
+
+        MLPs write what they make of what reaches them.
+
+        Args:
+            patched: Those senders, in each world.
+            rows: The receivers, none of an encoder's output.
+            frozen: Norms on the stream itself divide by the scales of the clean run; those that MLPs read through are
+                theirs, and live.
+        """
+        worlds, edits = len(patched), list[Edit]()
+        chosen = patched.to(self.instead.device).repeat_interleave(self.batch, 0)[..., None, None]
+        depth = max(self.depth(r) for r in rows)
+        for i in range(depth):
+            own, norm = chosen[:, self.columns[i]], self.steps[i].block.norm_after(self.steps[i].name)
+            instead, clean = (
+                found[:, self.columns[i]].repeat(worlds, 1, 1, 1) for found in (self.instead, self.clean.writes)
+            )
+            if self.steps[i].attention is None:
+                edits.append(Apply(self.names[i][0], _where(own[:, 0], instead[:, 0])))
+            else:
+                edits.append(Set(self.names[i][0], torch.where(own, instead, clean)))
+            if frozen and norm is not None and not norm.identity:
+                edits.append(Set(norm.at_scale, self._scales[norm.at_scale].repeat(worlds, 1)))
+        entry, columns = self.clean.sites[self.read_at(0)].repeat(worlds, 1, 1), self.columns[-1]
+        change = (self.instead - self.clean.writes)[:, columns].repeat(worlds, 1, 1, 1)
+        names = {r: self.read_at(self.graph.receivers[r].step) for r in rows}
+        tape = Tape(self.model, list(set(names.values())), edits, logits=False)
+        self.passed(0, entry + (chosen[:, columns] * change).sum(1), self.clean.source, worlds, tape)
+        return {r: tape.values[name] for r, name in names.items()}
+
+    def run_given(
+        self, streams: Mapping[int, Float[Tensor, "row pos d_model"]], *, frozen: bool = False
+    ) -> Float[Tensor, "world batch *pos vocab"]:
+        """Return the logits if some receivers, by index, read what they are given, and all others what reaches them.
+
+        Args:
+            streams: What they read, `world batch` flattened.
+            frozen: They divide by the scales of the clean run.
+        """
+        worlds = len(next(iter(streams.values()))) // self.batch
+        first = min(self.graph.receivers[r].step for r in streams)
+        edits: list[Edit] = []
+        for r, stream in streams.items():
+            edits.append(Set(self.site_of(r), stream, at=self._at([r])))
+        if frozen:
+            scales = [self._given_scale(i, streams, first, worlds) for i in range(first, len(self.steps) + 1)]
+            edits += [edit for found in scales for edit in found]
+        return self.resumed(self.clean, first, worlds, edits)
+
+    def _at(self, rows: Sequence[int]) -> At:
+        """Return where receivers of one kind lie at their site."""
+        axis = {"q": "head", "gate": "head", "k": "kv_head", "v": "kv_head"}.get(self.graph.receivers[rows[0]].slot)
+        places = [self.graph.receivers[r].index for r in rows]
+        return At() if axis is None else At(**{axis: places[0] if len(places) == 1 else places})
+
+    def _given_scale(self, step: int, streams: Iterable[int], first: int, worlds: int) -> list[Edit]:
+        """Return edits by which receivers with a stream of their own divide by the clean scale, and others do not."""
+        norm = self._norm(step)
+        here = {r for r in streams if self.graph.receivers[r].step == step and not self.graph.receivers[r].source}
+        if norm is None or norm.identity or not here:
+            return []
+        scale = self._scales[norm.at_scale].repeat(worlds, 1)
+        found: list[Edit] = [Set(norm.at_scale, scale)]
+        for (i, _), rows in self.groups.items():
+            others = [r for r in rows if r not in here and not self.graph.receivers[r].source]
+            # in front of the first of them the stream is the clean one, and so is its scale
+            if i == step > first and others:
+                found.append(Apply(self.site_of(others[0]), _at_own_scale(norm, scale), at=self._at(others)))
+        return found
 
     @property
     def at_once(self) -> int:
@@ -257,9 +354,9 @@ class CircuitRuns:
         """Return what the pass with some edges cut leaves behind."""
         if not cut.any():
             return self.clean
-        edits = self.cuts(cut[None], self.exchange(self.clean, 0))
-        tape = Tape(self.model, self._recorded_sites(), edits)
-        self.resumed(self.clean, 0, 1, edits, tape)
+        tape = Tape(self.model, self._recorded_sites(), self.cuts(cut[None], self.exchange(self.clean, 0)))
+        with evaluating(self.model), torch.no_grad():
+            self.passed(0, self.clean.sites[self.read_at(0)], self.clean.source, 1, tape)
         return self._recording(tape, self.clean.source)
 
     def _recorded(self, given: Inputs) -> Recording:
@@ -275,7 +372,7 @@ class CircuitRuns:
         found = [name for block in blocks_of(self.stack) for name in block.at_resid]
         found += [name for i, names in self.names.items() if i >= 0 for name in names]
         behind = [step for step in self.steps if step.block.wiring in ("post", "sandwich")]
-        return found + [f"{step.block.path}.{step.name}.out" for step in (self.steps if behind else [])]
+        return found + [self.out(i) for i in range(len(self.steps)) if behind]
 
     def _recording(self, tape: Tape, source: Tensor | None) -> Recording:
         streams = {name: tape.values[name] for block in blocks_of(self.stack) for name in block.at_resid}
@@ -294,17 +391,22 @@ class CircuitRuns:
         kept |= {name: value for name, value in tape.values.items() if name.endswith(".out")}
         return Recording(writes, kept, source)
 
-    def _resume(self, layer: int, x: Tensor, known: Recording, worlds: int, tape: Tape) -> Tensor:
+    def passed(
+        self, layer: int, x: Float[Tensor, "row pos d_model"], source: Tensor | None, worlds: int, tape: Tape
+    ) -> Float[Tensor, "world batch *pos vocab"]:
+        """Run worlds from the stream that enters a block on; return the logits where the metric looks."""
+
         def repeated(value: Tensor) -> Tensor:
             return value.repeat(worlds, *[1] * (value.ndim - 1))
 
         given = {name: repeated(value) for name, value in self.given.kwargs.items() if value is not None}
-        if known.source is not None:
-            given["encoded"] = repeated(known.source)
-        if self.metric.pos is None:
-            return self.model.resume(layer, x, **given, tape=tape)
-        at = repeated(self._places)
-        return self.model.resume(layer, x, **given, at=at, tape=tape)[:, 0]
+        if source is not None:
+            given["encoded"] = repeated(source)
+        if self.metric.pos is None or not tape.logits:
+            found = self.model.resume(layer, x, **given, tape=tape)
+        else:
+            found = self.model.resume(layer, x, **given, at=repeated(self._places), tape=tape)[:, 0]
+        return found.unflatten(0, (worlds, self.batch))
 
     @property
     def _places(self) -> Tensor:
@@ -317,7 +419,7 @@ class CircuitRuns:
             places.append(pos % len(tokens))
         return torch.tensor(places, device=self.clean.writes.device)[:, None]
 
-    def _block_start(self, step: int) -> int:
+    def block_start(self, step: int) -> int:
         """Return the first sub-layer of a sub-layer's block."""
         if step == len(self.steps):
             return step
@@ -357,6 +459,16 @@ class CircuitRuns:
             scale = self._scales[norm.at_scale].repeat(len(cut), 1)
             found.append(Apply(norm.at_scale, _where(held, scale)))
         return found
+
+
+def _at_own_scale(norm: Norm, scale: Float[Tensor, "row pos"]) -> Callable[[Tensor], Tensor]:
+    """Return what makes streams come out of a norm with a given scale as they do with their own."""
+
+    def stretched(x: Tensor) -> Tensor:
+        given = scale[:, None] if x.ndim == 4 else scale
+        return x * (given / norm.scale(x))[..., None]
+
+    return stretched
 
 
 def _where(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:

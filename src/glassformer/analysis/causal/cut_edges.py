@@ -65,6 +65,7 @@ class Exchange:
         known: A run that agrees with the pass in everything before it begins.
         first: The first sub-layer that the pass runs.
         frozen: Norms behind sub-layers keep the scales of the known run.
+        constant: What senders write in the pass counts as a constant where gradients are taken.
     """
 
     steps: Sequence[SubLayer]
@@ -75,6 +76,7 @@ class Exchange:
     known: Recording
     first: int
     frozen: bool = False
+    constant: bool = False
 
     @cached_property
     def shared(self) -> Tensor:
@@ -126,6 +128,7 @@ class Exchange:
             if self.is_known(step) or not own.any():
                 continue
             here = self.written(step, earlier).flatten(2)
+            here = here.detach() if self.constant else here
             into.view(len(into), into.shape[1], -1).baddbmm_(own.repeat_interleave(batch, 0), here, alpha=-1)
 
 

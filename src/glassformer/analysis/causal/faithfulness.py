@@ -18,9 +18,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from glassformer.analysis.causal.circuit_runs import CircuitRuns, MetricLike, Off
 from glassformer.analysis.causal.graph import CircuitGraph, Edge
-from glassformer.analysis.causal.passes import Off
-from glassformer.analysis.causal.wires import MetricLike, Wires
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 
@@ -121,8 +120,8 @@ def faithfulness(
         AnalysisUnavailable: There is no such sender or edge, or nodes and edges are mixed.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = Wires(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target, off=off)
-    graph = wires.graph
+    runs = CircuitRuns(model, clean, corrupt, metric, target=target, corrupt_target=corrupt_target, off=off)
+    graph = runs.graph
     members = list(circuit)
     background = {sender.label for sender in graph.senders if sender.kind in set(always)}
     kept = _kept(graph, members, background)
@@ -132,7 +131,7 @@ def faithfulness(
     whole = graph.allowed.values
     worlds = [kept, whole, torch.zeros_like(kept)] + [kept & ~mask for mask in masks]
     worlds += [kept & ~mask for mask in gone] + [whole & ~mask for mask in gone]
-    values = wires.evaluate(wires.cut(torch.stack(worlds)), report=report)
+    values = runs.evaluate(runs.cut(torch.stack(worlds)), report=report)
     alone, out = values[:3], values[3 + len(masks) :]
     names = [_name(member) for member in members]
     labels = [" + ".join(_name(member) for member in chosen) or "nothing" for chosen in sets]
@@ -146,7 +145,7 @@ def faithfulness(
         Labelled(out[len(gone) :], *knocked),
         tuple(names),
         off,
-        wires.metric.name,
+        runs.metric.name,
     )
 
 
