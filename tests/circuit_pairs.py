@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.analysis.causal.circuit_runs import CircuitRuns
 from glassformer.analysis.causal.metrics import Metric, logit, logit_difference
-from glassformer.analysis.causal.wires import Wires
 from glassformer.handmade import repeated
 from strategies import Subject, subject
 
@@ -36,8 +36,8 @@ class Pair:
         """What it takes besides of an encoder-decoder."""
         return {"target": self.clean[1], "corrupt_target": self.corrupt[1]} if len(self.clean) > 1 else {}
 
-    def wires(self, **kwargs: Any) -> Wires:
-        return Wires(*self.args, **self.targets, **kwargs)
+    def runs(self, **kwargs: Any) -> CircuitRuns:
+        return CircuitRuns(*self.args, **self.targets, **kwargs)
 
     def value(self, logits: Tensor) -> Tensor:
         """Return the metric of logits `batch pos vocab`."""

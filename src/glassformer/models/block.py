@@ -141,12 +141,22 @@ class Block(nn.Module):
         inputs: HeadInputs | None,
     ) -> tuple[Tensor, Any]:
         layer = self.part(name)
+        if tape is not None and state is None and self._is_replaced(name, tape):
+            # not worked out: the edit has all of it, and needs but the shape
+            return site(tape, f"{self.path}.{name}.out", x), None
         if not isinstance(layer, AttentionLayer):
             return layer(x, tape), None
         if not layer.config.cross:
             return layer(x, context, state=state, tape=tape, inputs=inputs)
         assert context.source is not None, "a cross-attention layer needs an encoder's output"
         return layer(x, context.source, source=source, state=state, tape=tape, inputs=inputs)
+
+    def _is_replaced(self, name: str, tape: Tape) -> bool:
+        """Whether an edit puts another value in place of what a sub-layer writes, and the tape does not look inside."""
+        out = f"{self.path}.{name}.out"
+        if not tape.replaces(out):
+            return False
+        return not any(tape.wants(found.name) for found in self.part(name).sites() if found.name != out)  # type: ignore[operator]
 
     def _inputs(self, name: str, x: Tensor, source: Tensor | None, tape: Tape) -> tuple[Tensor, HeadInputs | None]:
         """Visit what a sub-layer reads before its norm: the stream, and what each head reads of it."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
 from glassformer.labelled import Labelled
-from glassformer.trace.edits import Apply, At, Edit
+from glassformer.trace.edits import Apply, At, Edit, Set
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,10 @@ class Tape:
         self._holds.add(name)
         self._wanted.add(name)
 
+    def replaces(self, name: str) -> bool:
+        """Whether the first edit at a site puts another value in place of all of it."""
+        return name in self.edits and isinstance(self.edits[name][0], Set) and not self.edits[name][0].at
+
     def entries(self, name: str, axis: str) -> list[int]:
         """Return which entries of an axis of fixed length the edits at a site may change, in order."""
         size = self.table[name].sizes[axis]
@@ -212,10 +216,6 @@ class Tape:
     def last(self) -> str | None:
         """Name of the deepest site that is read or edited, in the order of the forward pass."""
         return next((name for name in reversed(self.table) if self.wants(name)), None)
-
-    def reaches(self, prefix: str) -> bool:
-        """Whether any site whose name starts with `prefix` is read or edited."""
-        return any(name.startswith(prefix) for name in self._wanted)
 
     def check_visited(self) -> None:
         """Raise `SiteNotRead` if a site was asked for and the forward pass never came by.

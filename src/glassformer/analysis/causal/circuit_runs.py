@@ -13,7 +13,7 @@ Model Behavior with Path Patching", section 2.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from glassformer.analysis.run import evaluating
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder
 from glassformer.models.parts import Norm
-from glassformer.trace import Apply, At, Edit, Set, Tape
+from glassformer.trace import Apply, Edit, Tape
 
 MetricLike = Metric | Callable[[Tensor], Tensor]
 Off = Literal["corrupt", "zero", "mean"]
@@ -224,10 +224,11 @@ class CircuitRuns:
         for (step, _), rows in self.groups.items():
             own = cut[:, rows]
             if step >= exchange.first and own.any():
-                found.append(self._cut_edges(rows, own, exchange))
+                found.append(self.cut_edges(rows, own, exchange))
         return found
 
-    def _cut_edges(self, rows: Sequence[int], cut: Mask, exchange: Exchange) -> CutEdges:
+    def cut_edges(self, rows: Sequence[int], cut: Mask, exchange: Exchange) -> CutEdges:
+        """Return the edit that cuts edges into receivers of one site."""
         source = self.sources[0] if self.graph.receivers[rows[0]].source else None
         return CutEdges(self.site_of(rows[0]), cut, exchange, self.depth(rows[0]), source)
 
@@ -253,94 +254,6 @@ class CircuitRuns:
     def measure(self, logits: Float[Tensor, "world batch *pos vocab"]) -> Float[Tensor, "world batch"]:
         """Return the metric in every world."""
         return self.metric.function(logits, *self.ids)
-
-    # ---- receivers that read what they are given
-
-    def received(self, cut: Mask, rows: Sequence[int], *, frozen: bool = False) -> dict[int, Tensor]:
-        """Return what receivers read in the clean run with their own edges cut, by index: `row pos d_model`."""
-        exchange, found = self.exchange(self.clean, len(self.steps), frozen), dict[int, Tensor]()
-        for r in rows:
-            receiver = self.graph.receivers[r]
-            x = self.clean.source if receiver.source else self.clean.sites[self.read_at(receiver.step)]
-            assert x is not None, "a receiver of a source is there if the source is"
-            x = x.repeat(len(cut), 1, 1)
-            edit = self._cut_edges([r], cut[:, [r]], exchange)
-            found[r] = edit.streams(x[:, None], {})[:, 0] if edit.receivers else x
-        return found
-
-    def through_mlps(
-        self, patched: Bool[Tensor, "world sender"], rows: Sequence[int], *, frozen: bool = False
-    ) -> dict[int, Tensor]:
-        """Return what receivers read if some senders write what they write on cut edges, and heads what they do.
-
-        MLPs write what they make of what reaches them.
-
-        Args:
-            patched: Those senders, in each world.
-            rows: The receivers, none of an encoder's output.
-            frozen: Norms on the stream itself divide by the scales of the clean run; those that MLPs read through are
-                theirs, and live.
-        """
-        worlds, edits = len(patched), list[Edit]()
-        chosen = patched.to(self.instead.device).repeat_interleave(self.batch, 0)[..., None, None]
-        depth = max(self.depth(r) for r in rows)
-        for i in range(depth):
-            own, norm = chosen[:, self.columns[i]], self.steps[i].block.norm_after(self.steps[i].name)
-            instead, clean = (
-                found[:, self.columns[i]].repeat(worlds, 1, 1, 1) for found in (self.instead, self.clean.writes)
-            )
-            if self.steps[i].attention is None:
-                edits.append(Apply(self.names[i][0], _where(own[:, 0], instead[:, 0])))
-            else:
-                edits.append(Set(self.names[i][0], torch.where(own, instead, clean)))
-            if frozen and norm is not None and not norm.identity:
-                edits.append(Set(norm.at_scale, self._scales[norm.at_scale].repeat(worlds, 1)))
-        entry, columns = self.clean.sites[self.read_at(0)].repeat(worlds, 1, 1), self.columns[-1]
-        change = (self.instead - self.clean.writes)[:, columns].repeat(worlds, 1, 1, 1)
-        names = {r: self.read_at(self.graph.receivers[r].step) for r in rows}
-        tape = Tape(self.model, list(set(names.values())), edits, logits=False)
-        self.passed(0, entry + (chosen[:, columns] * change).sum(1), self.clean.source, worlds, tape)
-        return {r: tape.values[name] for r, name in names.items()}
-
-    def run_given(
-        self, streams: Mapping[int, Float[Tensor, "row pos d_model"]], *, frozen: bool = False
-    ) -> Float[Tensor, "world batch *pos vocab"]:
-        """Return the logits if some receivers, by index, read what they are given, and all others what reaches them.
-
-        Args:
-            streams: What they read, `world batch` flattened.
-            frozen: They divide by the scales of the clean run.
-        """
-        worlds = len(next(iter(streams.values()))) // self.batch
-        first = min(self.graph.receivers[r].step for r in streams)
-        edits: list[Edit] = []
-        for r, stream in streams.items():
-            edits.append(Set(self.site_of(r), stream, at=self._at([r])))
-        if frozen:
-            scales = [self._given_scale(i, streams, first, worlds) for i in range(first, len(self.steps) + 1)]
-            edits += [edit for found in scales for edit in found]
-        return self.resumed(self.clean, first, worlds, edits)
-
-    def _at(self, rows: Sequence[int]) -> At:
-        """Return where receivers of one kind lie at their site."""
-        axis = {"q": "head", "gate": "head", "k": "kv_head", "v": "kv_head"}.get(self.graph.receivers[rows[0]].slot)
-        places = [self.graph.receivers[r].index for r in rows]
-        return At() if axis is None else At(**{axis: places[0] if len(places) == 1 else places})
-
-    def _given_scale(self, step: int, streams: Iterable[int], first: int, worlds: int) -> list[Edit]:
-        """Return edits by which receivers with a stream of their own divide by the clean scale, and others do not."""
-        norm = self._norm(step)
-        here = {r for r in streams if self.graph.receivers[r].step == step and not self.graph.receivers[r].source}
-        if norm is None or norm.identity or not here:
-            return []
-        scale = self._scales[norm.at_scale].repeat(worlds, 1)
-        found: list[Edit] = [Set(norm.at_scale, scale)]
-        for (i, _), rows in self.groups.items():
-            others = [r for r in rows if r not in here and not self.graph.receivers[r].source]
-            # in front of the first of them the stream is the clean one, and so is its scale
-            if i == step > first and others:
-                found.append(Apply(self.site_of(others[0]), _at_own_scale(norm, scale), at=self._at(others)))
-        return found
 
     @property
     def at_once(self) -> int:
@@ -371,8 +284,7 @@ class CircuitRuns:
     def _recorded_sites(self) -> list[str]:
         found = [name for block in blocks_of(self.stack) for name in block.at_resid]
         found += [name for i, names in self.names.items() if i >= 0 for name in names]
-        behind = [step for step in self.steps if step.block.wiring in ("post", "sandwich")]
-        return found + [self.out(i) for i in range(len(self.steps)) if behind]
+        return found + [self.out(i) for i in range(len(self.steps))]
 
     def _recording(self, tape: Tape, source: Tensor | None) -> Recording:
         streams = {name: tape.values[name] for block in blocks_of(self.stack) for name in block.at_resid}
@@ -388,7 +300,7 @@ class CircuitRuns:
                     del tape.values[name]
                 else:
                     writes[:, columns.start + j] = value
-        kept |= {name: value for name, value in tape.values.items() if name.endswith(".out")}
+        kept |= {self.out(i): tape.values[self.out(i)] for i in range(len(self.steps))}
         return Recording(writes, kept, source)
 
     def passed(
@@ -428,7 +340,7 @@ class CircuitRuns:
     # ---- norms that keep the scales of the clean run
 
     @cached_property
-    def _scales(self) -> dict[str, Tensor]:
+    def scales(self) -> dict[str, Tensor]:
         """Scales of every norm of the stack in the clean run."""
         norms = [n for n in self.stack.modules() if isinstance(n, Norm) and not n.identity]
         tape = Tape(self.model, [norm.at_scale for norm in norms], logits=False)
@@ -437,9 +349,9 @@ class CircuitRuns:
         return tape.values
 
     def _with_scales(self, known: Recording) -> Recording:
-        return dataclasses.replace(known, sites={**known.sites, **self._scales})
+        return dataclasses.replace(known, sites={**known.sites, **self.scales})
 
-    def _norm(self, step: int) -> Norm | None:
+    def read_norm(self, step: int) -> Norm | None:
         """Return the norm through which a sub-layer reads the stream, or the final one."""
         if step == len(self.steps):
             return self.stack.final
@@ -450,28 +362,19 @@ class CircuitRuns:
         """Return edits that hold scales in the worlds in which a sub-layer has a receiver with a cut."""
         found: list[Edit] = []
         for i in sorted({step for step, _ in self.groups}):
-            norm = self._norm(i)
+            norm = self.read_norm(i)
             rows = [r for r, receiver in enumerate(self.graph.receivers) if receiver.step == i and not receiver.source]
             worlds = cut[:, rows].any(-1).any(-1)
             if norm is None or norm.identity or not worlds.any():
                 continue
             held = worlds.repeat_interleave(self.batch)[:, None].to(self.clean.writes.device)
-            scale = self._scales[norm.at_scale].repeat(len(cut), 1)
-            found.append(Apply(norm.at_scale, _where(held, scale)))
+            scale = self.scales[norm.at_scale].repeat(len(cut), 1)
+            found.append(Apply(norm.at_scale, where_held(held, scale)))
         return found
 
 
-def _at_own_scale(norm: Norm, scale: Float[Tensor, "row pos"]) -> Callable[[Tensor], Tensor]:
-    """Return what makes streams come out of a norm with a given scale as they do with their own."""
-
-    def stretched(x: Tensor) -> Tensor:
-        given = scale[:, None] if x.ndim == 4 else scale
-        return x * (given / norm.scale(x))[..., None]
-
-    return stretched
-
-
-def _where(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:
+def where_held(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what puts a value in place of what is found, in some rows."""
     return lambda found: torch.where(held, value, found)
 
 

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.causal.circuit_runs import CircuitRuns, MetricLike
+from glassformer.analysis.causal.direct_paths import received, run_given, through_mlps
 from glassformer.analysis.causal.graph import CircuitGraph, Edge
 from glassformer.analysis.causal.spread import mean, standard_error
 from glassformer.analysis.run import evaluating
@@ -301,11 +302,12 @@ def _patched(
     cut = torch.zeros(len(patched), *runs.graph.allowed.values.shape, dtype=torch.bool)
     cut[:, rows] = patched[:, None] & runs.graph.allowed.values[rows]
     # every receiver reads its direct paths alone, whatever another receiver has made of its own
-    streams = runs.received(cut, rows, frozen=frozen)
-    through = [r for r in rows if mlps == "recomputed" and not runs.graph.receivers[r].source]
-    if through:
-        streams |= runs.through_mlps(patched, through, frozen=frozen)
-    return runs.measure(runs.run_given(streams, frozen=frozen))
+    given = received(runs, cut, rows, frozen=frozen)
+    if mlps == "recomputed":
+        of_source = [each for each in given if runs.graph.receivers[each.rows[0]].source]
+        of_stream = [each for each in given if not runs.graph.receivers[each.rows[0]].source]
+        given = of_source + (through_mlps(runs, patched, of_stream, frozen=frozen) if of_stream else [])
+    return runs.measure(run_given(runs, given, frozen=frozen))
 
 
 def _groups(
