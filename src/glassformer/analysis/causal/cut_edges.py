@@ -163,25 +163,22 @@ class CutEdges(Edit):
 
     @cached_property
     def start(self) -> int | None:
-        """The step from which on a stream of its own is worked out, if a norm on the stream follows; else None."""
+        """The step from which on a stream of its own is worked out, if norms behind sub-layers follow; else None."""
         steps = self.exchange.steps
         if not self.steps:
             return None
         begun = max(self.steps[0], 0)
         begun = next(i for i, step in enumerate(steps) if step.block is steps[begun].block) if begun < len(steps) else 0
-        return begun if any(step.block.wiring == "post" for step in steps[begun : self.depth]) else None
+        behind = any(step.block.norm_after(step.name) is not None for step in steps[begun : self.depth])
+        return begun if behind else None
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
         exchange = self.exchange
         found = [name for i in self.steps if not exchange.is_known(i) for name in exchange.names[i]]
-        totals = self.steps if self.start is None else range(self.start, self.depth)
-        for i in totals:
-            behind = i >= 0 and (self.start is not None or exchange.steps[i].block.wiring == "sandwich")
-            if behind and not exchange.is_known(i):
-                found.append(exchange.out(i))
-        if self.start is not None and not exchange.is_known(self.start):
-            found.append(exchange.entry(self.start))
+        if self.start is not None:
+            found += [exchange.out(i) for i in range(self.start, self.depth) if not exchange.is_known(i)]
+            found += [] if exchange.is_known(self.start) else [exchange.entry(self.start)]
         return tuple(dict.fromkeys(found))
 
     def entries(self, axis: str, size: int) -> list[int]:
@@ -215,18 +212,7 @@ class CutEdges(Edit):
             # a world without a cut here has norms of its own
             cut = mask.any(-1).repeat_interleave(len(exchange.instead), 0)[..., None, None]
             return torch.where(cut, along, x)
-        added = [i for i in self.steps if i < 0 or exchange.steps[i].block.wiring != "sandwich"]
-        if added == self.steps:
-            exchange.swap(x, mask, range(added[0], added[-1] + 1), earlier)
-            return x
-        for i in self.steps:
-            if i in added:
-                exchange.swap(x, mask, [i], earlier)
-                continue
-            total = exchange.value(exchange.out(i), len(x), earlier)[:, None]
-            changed = total.expand_as(x).clone()
-            exchange.swap(changed, mask, [i], earlier)
-            x = x + self._behind(i, changed) - self._behind(i, total)
+        exchange.swap(x, mask, range(self.steps[0], self.steps[-1] + 1), earlier)
         return x
 
     def _along(self, x: Tensor, mask: Tensor, start: int, earlier: Mapping[str, Tensor]) -> Tensor:
