@@ -15,7 +15,7 @@ from glassformer.attention.positions import (
     alibi_slopes,
     sinusoids,
 )
-from glassformer.attention.projections import Merge, ProjectionConfig, Separate, Smeared
+from glassformer.attention.projections import Merge, Projection, ProjectionConfig, Separate, Smeared
 from glassformer.attention.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.attention.relative import RelativeBias, RelativeBiasPositions
 from glassformer.attention.rope_scaling import (
@@ -55,6 +55,7 @@ __all__ = [
     "NoPositions",
     "Positions",
     "PositionsConfig",
+    "Projection",
     "ProjectionConfig",
     "QueryKeyNorm",
     "QueryKeyOnly",

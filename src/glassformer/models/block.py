@@ -196,6 +196,17 @@ class Block(nn.Module):
             yield from (found.name for found in part.sites())  # type: ignore[operator]
         yield from (self.at_sum[-1], self.at_resid[-1])
 
+    def around_inputs(self) -> Iterator[tuple[set[str], set[str]]]:
+        """Yield the sites of norms, each pair with those of what heads read before: edits of both are not independent.
+
+        An edited scale holds for every stream that a head reads, and an edited output would not be reached by any.
+        """
+        for name in self.names:
+            part = self.part(name)
+            if isinstance(part, AttentionLayer) and self.wiring != "post":
+                norm = self.norm(name)
+                yield {norm.at_out, norm.at_scale}, set(part.at_inputs.values())
+
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         """Return the empty state: one entry per sub-layer, None where there is nothing to carry."""
         parts = [self.part(name) for name in self.names]

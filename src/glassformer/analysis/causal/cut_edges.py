@@ -184,19 +184,16 @@ class CutEdges(Edit):
     def entries(self, axis: str, size: int) -> list[int]:
         return self.receivers if axis.endswith("head") else super().entries(axis, size)
 
-    def __call__(self, value: Tensor, site: Any, earlier: Mapping[str, Tensor] | None = None) -> Tensor:
-        per_head = value.ndim == 4
-        every = value if per_head else value.unsqueeze(1)
-        whole = len(self.receivers) == every.shape[1]
-        own = self.streams(every.clone() if whole else every[:, self.receivers].contiguous(), earlier or {})
-        if not whole:
-            every = every.clone()
-            every[:, self.receivers] = own
-            own = every
-        return own if per_head else own[:, 0]
-
     def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Mapping[str, Tensor]) -> Tensor:
-        raise AssertionError("the site's value is worked out as a whole")
+        # no address: the part is the site's value
+        per_head = part.ndim == 4
+        every = part if per_head else part.unsqueeze(1)
+        if len(self.receivers) == every.shape[1]:
+            own = self.streams(every.clone(), earlier)
+        else:
+            own = every.clone()
+            own[:, self.receivers] = self.streams(every[:, self.receivers].contiguous(), earlier)
+        return own if per_head else own[:, 0]
 
     def streams(
         self, x: Float[Tensor, "row receiver pos d_model"], earlier: Mapping[str, Tensor]
