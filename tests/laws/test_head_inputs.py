@@ -1,16 +1,31 @@
 """What each head reads before the norm: views of the stream, streams of their own when edited, and their gradients."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
+from circuit_pairs import Pair
 from closeness import close
-from glassformer.attention import Attention, Projection, Rope, Separate
+from glassformer.attention import (
+    Attention,
+    Context,
+    Dims,
+    MixerConfig,
+    Projection,
+    Rope,
+    Separate,
+    Softmax,
+    Traits,
+)
 from glassformer.attention.head_inputs import INPUTS
+from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, RmsNorm, block
 from glassformer.trace import Add, Apply, At, Scale, Set, Tape
-from strategies import ARCHITECTURES, QUERY_KEY_NORMS, randomise, subject
+from strategies import ARCHITECTURES, KINDS, QUERY_KEY_NORMS, causal_context, drawn, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -179,3 +194,88 @@ def test_what_an_edit_replaces_is_not_worked_out() -> None:
     tape = Tape(model, ["blocks.1.attn.z"], zeroed)
     assert torch.equal(model(tokens, tape=tape), quick) and ran[1:] == ["attn 0", "attn 1"]
     assert torch.equal(model(tokens, tape=Tape(model, edit=[Apply("blocks.1.attn.out", lambda _: given)])), quick)
+
+
+class OpenedMixer(SoftmaxMixer):
+    """Softmax whose rows are multiplied by what one coordinate of the layer's input opens."""
+
+    def pattern(self, q: Tensor, k: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        return super().pattern(q, k, x, context, tape) * x[:, None, :, :1].sigmoid()
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
+        return self.dense(q, k, v, x, context, tape)
+
+
+@pytest.fixture
+def opened() -> Iterator[Pair]:
+    """Two prompts for a model with a mechanism that reads the layer's input."""
+
+    @dataclass(frozen=True)
+    class Opened(Softmax, kind="opened"):
+        @property
+        def traits(self) -> Traits:  # type: ignore[override]
+            return Traits(has_scores=True, reads_input=True)
+
+        def build(self, dims: Dims, path: str) -> OpenedMixer:
+            return OpenedMixer(self, dims, path)
+
+    layers = (block(Opened(), n_heads=2, mlp=Mlp(6)),) * 2
+    config = DecoderConfig(11, 12, layers, max_len=9, positions=Learned())
+    yield Pair(drawn("opened", config, length=5))
+    del MixerConfig.registry["opened"]
+
+
+def test_what_a_mechanism_reads_besides_is_a_site(opened: Pair) -> None:
+    model, tokens = opened.model, opened.clean[0]
+    site = "blocks.1.attn.mix_in"
+    assert list(model.sites("*mix_in")) == ["blocks.0.attn.mix_in", site]
+
+    def read(*edit: object) -> dict[str, Tensor]:
+        tape = Tape(model, ["blocks.1.attn.query", "blocks.1.attn.pattern", site], list(edit))  # type: ignore[arg-type]
+        model(tokens, tape=tape)
+        return tape.values
+
+    plain = read()
+    other = torch.randn(plain[site].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found, norm = read(Set(site, other)), model.stack.blocks[1].norm("attn")
+    assert torch.equal(found["blocks.1.attn.query"], plain["blocks.1.attn.query"])
+    ratio = norm(other)[:, None, :, :1].sigmoid() / norm(plain[site])[:, None, :, :1].sigmoid()
+    close(found["blocks.1.attn.pattern"], plain["blocks.1.attn.pattern"] * ratio)
+
+
+def test_gradients_at_what_a_mechanism_reads_are_those_of_what_comes_after(opened: Pair) -> None:
+    model, tokens = opened.model, opened.clean[0]
+    site = "blocks.0.attn.mix_in"
+    tape = Tape(model, [site, "blocks.0.attn.query_in"], grad=True)
+    total = model(tokens, tape=tape)[:, -1, 3].sum()
+    (found,) = torch.autograd.grad(total, tape.values[site])
+    variable = tape.values[site].detach().clone().requires_grad_()
+    alone = model(tokens, tape=Tape(model, edit=[Set(site, variable)]))[:, -1, 3].sum()
+    close(found, torch.autograd.grad(alone, variable)[0])
+
+
+def test_circuits_know_what_a_mechanism_reads_besides(opened: Pair) -> None:
+    runs = opened.runs()
+    assert "L1 attn.mix" in [receiver.label for receiver in runs.graph.receivers]
+    everything = runs.graph.allowed.values
+    expected = opened.value(opened.model(*opened.corrupt))
+    close(runs.evaluate(everything[None])[0], expected)
+    # the last heads are read, and so is what they read besides, in one of two worlds
+    mix, last = runs.graph.receiver("L1 attn.mix"), [runs.graph.sender(f"L1H{head}") for head in range(2)]
+    everything = everything.clone()
+    everything[:, last] = False
+    rest = everything.clone()
+    rest[mix] = False
+    found = runs.evaluate(torch.stack([everything, rest]))
+    assert (found[0] - found[1]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mechanism_that_does_not_say_so_reads_no_input(kind: str) -> None:
+    layer = randomise(Attention(2, mixer=MixerConfig.registry[kind]()).build(12, 32, 0, "").double().eval())  # type: ignore[call-arg]
+    x = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, k, v = layer.projection(x, x, x)
+    read, poisoned = (
+        layer.mixer(q, k, v, given, causal_context(x), None, None)[0] for given in (x, torch.full_like(x, torch.nan))
+    )
+    assert torch.equal(read, poisoned) != layer.mixer.traits.reads_input

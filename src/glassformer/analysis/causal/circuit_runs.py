@@ -369,11 +369,11 @@ class CircuitRuns:
                 continue
             held = worlds.repeat_interleave(self.batch)[:, None].to(self.clean.writes.device)
             scale = self.scales[norm.at_scale].repeat(len(cut), 1)
-            found.append(Apply(norm.at_scale, where_held(held, scale)))
+            found.append(Apply(norm.at_scale, _where(held, scale)))
         return found
 
 
-def where_held(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:
+def _where(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:
     """Return what puts a value in place of what is found, in some rows."""
     return lambda found: torch.where(held, value, found)
 

@@ -5,13 +5,14 @@ them, with everything behind live.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis.causal.circuit_runs import CircuitRuns, where_held
+from glassformer.analysis.causal.circuit_runs import CircuitRuns
 from glassformer.analysis.causal.cut_edges import Mask
 from glassformer.models.parts import Norm
 from glassformer.trace import Apply, At, Edit, Set, Tape
@@ -76,14 +77,18 @@ def through_mlps(
         weight = chosen[:, columns].unflatten(0, (worlds, -1))
         return torch.einsum("wbu,bupd->wbpd", weight, change[:, columns]).flatten(0, 1)
 
+    def written(step: int) -> Float[Tensor, "row pos d_model"]:
+        return swap(step) + clean.sites[runs.out(step)].repeat(worlds, 1, 1)
+
+    def of_mlp(step: int, found: Tensor) -> Tensor:
+        return torch.where(chosen[:, runs.columns[step], None] > 0, written(step), found)
+
     for i in range(max(runs.depth(each.rows[0]) for each in given)):
         norm = runs.steps[i].block.norm_after(runs.steps[i].name)
-        written = clean.sites[runs.out(i)].repeat(worlds, 1, 1) + swap(i)
-        if runs.steps[i].attention is None:
-            held = chosen[:, runs.columns[i], None].bool()
-            edits.append(Apply(runs.out(i), where_held(held, written)))
-        else:
-            edits.append(Set(runs.out(i), written))
+        if runs.steps[i].attention is not None:
+            edits.append(Set(runs.out(i), written(i)))
+        elif patched[:, runs.columns[i]].any():
+            edits.append(Apply(runs.out(i), partial(of_mlp, i)))
         if frozen and norm is not None and not norm.identity:
             edits.append(Set(norm.at_scale, runs.scales[norm.at_scale].repeat(worlds, 1)))
     names = [runs.read_at(runs.graph.receivers[each.rows[0]].step) for each in given]
