@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -161,7 +162,12 @@ def test_the_general_projection_of_single_heads_is_the_quicker_one() -> None:
             config = Attention(4, 2, 4, 6, projection=Separate(bias=bias, qk_norm=qk_norm, clip=clip))
             projection = randomise(config.build(12, 32, 0, "").double().projection, 3)
             x = torch.randn(2, 3, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-            for which, heads in (("query", [3, 1]), ("key", [1, 0]), ("value", [0, 1])):
+            chosen: dict[Literal["query", "key", "value"], list[int]] = {
+                "query": [3, 1],
+                "key": [1, 0],
+                "value": [0, 1],
+            }
+            for which, heads in chosen.items():
                 quick = projection.of_heads(which, x, torch.tensor(heads))
                 close(quick, Projection.of_heads(projection, which, x, torch.tensor(heads)))
 

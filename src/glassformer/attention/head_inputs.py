@@ -112,7 +112,7 @@ class _Tapped(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (stream,) = ctx.saved_tensors
         with torch.enable_grad():
             leaf = stream.detach().requires_grad_()

@@ -279,7 +279,7 @@ class Apply(Edit):
     """
 
     function: Callable[..., Tensor]
-    reads: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()  # type: ignore[assignment]
 
     def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         return self.fit(self.function(part, *(earlier[name] for name in self.reads)), part, site).expand_as(part)

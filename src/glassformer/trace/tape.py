@@ -142,15 +142,15 @@ class Tape:
                     raise AnalysisUnavailable(f'edit at "{name}": {self.table[name].read_only}')
                 self._check_order(change, name)
                 self.edits[name] = (*self.edits.get(name, ()), change)
-        self._wanted = {*self.reads, *self.edits, *self._holds}
+        self.wanted = {*self.reads, *self.edits, *self._holds}
 
     def wants(self, name: str) -> bool:
-        return name in self._wanted
+        return name in self.wanted
 
     def hold(self, name: str) -> None:
         """Keep a site's value in `held` as the pass comes by."""
         self._holds.add(name)
-        self._wanted.add(name)
+        self.wanted.add(name)
 
     def replaces(self, name: str) -> bool:
         """Whether the first edit at a site puts another value in place of all of it."""
@@ -245,7 +245,7 @@ def site(tape: Tape | None, name: str, value: Tensor) -> Tensor:
 
 def wants(tape: Tape | None, *names: str) -> bool:
     """Whether the tape reads or edits any of these sites: ask before building something expensive."""
-    return tape is not None and any([name in tape._wanted for name in names])
+    return tape is not None and any([name in tape.wanted for name in names])
 
 
 def changes(tape: Tape | None, name: str) -> bool:

@@ -172,8 +172,12 @@ class CutEdges(Edit):
         behind = any(step.block.norm_after(step.name) is not None for step in steps[begun : self.depth])
         return begun if behind else None
 
-    @cached_property
+    @property
     def reads(self) -> tuple[str, ...]:
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> tuple[str, ...]:
         exchange = self.exchange
         found = [name for i in self.steps if not exchange.is_known(i) for name in exchange.names[i]]
         if self.start is not None:

@@ -6,7 +6,6 @@ for the positions that the pass computes.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +79,7 @@ class Worlds(Edit):
     order: Mapping[int, int]
     lent: Lent = NOTHING_LENT
 
-    @cached_property
+    @property
     def reads(self) -> tuple[str, ...]:
         names = [name for edits in self.parts.values() for edit in edits for name in edit.reads]
         return tuple(dict.fromkeys(name for name in names if name not in self.lent.known))
