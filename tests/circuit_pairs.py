@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis.circuits._wires import Wires
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.sweep import Metric, logit, logit_difference
 from glassformer.data import Contrast
 from glassformer.handmade import repeated
@@ -37,8 +37,8 @@ class Compared:
         """What a contrast has besides of an encoder-decoder."""
         return {"target": self.clean[1], "corrupt_target": self.corrupt[1]} if len(self.clean) > 1 else {}
 
-    def wires(self, **kwargs: Any) -> Wires:
-        return Wires(self.model, self.clean[0], self.corrupt[0], self.metric, **self.targets, **kwargs)
+    def runs(self, **kwargs: Any) -> CircuitRuns:
+        return CircuitRuns(self.model, self.clean[0], self.corrupt[0], self.metric, **self.targets, **kwargs)
 
     def value(self, logits: Tensor) -> Tensor:
         """Return the metric of logits `batch pos vocab`."""

@@ -12,7 +12,7 @@ from glassformer.testing.layers import (
     seeds,
     stream,
 )
-from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, drawn, subject
 
 __all__ = [
     "ARCHITECTURES",
@@ -24,6 +24,7 @@ __all__ = [
     "Subject",
     "attention_decoders",
     "causal_context",
+    "drawn",
     "layers",
     "layouts",
     "randomise",

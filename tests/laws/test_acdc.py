@@ -29,12 +29,12 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 def _one_by_one(found: Compared, threshold: float, absolute: bool = False) -> tuple[Tensor, list[float]]:
     """Prune as the paper says: one edge, one pass."""
-    wires = found.wires()
-    allowed = wires.graph.allowed.values
+    runs = found.runs()
+    allowed = runs.graph.allowed.values
     cut = torch.zeros_like(allowed)
 
     def cost(cut: Tensor) -> float:
-        return -float(wires.evaluate(cut[None]).mean())
+        return -float(runs.evaluate(cut[None]).mean())
 
     current, changes = cost(cut), []
     for r in range(len(allowed) - 1, -1, -1):
@@ -72,7 +72,7 @@ def test_a_threshold_of_minus_infinity_keeps_all_and_of_infinity_nothing(name: s
     assert everything.cost == pytest.approx(expected)
     if name in ("attention_only", "post", "differential"):
         whole = acdc(*args, threshold=-math.inf)
-        assert len(whole.edges) == found.wires().graph.n_edges
+        assert len(whole.edges) == found.runs().graph.n_edges
         assert whole.cost == pytest.approx(0.0, abs=1e-12) and whole.faithfulness == pytest.approx(1.0)
 
 

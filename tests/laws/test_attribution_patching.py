@@ -6,7 +6,7 @@ import torch
 from circuit_pairs import Compared, pair, repetition
 from closeness import close
 from glassformer.analysis.circuits import attribute_edges, attribute_nodes
-from glassformer.analysis.circuits._wires import Wires
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.sweep import answer_rank, kl_divergence, log_probability, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model
@@ -26,14 +26,15 @@ def test_edges_out_of_a_sender_sum_to_its_node_attribution(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "attention_only", "parallel", "lightning_hybrid", "translator_pre"])
 def test_edges_into_a_receiver_sum_to_the_attribution_of_what_it_reads(name: str) -> None:
     found = pair(name)
-    edges, wires = attribute_edges(*found.args), found.wires()
-    last = wires.graph.receiver("logits")
+    edges, runs = attribute_edges(*found.args), found.runs()
+    last = runs.graph.receiver("logits")
     # what the logits read can be differentiated by itself
-    x = wires.clean.streams[-1][0].clone().requires_grad_()
-    logits = found.model.unembed.logits(wires.stack.final(x))
+    clean, corrupt = (run.sites[runs.read_at(len(runs.steps))] for run in (runs.clean, runs.corrupt))
+    x = clean.clone().requires_grad_()
+    logits = found.model.unembed.logits(runs.stack.final(x))
     ids = found.metric.ids(found.model, len(x), x.device)
     (gradient,) = torch.autograd.grad(found.metric.function(logits[None, :, -1], *ids).sum(), x)
-    expected = ((wires.corrupt.streams[-1] - wires.clean.streams[-1])[0] * gradient).sum() / len(x)
+    expected = ((corrupt - clean) * gradient).sum() / len(x)
     close(edges.effect.values[last].nan_to_num(0.0).sum(), expected)
 
 
@@ -41,12 +42,12 @@ def test_edges_into_a_receiver_sum_to_the_attribution_of_what_it_reads(name: str
 def test_gradients_agree_with_small_patches(name: str) -> None:
     found = pair(name)
     edges = attribute_edges(*found.args)
-    wires, step = found.wires(), 1e-5
-    places = wires.graph.allowed.values.nonzero()[::7]
-    cut = torch.zeros(2 * len(places), *wires.graph.allowed.values.shape, dtype=torch.float64)
+    runs, step = found.runs(), 1e-5
+    places = runs.graph.allowed.values.nonzero()[::7]
+    cut = torch.zeros(2 * len(places), *runs.graph.allowed.values.shape, dtype=torch.float64)
     for i, (r, u) in enumerate(places.tolist()):
         cut[2 * i, r, u], cut[2 * i + 1, r, u] = step, -step
-    values = wires.evaluate(cut).mean(-1).unflatten(0, (-1, 2))
+    values = runs.evaluate(cut).mean(-1).unflatten(0, (-1, 2))
     slope = (values[:, 0] - values[:, 1]) / (2 * step)
     # differences of logits over a step this small keep about nine digits
     close(edges.effect.values[places[:, 0], places[:, 1]], slope, 1e-6)
@@ -140,7 +141,7 @@ def test_averaged_along_the_activation_it_converges_to_the_exact_effect(name: st
 def test_blocks_of_receivers_give_the_same_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pair(name)
     whole = attribute_edges(*found.args).effect.values
-    monkeypatch.setattr(Wires, "at_once", property(lambda self: 1))
+    monkeypatch.setattr(CircuitRuns, "at_once", property(lambda self: 1))
     close(attribute_edges(*found.args).effect.values.nan_to_num(0.0), whole.nan_to_num(0.0))
 
 
@@ -175,5 +176,5 @@ def test_edges_have_no_activation_of_their_own() -> None:
 def test_results_export_without_the_runs_they_came_from() -> None:
     pairs, metric = repetition()
     found = attribute_edges(induction_model(), pairs, metric)
-    assert found.to_dict()["wires"] is None
+    assert found.to_dict()["runs"] is None
     assert found.to_dict()["effect"]["axes"] == ["receiver", "sender"]

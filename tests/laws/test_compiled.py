@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from closeness import close
-from glassformer.trace import Add, At, Scale, Set
+from glassformer.trace import Add, Apply, At, Scale, Set
 from strategies import ARCHITECTURES, subject
 
 pytestmark = pytest.mark.full
@@ -55,6 +55,20 @@ def test_compiled_equals_eager_with_reads_and_edits(name: str) -> None:
         assert set(tape.values) == set(eager.values)
         for site, value in eager.values.items():
             close(tape.values[site].nan_to_num(), value.nan_to_num())
+
+
+@few
+def test_edits_of_what_heads_read_that_read_earlier_sites_compile(name: str) -> None:
+    model = subject(name)
+    sites = [s for s in model.model.sites() if "encoder" not in s or "decoder" in s]
+    stream = next(s for s in sites if s.endswith("0.resid_pre"))
+    head = next(s for s in sites if s.endswith("1.attn.key_in"))
+    edit = [
+        Apply(head, lambda x, y: x + 0.5 * y, at=At(kv_head=0), reads=(stream,)),
+        Scale(head.replace("key_in", "value_in"), 0.5),
+    ]
+    expected = model(model.tape(edit=edit))
+    close(compiled(model.model)(*model.inputs, tape=model.tape(edit=edit)), expected)
 
 
 def test_the_default_backend_equals_eager() -> None:

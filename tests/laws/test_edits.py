@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
+from closeness import close
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
 from glassformer.labelled import Labelled
 from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Site, Take
 from strategies import subject
@@ -192,3 +193,62 @@ def test_a_site_the_pass_never_came_by_is_reported() -> None:
     model.model.resume(1, torch.zeros(1, 2, 16, dtype=torch.float64), tape=tape)
     with pytest.raises(SiteNotRead, match=r'did not reach "embed\.token"'):
         tape.check_visited()
+
+
+def mixed(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return x + first - 0.5 * second
+
+
+@pytest.mark.parametrize("name", ["gpt2", "differential", "sandwich"])
+def test_an_edit_reads_what_its_pass_made_earlier_edits_included(name: str) -> None:
+    model = subject(name)
+    site, earlier = "blocks.1.attn.out", ("blocks.0.resid_mid", "blocks.1.attn.norm")
+    first = Scale(earlier[0], 0.5)
+    edits = [first, Apply(site, mixed, reads=earlier)]
+    seen = model.values(site, *earlier, edit=edits)
+    plain = model.values(site, edit=[first])
+    close(seen[site], plain[site] + seen[earlier[0]] - 0.5 * seen[earlier[1]])
+    # it reads as well where nothing of that is read by the caller, and no further than it has to
+    close(model.values(site, edit=edits)[site], seen[site])
+    tape = model.tape(site, edit=edits, logits=False)
+    model(tape)
+    close(tape.values[site], seen[site])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_gradients_flow_through_what_an_edit_reads(name: str) -> None:
+    model = subject(name)
+    source, site = "blocks.0.resid_pre", "blocks.1.resid_post"
+    tape = model.tape(source, edit=[Apply(site, lambda x, y: 0.0 * x + y, reads=(source,))], grad=True)
+    final = model.model.stack.final(tape_stream := model.values(source)[source].clone().requires_grad_())
+    expected = torch.autograd.grad(model.model.unembed(final, None).square().sum(), tape_stream)[0]
+    close(torch.autograd.grad(model(tape).square().sum(), tape.values[source])[0], expected)
+
+
+def test_an_edit_that_reads_a_later_site_is_refused_when_the_tape_is_made() -> None:
+    model = subject("gpt2")
+    for read in ("blocks.1.resid_post", "blocks.1.resid_pre"):
+        with pytest.raises(AnalysisUnavailable, match=f'reads "{read}", which the pass comes by later'):
+            model.tape(edit=[Apply("blocks.1.resid_pre", lambda x, y: y, reads=(read,))])
+    with pytest.raises(UnknownSite, match=r"blocks\.0\.resid_prr"):
+        model.tape(edit=[Apply("blocks.1.resid_pre", lambda x, y: y, reads=("blocks.0.resid_prr",))])
+    with pytest.raises(UnknownSite, match="name one site there"):
+        model.tape(edit=[Apply("blocks.1.resid_pre", lambda x, y: y, reads=("blocks.0.*",))])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "translator_pre"])
+def test_an_edit_that_reads_is_refused_under_a_carried_state(name: str) -> None:
+    model = subject(name)
+    path = f"{model.model.prefix}blocks.{{}}.resid_pre".format
+    tape = model.tape(edit=[Apply(path(1), lambda x, y: y, reads=(path(0),))])
+    *source, tokens = model.inputs
+    with pytest.raises(AnalysisUnavailable, match="continues from a carried state"):
+        model.model(*([None] * len(source)), tokens, state=model.model.begin(*(source or [2])), tape=tape)
+
+
+def test_a_pass_that_begins_behind_what_an_edit_reads_is_refused() -> None:
+    model = subject("gpt2")
+    stream = model.values("blocks.1.resid_pre")["blocks.1.resid_pre"]
+    tape = model.tape(edit=[Apply("blocks.1.resid_post", lambda x, y: y, reads=("blocks.0.resid_pre",))])
+    with pytest.raises(SiteNotRead, match="began behind there"):
+        model.model.resume(1, stream, tape=tape)

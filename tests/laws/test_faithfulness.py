@@ -18,7 +18,7 @@ CIRCUIT = ["embed", "L0H0", "L1H0"]
 @every
 def test_the_whole_model_is_faithful_and_complete_and_nothing_is_neither(name: str) -> None:
     found = pair(name)
-    senders = [s.label for s in found.wires().graph.senders]
+    senders = [s.label for s in found.runs().graph.senders]
     whole = faithfulness(*found.prompts, senders, found.metric, knockouts=2)
     assert whole.faithfulness == pytest.approx(1.0) and float(whole.incompleteness.values.max()) < 1e-12
     nothing = faithfulness(*found.prompts, [], found.metric)
@@ -57,7 +57,7 @@ def test_a_circuit_without_its_twin_is_faithful_by_half_and_incomplete() -> None
 
 def test_nodes_are_all_edges_from_them() -> None:
     found = pair("gpt2")
-    graph = found.wires().graph
+    graph = found.runs().graph
     nodes = ["embed", "L0H1", "L1H2"]
     edges = [edge for edge in graph.edges if edge.sender in nodes]
     by_node, by_edge = (faithfulness(*found.prompts, circuit, found.metric, knockouts=0) for circuit in (nodes, edges))

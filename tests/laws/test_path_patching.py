@@ -3,12 +3,15 @@
 import pytest
 import torch
 from hypothesis import given
+from torch import Tensor
 
 from circuit_pairs import Compared, novelty, pair, repetition
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.circuits import edge_effects, path_patching, sender_effects
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns
+from glassformer.analysis.circuits._direct_paths import received
 from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import (
@@ -33,10 +36,10 @@ ADDED = [n for n in ARCHITECTURES if n not in OTHERS]
 @pytest.mark.parametrize("name", ADDED)
 def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attributions(name: str) -> None:
     found = pair(name)
-    senders = [s.label for s in found.wires().graph.senders if s.kind in ("head", "mlp")]
+    senders = [s.label for s in found.runs().graph.senders if s.kind in ("head", "mlp")]
     effect = path_patching(*found.args, senders=senders, norm="frozen").effect
     both = [run(found.model, *prompt, read=[direct_logit_attribution]) for prompt in (found.clean, found.corrupt)]
-    final = found.wires().stack.final
+    final = found.runs().stack.final
     for row in range(2):
         clean, corrupt = (direct_logit_attribution(each, answer=1, against=2, row=row) for each in both)
         # attribution divides by the scale of its own run
@@ -45,37 +48,39 @@ def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attri
         close(effect.values[:, row], torch.tensor(expected, dtype=torch.float64))
 
 
+def _read(runs: CircuitRuns, row: int, cut: Tensor) -> Tensor:
+    """Return what a receiver reads in the clean run with its edges cut, `world batch pos d_model`."""
+    (given,) = received(runs, cut, [row])
+    return given.streams[:, 0].unflatten(0, (len(cut), -1))
+
+
 @every
 def test_all_senders_together_change_what_a_receiver_reads_by_all_of_the_difference(name: str) -> None:
     found = pair(name)
-    wires = found.wires()
-    for r, receiver in enumerate(wires.graph.receivers):
-        cut = torch.zeros_like(wires.graph.allowed.values)
-        cut[r] = wires.graph.allowed.values[r]
-        if receiver.source:
-            assert wires.corrupt.source is not None
-            expected = wires.corrupt.source
-        else:
-            depth = wires.steps[receiver.step].entry if receiver.step < len(wires.steps) else len(wires.steps)
-            expected = wires.corrupt.streams[depth][0]
-        close(wires.stream(wires.clean, r, cut[None])[0], expected)
+    runs = found.runs()
+    for r, receiver in enumerate(runs.graph.receivers):
+        cut = torch.zeros_like(runs.graph.allowed.values)
+        cut[r] = runs.graph.allowed.values[r]
+        expected = runs.corrupt.source if receiver.source else runs.corrupt.sites[runs.read_at(receiver.step)]
+        assert expected is not None
+        close(_read(runs, r, cut[None])[0], expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "attention_only", "parallel", "translator_pre"])
 def test_differences_of_single_edges_add_up_in_what_a_receiver_reads(name: str) -> None:
-    wires = pair(name).wires()
-    r = len(wires.graph.receivers) - 1
-    senders = wires.graph.allowed.values[r].nonzero().flatten()
-    single = torch.zeros(len(senders), *wires.graph.allowed.values.shape, dtype=torch.bool)
+    runs = pair(name).runs()
+    r = len(runs.graph.receivers) - 1
+    senders = runs.graph.allowed.values[r].nonzero().flatten()
+    single = torch.zeros(len(senders), *runs.graph.allowed.values.shape, dtype=torch.bool)
     single[torch.arange(len(senders)), r, senders] = True
-    clean = wires.clean.streams[-1]
-    close((wires.stream(wires.clean, r, single) - clean).sum(0), (wires.corrupt.streams[-1] - clean)[0])
+    clean, corrupt = (found.sites[runs.read_at(len(runs.steps))] for found in (runs.clean, runs.corrupt))
+    close((_read(runs, r, single) - clean).sum(0), corrupt - clean)
 
 
 @every
 def test_patching_all_senders_into_the_logits_is_the_corrupt_run(name: str) -> None:
     found = pair(name)
-    senders = [[s.label for s in found.wires().graph.senders if s.kind != "source"]]
+    senders = [[s.label for s in found.runs().graph.senders if s.kind != "source"]]
     result = path_patching(*found.args, senders=senders)
     close(result.effect.values[0] + result.clean.values, result.corrupt.values)
     close(result.corrupt.values, found.value(found.model(*found.corrupt)))
@@ -84,8 +89,8 @@ def test_patching_all_senders_into_the_logits_is_the_corrupt_run(name: str) -> N
 @every
 def test_total_effects_are_direct_and_indirect_ones(name: str) -> None:
     found = pair(name)
-    wires = found.wires()
-    last = [s.label for s in wires.graph.senders if s.step == len(wires.steps) - 1][:2]
+    runs = found.runs()
+    last = [s.label for s in runs.graph.senders if s.step == len(runs.steps) - 1][:2]
     result = sender_effects(*found.args, senders=["embed", *last])
     close(result.direct.values + result.indirect.values, result.total.values)
     assert bool(result.indirect.select(sender="embed").values.any())
@@ -120,7 +125,7 @@ def test_without_mlps_on_the_way_both_choices_agree(name: str) -> None:
 @every
 def test_an_edge_is_a_path_to_one_receiver(name: str) -> None:
     found = pair(name)
-    edges = found.wires().graph.edges[::11]
+    edges = found.runs().graph.edges[::11]
     result = edge_effects(*found.args, edges=edges)
     for i in (0, len(edges) - 1):
         one = path_patching(*found.args, senders=[edges[i].sender], receivers=edges[i].receiver)

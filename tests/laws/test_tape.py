@@ -63,7 +63,10 @@ def test_reading_one_lazy_site_changes_nothing(name: str) -> None:
 def test_writing_a_sites_own_value_back_is_a_no_op(name: str) -> None:
     model = subject(name)
     bare, values = model(), model.values("*")
-    close(model(model.tape(edit=[Set(site, value) for site, value in values.items()])), bare)
+    # an edit of a norm's output and one of what heads read before it exclude each other
+    for apart in (".norm", "_in"):
+        edits = [Set(site, value) for site, value in values.items() if not site.endswith(apart)]
+        close(model(model.tape(edit=edits)), bare)
 
 
 @pytest.mark.full

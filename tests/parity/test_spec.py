@@ -296,6 +296,22 @@ def test_an_edit_does_what_it_does_to_a_model_of_ours(name: str) -> None:
         close(edited, logits(model.parts(), edit=changes))
 
 
+def moved(x: Tensor, written: Tensor, hidden: Tensor) -> Tensor:
+    return x + 0.5 * written - hidden.mean(-1, keepdim=True)
+
+
+@every
+def test_an_edit_reads_earlier_sites_as_it_does_in_a_model_of_ours(name: str) -> None:
+    model = MODELS[name]()
+    changes = [Apply("blocks.1.mlp.out", moved, reads=("blocks.0.attn.out", "blocks.1.mlp.hidden"))]
+    edited = logits(model, edit=changes)
+    assert not torch.equal(edited, logits(model))
+    close(edited, logits(model.parts(), edit=changes))
+    plan = [changes, [Scale("blocks.0.attn.out", 0.5), *changes], [Scale("blocks.1.mlp.out", 0.5)]]
+    found = sweep(model, CORRUPT, plan, METRIC)
+    close(found.values.values, sweep(model.parts(), CORRUPT, plan, METRIC).values.values)
+
+
 def test_queries_keys_and_patterns_can_be_edited_where_a_boundary_carries_them() -> None:
     model = handmade()
     for site, at in (("query", At(head=1)), ("key", At(kv_head=2)), ("pattern", At(head=0, query=3))):

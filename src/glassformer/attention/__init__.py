@@ -1,6 +1,7 @@
 """From residual vectors to attention output: one layer, many mixers."""
 
 from glassformer.attention.context import Context, Mask, causal, documents, padding, window
+from glassformer.attention.head_inputs import HeadInputs
 from glassformer.attention.layer import Attention, AttentionLayer, AttentionState
 from glassformer.attention.linear_map import LinearMap, LinearMaps, linear
 from glassformer.attention.mechanisms import Differential, Lightning, Linear, Softmax, lambda_init_at
@@ -51,6 +52,7 @@ __all__ = [
     "Dims",
     "DualChunk",
     "DynamicScaling",
+    "HeadInputs",
     "HeadNorm",
     "Lightning",
     "Linear",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.attention.context import Context
+from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tapped, visited
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
 from glassformer.attention.positions import NoPositions, PositionsConfig
-from glassformer.attention.projections import ProjectionConfig, Separate
+from glassformer.attention.projections import ProjectionConfig, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
@@ -134,6 +136,7 @@ class AttentionLayer(SubLayerModule):
         super().__init__()
         self.config, self.dims, self.path = config, dims, path
         self.at = full_names(path, self.SITES)
+        self.at_inputs = {quantity: f"{path}.{quantity}" if path else quantity for quantity in self._inputs()}
         self.positions = config.positions.build(dims)
         # what a kind holds besides the contract is for those who ask which kind it is
         self.projection: Any = config.projection.build(dims, config.mixer.traits, config.cross)
@@ -168,6 +171,7 @@ class AttentionLayer(SubLayerModule):
         source: Float[Tensor, "batch key d_model"] | None = None,
         state: Any = None,
         tape: Tape | None = None,
+        inputs: HeadInputs | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
         at, x_v = self.at, x
         if self.config.cross:
@@ -175,17 +179,86 @@ class AttentionLayer(SubLayerModule):
             context, x_v = context.source, source
         kept, memory = (None, None) if state is None else state
         x_q, x_k = self.positions.inputs(x, x_v, context)
-        (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept)
+        own = None if inputs is None else partial(self._own, inputs, context)
+        (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)
         q, k, v = site(tape, at.query, q), site(tape, at.key, k), site(tape, at.value, v)
-        z, memory = self.mixer(q, k, v, x, self.positions.within(context, q.dtype), memory, tape)
+        x_mix = x if inputs is None else self._mixed_input(inputs, x)
+        z, memory = self.mixer(q, k, v, x_mix, self.positions.within(context, q.dtype), memory, tape)
         z = site(tape, at.z, z)
         scale = None if self.merge.linear else site(tape, at.z_scale, self.merge.scale(z))
+        gate = None if inputs is None or self.merge.gate is None else self._gate(inputs, x)
+        flat = self.merge.prepare(z, x, scale, gate)
         if wants(tape, at.head_out):
-            out = site(tape, at.head_out, self.merge.per_head(z, x, scale)).sum(-3)
+            out = site(tape, at.head_out, self.merge.split(flat)).sum(-3)
             out = out if self.merge.output.bias is None else out + self.merge.output.bias
         else:
-            out = self.merge(z, x, scale)
+            out = self.merge.output(flat)
         return site(tape, at.out, out), None if state is None else AttentionState(kept, memory)
+
+    def head_inputs(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        source: Float[Tensor, "batch key d_model"] | None,
+        tape: Tape,
+        norm: Through,
+    ) -> HeadInputs | None:
+        """Visit what each head reads; return what `forward` needs if some heads read a stream of their own.
+
+        Args:
+            x: What the layer reads, before the norm.
+            source: What keys and values of cross-attention are made of.
+            tape: Reads and edits.
+            norm: What copies of the stream pass before they are projected.
+        """
+        if not wants(tape, *self.at_inputs.values()):
+            return None
+        own = visited(tape, self.at_inputs, x, source if self.config.cross else None)
+        return HeadInputs(own, norm) if own else None
+
+    def _inputs(self) -> list[str]:
+        """Return the quantities of `INPUTS` that this layer has."""
+        lacking = {"gate_in"} if self.config.merge.gate is None else set[str]()
+        lacking |= set() if self.config.mixer.traits.reads_input else {"mix_in"}
+        return [quantity for quantity in INPUTS if quantity not in lacking]
+
+    def _own(self, inputs: HeadInputs, context: Context, which: Which, usual: Tensor) -> Tensor:
+        """Return queries, keys or values, those of heads that read a stream of their own made of that."""
+        quantity = f"{which}_in"
+        if quantity not in inputs.own:
+            return usual
+        of_source = self.config.cross and quantity != "query_in"
+
+        def made(copies: Float[Tensor, "copy batch pos d_model"], heads: Tensor) -> Tensor:
+            x = copies if of_source else inputs.norm(copies)
+            if quantity == "query_in":
+                x = self.positions.inputs(x, x, context)[0]
+            elif quantity == "key_in":
+                # the other argument only has to be another tensor: keys of another sequence have positions of their own
+                x = self.positions.inputs(x[:, :1, :1], x, context)[1]
+            return self.projection.of_heads(which, x, heads)
+
+        return inputs.own[quantity].replaced(usual, usual.ndim - 3, made)
+
+    def _gate(self, inputs: HeadInputs, x: Tensor) -> Float[Tensor, "batch pos d_z"]:
+        """Return what opens the gate, for heads that read a stream of their own made of that."""
+        assert self.merge.gate is not None, "asked for where there is one"
+        matrix = self.merge.gate.weight.unflatten(0, (self.dims.n_heads, -1))
+        usual = self.merge.gate(x).unflatten(-1, (self.dims.n_heads, -1)).transpose(1, 2)
+        if "gate_in" in inputs.own:
+
+            def made(copies: Float[Tensor, "copy batch pos d_model"], heads: Tensor) -> Tensor:
+                return torch.einsum("cbpd,ced->bcpe", inputs.norm(copies), matrix[heads])
+
+            usual = inputs.own["gate_in"].replaced(usual, 1, made)
+        return usual.transpose(1, 2).flatten(-2)
+
+    def _mixed_input(self, inputs: HeadInputs, x: Float[Tensor, "batch pos d_model"]) -> Tensor:
+        """Return what the mechanism itself reads."""
+        own = inputs.own.get("mix_in")
+        if own is None:
+            return x
+        through = lambda stream: inputs.norm(stream[None])[0]  # noqa: E731
+        return through(own.stream) if own.heads is not None else tapped(x, own.stream, through)
 
     def begin(self, batch: int, like: Tensor) -> AttentionState:
         memory = None if self.config.cross else self.mixer.begin(batch, like)
@@ -222,6 +295,11 @@ class AttentionLayer(SubLayerModule):
             return kept
         wide = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
         return kept + mixer.state_numbers(length, self.dims) * wide.itemsize
+
+    def input_sites(self, d_model: int, layer: int) -> Iterator[Site]:
+        sizes = {"head": self.dims.n_heads, "kv_head": self.dims.n_kv_heads, "d_model": d_model}
+        axes = {quantity: INPUTS[quantity] for quantity in self.at_inputs}
+        yield from declare(self.path, axes, sizes, layer=layer, lazy=tuple(axes))
 
     def sites(self) -> Iterator[Site]:
         """Yield this layer's sites: its own, less those the mechanism lacks, plus the mechanism's."""

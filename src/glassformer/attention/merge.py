@@ -61,10 +61,12 @@ class MergeHeads(nn.Module):
         mean = square.mean(-1) if self.config.norm == "head" else square.mean((1, 3))[:, None].expand(z.shape[:3])
         return (mean + self.config.eps).sqrt().to(z.dtype)
 
-    def prepare(self, z: Tensor, x: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_flat"]:
-        """Return normed, gated, concatenated heads: what the output matrix reads."""
+    def prepare(
+        self, z: Tensor, x: Tensor, scale: Tensor | None, gate: Tensor | None = None
+    ) -> Float[Tensor, "batch pos d_flat"]:
+        """Return normed, gated, concatenated heads: what the output matrix reads; `gate` stands for what x opens."""
         flat = self.normed(z, scale)
-        return flat if self.gate is None else self.gated(flat, self.gate(x))
+        return flat if self.gate is None else self.gated(flat, self.gate(x) if gate is None else gate)
 
     def normed(self, z: Tensor, scale: Tensor | None) -> Float[Tensor, "batch pos d_flat"]:
         """Return normed, concatenated heads."""

@@ -70,6 +70,7 @@ class Traits:
         streams: Query/key maps per head.
         value_streams: Values per head and position, each with a pattern of its own: z_s = P_s v_s.
         value_merge: What z is made of several: their `sum`, or all side by side (`concat`).
+        reads_input: It reads the layer's input besides queries, keys and values.
     """
 
     linear_in_value: Literal["exact", "affine", "scaled", "grouped", "no"] = "exact"
@@ -79,6 +80,7 @@ class Traits:
     streams: int = 1
     value_streams: int = 1
     value_merge: Literal["sum", "concat"] = "sum"
+    reads_input: bool = False
 
     @property
     def n_joined(self) -> int:

@@ -6,7 +6,8 @@
 at other positions and carry a state from one segment to the next; MLPs work position by position and carry nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.config import Config
-from glassformer.trace import Site, Tape
+from glassformer.trace import Site, Tape, declare
 
 
 class SubLayerConfig(Config, family=True):
@@ -44,6 +45,8 @@ class SubLayerModule(nn.Module):
     path: str
     # whether what it writes at a position depends on that position alone
     by_position: ClassVar[bool] = False
+    # sites of what each head reads before the norm, by quantity, where heads read by themselves
+    at_inputs: Mapping[str, str] = MappingProxyType({})
 
     def forward(
         self,
@@ -64,6 +67,11 @@ class SubLayerModule(nn.Module):
             tape: Reads and edits.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
+
+    def input_sites(self, d_model: int, layer: int) -> Iterator[Site]:
+        """Yield the sites of what it reads, before the norm."""
+        axes = {"in": "batch pos d_model"}
+        yield from declare(self.path, axes, {"d_model": d_model}, layer=layer, lazy=("in",))
 
     def sites(self) -> Iterator[Site]:
         """Yield its sites in the order they are visited."""

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.attention import Context, SubLayerConfig, SubLayerModule
+from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerModule
 from glassformer.config import Config, require
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models.norms import LayerNorm, Norm, NormConfig
-from glassformer.trace import Site, Tape, declare, site
+from glassformer.trace import Site, Tape, changes, declare, site
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Block(nn.Module):
         self.stream_names = ("resid_pre", *mids, "resid_post")
         self.at_resid = [f"{path}.{name}" for name in self.stream_names]
         self.at_sum = [f"{path}.{name}.sum" for name in self.names]
+        self.at_in = {name: f"{path}.{name}.in" for name in self.names}
 
     def part(self, name: str) -> SubLayerModule:
         """Return a sub-layer by its name."""
@@ -126,9 +128,11 @@ class Block(nn.Module):
         for i, name in enumerate(self.names):
             if at is not None and i + 1 == len(self.names):
                 x, entry = pick(x, at), pick(entry, at)
-            read = x if self.wiring == "post" else self.norm(name)(entry if self.wiring == "parallel" else x, tape)
-            own = None if state is None else state[i]
-            out, new = self.part(name)(read, context, source=source, state=own, tape=tape)
+            read, inputs = entry if self.wiring == "parallel" else x, None
+            if tape is not None:
+                read, inputs = self._inputs(name, read, source, tape)
+            read = read if self.wiring == "post" else self.norm(name)(read, tape)
+            out, new = self._run(name, read, context, source, None if state is None else state[i], tape, inputs)
             states.append(new)
             if self.training and self.config.dropout > 0:
                 out = F.dropout(out, self.config.dropout)
@@ -142,6 +146,53 @@ class Block(nn.Module):
                 x = site(tape, self.at_resid[i + 1], x)
         return site(tape, self.at_resid[-1], x), None if state is None else tuple(states)
 
+    def _run(
+        self,
+        name: str,
+        x: Tensor,
+        context: Context,
+        source: Tensor | None,
+        state: Any,
+        tape: Tape | None,
+        inputs: HeadInputs | None,
+    ) -> tuple[Tensor, Any]:
+        if tape is not None and state is None and self._is_replaced(name, tape):
+            # not worked out: the edit has all of it, and needs but the shape
+            return site(tape, f"{self.path}.{name}.out", x), None
+        own = {} if inputs is None else {"inputs": inputs}
+        return self.part(name)(x, context, source=source, state=state, tape=tape, **own)
+
+    def _is_replaced(self, name: str, tape: Tape) -> bool:
+        """Whether an edit puts another value in place of what a sub-layer writes, and the tape does not look inside."""
+        out = f"{self.path}.{name}.out"
+        if not tape.replaces(out):
+            return False
+        return not any(tape.wants(found.name) for found in self.part(name).sites() if found.name != out)
+
+    def _inputs(self, name: str, x: Tensor, source: Tensor | None, tape: Tape) -> tuple[Tensor, HeadInputs | None]:
+        """Visit what a sub-layer reads before its norm: the stream, and what each head reads of it."""
+        layer = self.part(name)
+        if not layer.at_inputs:
+            return site(tape, self.at_in[name], x), None
+        norm = None if self.wiring == "post" else self.norm(name)
+        # an edited scale holds for all copies
+        held = norm is not None and changes(tape, norm.at_scale)
+
+        def through(copies: Float[Tensor, "copy batch pos d_model"]) -> Float[Tensor, "copy batch pos d_model"]:
+            if norm is None:
+                return copies
+            if held:
+                return norm.affine(copies, tape.held[norm.at_scale])
+            return norm(copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
+
+        inputs = layer.head_inputs(x, source, tape, through)
+        if inputs is not None and norm is not None:
+            if changes(tape, norm.at_out):
+                raise _behind_a_norm(norm.at_out, layer.at_inputs[next(iter(inputs.own))])
+            if held:
+                tape.hold(norm.at_scale)
+        return x, inputs
+
     def ends_by_position(self) -> bool:
         """Whether the last sub-layer runs at each position by itself."""
         return self.part(self.names[-1]).by_position
@@ -151,9 +202,21 @@ class Block(nn.Module):
         name = self.names[-1]
         parts = [self.norm(name)] if self.wiring != "post" else []
         after = self.norm_after(name)
+        yield from (found.name for found in self.part(name).input_sites(self.d_model, self.layer))
         for part in (*parts, self.part(name), *([] if after is None else [after])):
             yield from (found.name for found in part.sites())  # type: ignore[operator]
         yield from (self.at_sum[-1], self.at_resid[-1])
+
+    def around_inputs(self) -> Iterator[tuple[set[str], set[str]]]:
+        """Yield the sites of norms, each pair with those of what heads read before: edits of both are not independent.
+
+        An edited scale holds for every stream that a head reads, and an edited output would not be reached by any.
+        """
+        for name in self.names:
+            part = self.part(name)
+            if part.at_inputs and self.wiring != "post":
+                norm = self.norm(name)
+                yield {norm.at_out, norm.at_scale}, set(part.at_inputs.values())
 
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
         """Return the empty state: one entry per sub-layer, None where there is nothing to carry."""
@@ -164,6 +227,7 @@ class Block(nn.Module):
         resid = self.stream_names
         yield from declare(self.path, {resid[0]: words}, sizes, layer=self.layer)
         for i, name in enumerate(self.names):
+            yield from self.part(name).input_sites(self.d_model, self.layer)
             if self.wiring != "post":
                 yield from self.norm(name).sites()
             yield from self.part(name).sites()
@@ -174,6 +238,13 @@ class Block(nn.Module):
             if self.wiring != "parallel" and i + 1 < len(self.names):
                 yield from declare(self.path, {resid[i + 1]: words}, sizes, layer=self.layer)
         yield from declare(self.path, {resid[-1]: words}, sizes, layer=self.layer)
+
+
+def _behind_a_norm(norm: str, given: str) -> AnalysisUnavailable:
+    return AnalysisUnavailable(
+        f'edits at "{norm}" and at "{given}": what each head reads passes the norm by itself, and an edit '
+        "of the norm's output would not reach it.\n    Edit one of the two, or the norm's scale."
+    )
 
 
 def pick(x: Float[Tensor, "batch pos d_model"], at: Int[Tensor, "batch n"] | None) -> Float[Tensor, "batch n d_model"]:

@@ -87,6 +87,8 @@ class Stack(nn.Module):
         attention is not run at positions that are not asked for, unless the tape looks there. Without `carry` no new
         state is kept.
         """
+        if state is not None and tape is not None:
+            tape.refuse_state()
         states: list[Any] = []
         stop = self.needed(tape)
         # a module list asked for its i-th member takes longer than a norm of a short text

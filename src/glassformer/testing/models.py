@@ -203,7 +203,13 @@ class Subject:
 
 def subject(name: str, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Subject:
     """Build an architecture by name, with random weights and random tokens."""
-    config = (ARCHITECTURES | ENCODERS)[name]
+    return drawn(name, (ARCHITECTURES | ENCODERS)[name], batch, length, seed, dtype)
+
+
+def drawn(
+    name: str, config: ModelConfig, batch: int = 2, length: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Subject:
+    """Build a config with random weights and random tokens."""
     # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
     model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
     generator = torch.Generator().manual_seed(seed)

@@ -4,7 +4,7 @@
     Set("blocks.2.resid_pre", clean, at=At(pos=-1))       # clean: a Run, a tensor or a number
 
 Parts are addressed by axis name. An integer drops its axis, a slice or list keeps it; lists on several axes combine as
-a grid. Values are never changed in place.
+a grid. Values are never changed in place. An edit may read what the pass made earlier, at sites it names in `reads`.
 """
 
 # torch's stubs leave much of its API untyped
@@ -13,6 +13,7 @@ a grid. Values are never changed in place.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, nearest
 from glassformer.labelled import Labelled
 
 Where = int | slice | Sequence[int] | Tensor
+# values of earlier sites of the pass, by name
+Earlier = Mapping[str, Tensor]
+_NOTHING: Earlier = MappingProxyType({})
 
 
 class At:
@@ -52,6 +56,14 @@ class At:
 
     def remaining(self, axes: Sequence[str]) -> list[str]:
         return [axis for axis in axes if not isinstance(self.where.get(axis), int)]
+
+    def entries(self, axis: str, size: int) -> list[int]:
+        """Return which entries of an axis of some length are addressed, in order."""
+        where = self.where.get(axis, slice(None))
+        if isinstance(where, int):
+            return [where % size]
+        chosen = range(size)[where] if isinstance(where, slice) else [int(i) % size for i in where]
+        return sorted(set(chosen))
 
     def take(self, value: Tensor, site: Any) -> Tensor:
         """Return the addressed part."""
@@ -122,8 +134,13 @@ class Edit(ABC):
     site: str
     at: At = field(default_factory=At, kw_only=True)
 
-    def __call__(self, value: Tensor, site: Any) -> Tensor:
-        return self.at.put(value, self.change(self.at.take(value, site), value, site), site)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of earlier sites whose values in this pass `change` is handed."""
+        return ()
+
+    def __call__(self, value: Tensor, site: Any, earlier: Earlier = _NOTHING) -> Tensor:
+        return self.at.put(value, self.change(self.at.take(value, site), value, site, earlier), site)
 
     def check(self, site: Any) -> None:
         """Raise `UnknownAxis` if the edit needs an axis the site does not have."""
@@ -141,9 +158,20 @@ class Edit(ABC):
             return self
         return replace(self, value=self.at.take(value, replace(site, axes=tuple(whole))))  # type: ignore[call-arg]
 
+    def entries(self, axis: str, size: int) -> list[int]:
+        """Return which entries of an axis of some length the edit may change, in order."""
+        return self.at.entries(axis, size)
+
     @abstractmethod
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
-        """Return what the addressed part becomes; `whole` is the site's full value."""
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+        """Return what the addressed part becomes.
+
+        Args:
+            part: The part.
+            whole: The site's full value.
+            site: The site.
+            earlier: Values of the sites that the edit `reads`, by name.
+        """
 
     def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
         """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`."""
@@ -184,7 +212,7 @@ class Set(Edit):
 
     value: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         return self.fit(self.value, part, site).expand_as(part)
 
 
@@ -194,7 +222,7 @@ class Add(Edit):
 
     value: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         return part + self.fit(self.value, part, site)
 
 
@@ -204,7 +232,7 @@ class Scale(Edit):
 
     factor: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         return part * self.fit(self.factor, part, site)
 
 
@@ -220,7 +248,7 @@ class Project(Edit):
     directions: Tensor
     keep: bool = False
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         # in float32 at least: factorisations know no bfloat16
         wide = torch.promote_types(part.dtype, torch.float32)
         directions = torch.atleast_2d(_values(self.directions)).to(part.device, wide)
@@ -246,7 +274,7 @@ class Take(Edit):
     def check(self, site: Any) -> None:
         At(**(self.at.where | {"batch": self.row})).check(site)
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         donor = At(**(self.at.where | {"batch": self.row})).take(whole, site)
         if not isinstance(self.at.where.get("batch"), int):
             donor = donor.unsqueeze(list(site.axes).index("batch"))
@@ -255,12 +283,18 @@ class Take(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Edit):
-    """Change the part by a function of one tensor that keeps its shape."""
+    """Change the part by a function that keeps its shape.
 
-    function: Callable[[Tensor], Tensor]
+    Args:
+        function: Of the part, and of the values of the sites in `reads`, in that order.
+        reads: Names of sites that the pass comes by earlier; their whole values are handed on.
+    """
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
-        return self.fit(self.function(part), part, site).expand_as(part)
+    function: Callable[..., Tensor]
+    reads: tuple[str, ...] = ()  # type: ignore[assignment]
+
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+        return self.fit(self.function(part, *(earlier[name] for name in self.reads)), part, site).expand_as(part)
 
 
 def _index(where: Any, value: Tensor, dim: int) -> Tensor:

@@ -4,7 +4,7 @@
     if wants(tape, "blocks.3.attn.pattern"): ...          # ask before building something expensive
 
 A tape serves one forward pass. Edits at a site run first, in the order given; what is read is what downstream code
-sees.
+sees. What an edit reads of earlier sites is held until the pass is over.
 """
 
 # torch's stubs leave much of its API untyped
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
 from glassformer.labelled import Labelled
-from glassformer.trace.edits import Apply, At, Edit
+from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
 
 
@@ -205,7 +205,7 @@ class Tape:
     Raises:
         UnknownSite: A name that no site has.
         UnknownAxis: An edit or read addresses an axis its site does not have.
-        AnalysisUnavailable: An edit at a site that can only be read.
+        AnalysisUnavailable: An edit at a site that can only be read, or one that reads a site the pass comes by later.
     """
 
     def __init__(
@@ -226,12 +226,17 @@ class Tape:
         self.reads: dict[str, list[Request]] = {}
         for request in self.requests.values():
             self.reads.setdefault(request.read.site, []).append(request)
+        # values that something later in the pass needs, besides what the caller reads
+        self.held: dict[str, Tensor] = {}
+        self._holds: set[str] = set()
         for asked in [(str(name), change) for name, change in edit.items()] if isinstance(edit, Mapping) else edit:
             for found, change in self.table.place(asked):
                 change.check(found)
                 if found.read_only:
                     raise AnalysisUnavailable(f'edit at "{found.name}": {found.read_only}')
+                self._check_order(change, found.name)
                 self.edits[found.name] = (*self.edits.get(found.name, ()), change)
+        self.wanted = {*self.reads, *self.edits, *self._holds}
 
     def _requests(self, reads: Iterable[ReadLike]) -> dict[str, Request]:
         """Return what is read, by what it is called: a whole site by its name, several parts by what they are."""
@@ -254,18 +259,73 @@ class Tape:
         return requests
 
     def wants(self, name: str) -> bool:
-        return name in self.reads or name in self.edits
+        return name in self.wanted
+
+    def hold(self, name: str) -> None:
+        """Keep a site's value in `held` as the pass comes by."""
+        self._holds.add(name)
+        self.wanted.add(name)
+
+    def replaces(self, name: str) -> bool:
+        """Whether the first edit at a site puts another value in place of all of it."""
+        return name in self.edits and isinstance(self.edits[name][0], Set) and not self.edits[name][0].at
+
+    def entries(self, name: str, axis: str) -> list[int]:
+        """Return which entries of an axis of fixed length the edits at a site may change, in order."""
+        size = self.table[name].sizes[axis]
+        return sorted({entry for edit in self.edits.get(name, ()) for entry in edit.entries(axis, size)})
 
     def visit(self, name: str, value: Tensor) -> Tensor:
         for edit in self.edits.get(name, ()):
-            value = edit(value, self.table[name])
+            value = (
+                edit(value, self.table[name], self._earlier(edit, name))
+                if edit.reads
+                else edit(value, self.table[name])
+            )
         if name in self.reads:
             if self.grad:
                 # a node of its own: where a norm is the identity two sites are one tensor, but not one gradient
                 value = value.view_as(value)
             for request in self.reads[name]:
                 self.values[request.name] = request.read.keep(value, self.table[name], self.grad)
+        if name in self._holds:
+            self.held[name] = value
         return value
+
+    def refuse_state(self) -> None:
+        """Raise `AnalysisUnavailable` if an edit reads earlier sites: a carried state has other positions there."""
+        reading = next((name for name, edits in self.edits.items() if any(edit.reads for edit in edits)), None)
+        if reading is not None:
+            raise AnalysisUnavailable(
+                f'edit at "{reading}" reads earlier sites, and the pass continues from a carried state: what it reads '
+                "would lack the positions before this pass.\n    Run the whole text in one pass, without a state."
+            )
+
+    def _earlier(self, edit: Edit, name: str) -> dict[str, Tensor]:
+        missing = [read for read in edit.reads if read not in self.held]
+        if missing:
+            raise SiteNotRead(
+                f'edit at "{name}" reads {_quoted(missing)}, which this pass has not come by: it began behind there, '
+                "or the module runs in another order.\n    Run the model from the beginning."
+            )
+        return {read: self.held[read] for read in edit.reads}
+
+    def _check_order(self, edit: Edit, name: str) -> None:
+        """Check that what an edit reads comes before it, and let it be held."""
+        if not edit.reads:
+            return
+        order = {site: place for place, site in enumerate(self.table)}
+        for read in edit.reads:
+            if read not in order:
+                # raises, with the nearest name
+                self.table.match(read)
+                raise UnknownSite(f'edit at "{name}" reads "{read}"; name one site there, no glob.')
+            if order[read] >= order[name]:
+                raise AnalysisUnavailable(
+                    f'edit at "{name}" reads "{read}", which the pass comes by later.\n'
+                    "    Read an earlier site, or edit at a later one."
+                )
+            self._holds.add(read)
 
     @property
     def last(self) -> str | None:
@@ -310,7 +370,7 @@ def site(tape: Tape | None, name: str, value: Tensor) -> Tensor:
 
 def wants(tape: Tape | None, *names: str) -> bool:
     """Whether the tape reads or edits any of these sites: ask before building something expensive."""
-    return tape is not None and any([tape.wants(name) for name in names])
+    return tape is not None and any([name in tape.wanted for name in names])
 
 
 def changes(tape: Tape | None, name: str) -> bool:

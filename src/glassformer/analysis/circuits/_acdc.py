@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
 from glassformer.analysis.circuits._edge_scores import edge_scores
 from glassformer.analysis.circuits._graph import Edge
 from glassformer.analysis.circuits._two_runs import two_runs
-from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs, contrast
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import kl_divergence, logit
@@ -144,8 +144,8 @@ def acdc(
         AnalysisUnavailable: The model is not one of ours, or a mechanism has no values.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = _wired(model, pairs, metric)
-    return _prune(wires, metric is None, threshold, absolute, candidates, report)
+    runs = _prepared(model, pairs, metric)
+    return _prune(runs, metric is None, threshold, absolute, candidates, report)
 
 
 @question("How does a pruned circuit grow with its threshold?", of="pairs of prompts")
@@ -160,10 +160,10 @@ def acdc_curve(
     report: Report = None,
 ) -> AcdcCurve:
     """Find a circuit for each of several thresholds; arguments and errors as in `acdc`."""
-    wires = _wired(model, pairs, metric)
+    runs = _prepared(model, pairs, metric)
     found: list[Acdc] = []
     for done, threshold in enumerate(thresholds):
-        found.append(_prune(wires, metric is None, threshold, absolute, candidates, None))
+        found.append(_prune(runs, metric is None, threshold, absolute, candidates, None))
         if report is not None:
             report(done + 1, len(thresholds))
     over = (("threshold",), {"threshold": [float(threshold) for threshold in thresholds]})
@@ -174,57 +174,57 @@ def acdc_curve(
     )
 
 
-def _wired(model: ModelLike, pairs: PromptPairs, metric: MetricLike | None) -> Wires:
+def _prepared(model: ModelLike, pairs: PromptPairs, metric: MetricLike | None) -> CircuitRuns:
     if metric is not None:
         return two_runs(model, pairs, metric, "acdc")
     asked = contrast(model, pairs, "acdc")
-    # the reference is what the model itself predicts, which the wires have to find first
-    wires = two_runs(model, asked, logit(0, pos=asked.pos), "acdc")
+    # the reference is what the model itself predicts, which has to be run first
+    runs = two_runs(model, asked, logit(0, pos=asked.pos), "acdc")
     with torch.no_grad():
-        reference = wires.logits(wires.clean, asked.pos)[0]
-    return wires.measuring(kl_divergence(reference, pos=asked.pos))
+        reference = runs.logits(runs.clean)[0]
+    return runs.measuring(kl_divergence(reference, pos=asked.pos))
 
 
 def _prune(
-    wires: Wires, divergence: bool, threshold: float, absolute: bool, candidates: int | None, report: Report
+    runs: CircuitRuns, divergence: bool, threshold: float, absolute: bool, candidates: int | None, report: Report
 ) -> Acdc:
-    allowed = wires.graph.allowed.values
+    allowed = runs.graph.allowed.values
     cut = torch.zeros_like(allowed)
     if candidates is not None:
-        cut = allowed & ~_largest(wires, divergence, candidates)
+        cut = allowed & ~_largest(runs, divergence, candidates)
     sign = 1.0 if divergence else -1.0
 
     def cost(values: Float[Tensor, "world batch"]) -> list[float]:
         return [sign * value for value in values.mean(-1).tolist()]
 
-    with evaluating(wires.model), torch.no_grad():
-        prefix = wires.run(cut[None], keep=True)
-        full, empty = (cost(wires.measure(found))[0] for found in (wires.clean, wires.run(allowed[None])))
-        current = cost(wires.measure(prefix))[0]
-    search = _Search(wires, cut, current, threshold, absolute)
+    with evaluating(runs.model), torch.no_grad():
+        known = runs.recorded(cut)
+        full, empty = (cost(runs.measure(found))[0] for found in (runs.logits(runs.clean), runs.run(allowed[None])))
+        current = cost(runs.measure(runs.logits(known)))[0]
+    search = _Search(runs, cut, current, threshold, absolute)
     waiting = [(r, u) for r, u in (allowed & ~cut).flip(0, 1).nonzero().tolist()]
     waiting = [(len(allowed) - 1 - r, allowed.shape[1] - 1 - u) for r, u in waiting]
     at_once = 4
     while waiting:
-        dead = [not search.matters(r) for r, _ in waiting[: wires.at_once]]
+        dead = [not search.matters(r) for r, _ in waiting[: runs.at_once]]
         if dead[0]:
             count = dead.index(False) if False in dead else len(dead)
             search.decide(waiting[:count], [search.cost] * count)
         else:
             some = waiting[: dead.index(True) if True in dead else len(dead)][:at_once]
-            start = min(wires.graph.receivers[r].step for r, _ in some)
-            values = cost(wires.evaluate(search.chain(some), prefix=prefix, start=start))
+            start = min(runs.graph.receivers[r].step for r, _ in some)
+            values = cost(runs.evaluate(search.chain(some), known=known, start=start))
             search.passes += 1
             count = search.decide(some, values)
             # as many on trust next time as went well this time, and some more
-            at_once = min(wires.at_once, 2 * count)
+            at_once = min(runs.at_once, 2 * count)
         waiting = waiting[count:]
         if report is not None:
             report(len(search.log), len(search.log) + len(waiting))
     kept = allowed & ~search.cut
     return Acdc(
-        dataclasses.replace(wires.graph.allowed, values=kept), tuple(wires.graph.named(kept)), tuple(search.log),
-        search.cost, full, empty, threshold, absolute, int((allowed & cut).sum()), ORDER, wires.metric.name,
+        dataclasses.replace(runs.graph.allowed, values=kept), tuple(runs.graph.named(kept)), tuple(search.log),
+        search.cost, full, empty, threshold, absolute, int((allowed & cut).sum()), ORDER, runs.metric.name,
         search.passes,
     )  # fmt: skip
 
@@ -233,27 +233,28 @@ class _Search:
     """The state of the loop: what is cut, what it costs, what was decided."""
 
     def __init__(
-        self, wires: Wires, cut: Bool[Tensor, "receiver sender"], cost: float, threshold: float, absolute: bool
+        self, runs: CircuitRuns, cut: Bool[Tensor, "receiver sender"], cost: float, threshold: float, absolute: bool
     ) -> None:
-        self.wires, self.cut, self.cost = wires, cut.clone(), cost
+        self.runs, self.cut, self.cost = runs, cut.clone(), cost
         self.threshold, self.absolute = threshold, absolute
         self.log: list[Pruned] = []
         self.passes = 0
-        graph = wires.graph
+        graph = runs.graph
         self.feeds = []
         for receiver in graph.receivers:
             fed = [graph.sender(label) for label in receiver.feeds]
-            step = wires.steps[receiver.step] if receiver.step < len(wires.steps) else None
+            step = runs.steps[receiver.step] if receiver.step < len(runs.steps) else None
             if step is not None and step.attention is not None and step.attention.merge.config.norm == "all":
                 # heads that are normed together all change when one does
-                fed = wires.columns[receiver.step]
+                columns = runs.columns[receiver.step]
+                fed = list(range(columns.start, columns.stop))
             self.feeds.append(fed)
 
     def matters(self, receiver: int) -> bool:
         """Return whether anything of what a receiver makes is still read."""
         if receiver == len(self.feeds) - 1:
             return True
-        open_edges = self.wires.graph.allowed.values & ~self.cut
+        open_edges = self.runs.graph.allowed.values & ~self.cut
         return bool(open_edges[:, self.feeds[receiver]].any())
 
     def chain(self, edges: Sequence[tuple[int, int]]) -> Bool[Tensor, "world receiver sender"]:
@@ -265,7 +266,7 @@ class _Search:
 
     def decide(self, edges: Sequence[tuple[int, int]], costs: Sequence[float]) -> int:
         """Take edges out until one has to stay; return how many were decided."""
-        graph = self.wires.graph
+        graph = self.runs.graph
         for i, ((r, u), cost) in enumerate(zip(edges, costs)):
             change = cost - self.cost
             removed = (abs(change) if self.absolute else change) < self.threshold
@@ -277,16 +278,16 @@ class _Search:
         return len(edges)
 
 
-def _largest(wires: Wires, divergence: bool, candidates: int) -> Bool[Tensor, "receiver sender"]:
-    allowed = wires.graph.allowed.values
+def _largest(runs: CircuitRuns, divergence: bool, candidates: int) -> Bool[Tensor, "receiver sender"]:
+    allowed = runs.graph.allowed.values
     if candidates < 1:
         raise AnalysisUnavailable(f"acdc: candidates={candidates}; keep one edge at least, or None for all.")
     if divergence:
-        pos = wires.metric.pos
+        pos = runs.metric.pos
         assert pos is not None, "the default cost looks at one position"
         with torch.no_grad():
-            answers = wires.logits(wires.clean, pos)[0].argmax(-1)
-        wires = wires.measuring(logit(answers, pos=pos))
-    size = edge_scores(wires).mean(0).abs().cpu().masked_fill(~allowed, -1.0)
+            answers = runs.logits(runs.clean)[0].argmax(-1)
+        runs = runs.measuring(logit(answers, pos=pos))
+    size = edge_scores(runs).mean(0).abs().cpu().masked_fill(~allowed, -1.0)
     chosen = size.flatten().topk(min(candidates, int(allowed.sum()))).indices
     return torch.zeros_like(allowed).flatten().index_fill(0, chosen, True).unflatten(0, tuple(allowed.shape))

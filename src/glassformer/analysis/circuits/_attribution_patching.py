@@ -20,23 +20,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
 from glassformer.analysis.circuits._edge_scores import (
     GradientAt,
+    Point,
     Report,
+    constant,
     edge_scores,
-    gradients,
+    node_gradients,
     points_of,
-    source_effect,
+    require_gradient,
 )
 from glassformer.analysis.circuits._graph import Edge
-from glassformer.analysis.circuits._passes import Pass
 from glassformer.analysis.circuits._path_patching import ends, patch_edges
 from glassformer.analysis.circuits._two_runs import two_runs
-from glassformer.analysis.circuits._wires import MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.trace import Tape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ class NodeAttribution(Result):
         gradient_at: Where gradients were taken.
         steps: How many gradients were averaged.
         metric: Name of what was measured.
-        wires: The two runs, for `verified`; not exported.
+        runs: The two runs, for `verified`; not exported.
     """
 
     effect: Labelled
@@ -80,7 +82,7 @@ class NodeAttribution(Result):
     gradient_at: GradientAt
     steps: int
     metric: str
-    wires: Any = dataclasses.field(default=None, repr=False)
+    runs: Any = dataclasses.field(default=None, repr=False)
 
     def verified(self, k: int = 10, sample: int = 10, *, seed: int = 0, report: Report = None) -> Verified:
         """Patch the k senders with the largest estimates and a sample of the others, and compare.
@@ -91,17 +93,17 @@ class NodeAttribution(Result):
             seed: Of the draw.
             report: Called with (patches done, in all).
         """
-        wires, estimate = self.wires, self.effect.values.mean(-1)
+        runs, estimate = self.runs, self.effect.values.mean(-1)
         order = _chosen(estimate, k, sample, seed)
-        cuts = torch.zeros(len(order), *wires.graph.allowed.values.shape, dtype=torch.bool)
+        cuts = torch.zeros(len(order), *runs.graph.allowed.values.shape, dtype=torch.bool)
         for i, u in enumerate(order):
-            cuts[i, :, u] = wires.graph.allowed.values[:, u]
-        exact = (wires.evaluate(cuts, report=report) - self.clean.values).mean(-1)
+            cuts[i, :, u] = runs.graph.allowed.values[:, u]
+        exact = (runs.evaluate(cuts, report=report) - self.clean.values).mean(-1)
         labels = [str(label) for label in self.effect.labels("sender")]
         return _verified(estimate[order], exact, [labels[i] for i in order], min(k, len(labels)))
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        return _without_wires(self, packed)
+        return _without_runs(self, packed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ class EdgeAttribution(Result):
         gradient_at: Where gradients were taken.
         steps: How many gradients were averaged.
         metric: Name of what was measured.
-        wires: The two runs, for `verified`; not exported.
+        runs: The two runs, for `verified`; not exported.
     """
 
     effect: Labelled
@@ -127,7 +129,7 @@ class EdgeAttribution(Result):
     gradient_at: GradientAt
     steps: int
     metric: str
-    wires: Any = dataclasses.field(default=None, repr=False)
+    runs: Any = dataclasses.field(default=None, repr=False)
 
     @property
     def share(self) -> Labelled:
@@ -138,23 +140,23 @@ class EdgeAttribution(Result):
     def top(self, k: int = 10) -> list[tuple[Edge, float]]:
         """Return the k edges with the largest effects by size, and their effects."""
         values = self.effect.values.nan_to_num(0.0)
-        order = values.abs().flatten().topk(min(k, self.wires.graph.n_edges)).indices
+        order = values.abs().flatten().topk(min(k, self.runs.graph.n_edges)).indices
         rows = [(int(i) // values.shape[1], int(i) % values.shape[1]) for i in order]
-        graph = self.wires.graph
+        graph = self.runs.graph
         return [(Edge(graph.senders[u].label, graph.receivers[r].label), float(values[r, u])) for r, u in rows]
 
     def verified(self, k: int = 10, sample: int = 10, *, seed: int = 0, report: Report = None) -> Verified:
         """Patch the k edges with the largest estimates and a sample of the others, and compare; as for nodes."""
-        edges = self.wires.graph.edges
-        estimate = self.effect.values[self.wires.graph.allowed.values.to(self.effect.values.device)]
+        edges = self.runs.graph.edges
+        estimate = self.effect.values[self.runs.graph.allowed.values.to(self.effect.values.device)]
         order = _chosen(estimate, k, sample, seed)
         chosen = [edges[i] for i in order]
-        exact = (patch_edges(self.wires, chosen, report=report) - self.clean.values).mean(-1)
+        exact = (patch_edges(self.runs, chosen, report=report) - self.clean.values).mean(-1)
         labels = [f"{sender} -> {receiver}" for sender, receiver in chosen]
         return _verified(estimate[order], exact, labels, min(k, len(edges)))
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        return _without_wires(self, packed)
+        return _without_runs(self, packed)
 
 
 @question("What would patching each sender do, by one gradient?", of="pairs of prompts")
@@ -183,27 +185,22 @@ def attribute_nodes(
         AnalysisUnavailable: The metric does not depend differentiably on the logits.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "attribute_nodes")
-    places = [(i, "out") for i in range(-1, len(wires.steps))]
-    labels = [sender.label for sender in wires.graph.senders]
-    effect = wires.clean.streams[0].new_zeros(len(labels), wires.batch)
+    runs = two_runs(model, pairs, metric, "attribute_nodes")
+    labels = [sender.label for sender in runs.graph.senders]
+    effect = runs.clean.writes.new_zeros(len(labels), runs.batch)
     if gradient_at == "activations":
-        _along_activations(wires, effect, steps, report)
+        _along_activations(runs, effect, steps, report)
     else:
-        points = points_of(wires, gradient_at, steps)
+        points = points_of(runs, gradient_at, steps)
         for done, point in enumerate(points):
-            found, _ = gradients(wires, point, places)
-            for i in range(-1, len(wires.steps)):
-                difference = (wires.corrupt.of(i) - wires.clean.of(i))[0]
-                effect[wires.columns[i]] += torch.einsum("ubpd,bpd->ub", difference, found[i, "out"][0])
-            source_effect(wires, effect, found)
+            _add_effects(runs, point, effect)
             if report is not None:
                 report(done + 1, len(points))
         effect /= len(points)
-    clean_value, corrupt_value = ends(wires)
+    clean_value, corrupt_value = ends(runs)
     return NodeAttribution(
         Labelled(effect, ("sender", "batch"), {"sender": labels}), clean_value, corrupt_value, gradient_at,
-        1 if gradient_at in ("clean", "corrupt") else steps, wires.metric.name, wires,
+        1 if gradient_at in ("clean", "corrupt") else steps, runs.metric.name, runs,
     )  # fmt: skip
 
 
@@ -234,56 +231,82 @@ def attribute_edges(
             edges do not have.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "attribute_edges")
-    scores = edge_scores(wires, gradient_at, steps, report)
-    absent = ~wires.graph.allowed.values.to(scores.device)
-    clean_value, corrupt_value = ends(wires)
-    coords = wires.graph.allowed.coords
+    runs = two_runs(model, pairs, metric, "attribute_edges")
+    scores = edge_scores(runs, gradient_at, steps, report)
+    absent = ~runs.graph.allowed.values.to(scores.device)
+    clean_value, corrupt_value = ends(runs)
+    coords = runs.graph.allowed.coords
 
     def labelled(values: Tensor) -> Labelled:
         return Labelled(values.masked_fill(absent, torch.nan), ("receiver", "sender"), coords)
 
-    spread = scores.std(0) / wires.batch**0.5 if wires.batch > 1 else torch.full_like(scores[0], torch.nan)
+    spread = scores.std(0) / runs.batch**0.5 if runs.batch > 1 else torch.full_like(scores[0], torch.nan)
     return EdgeAttribution(
         labelled(scores.mean(0)), labelled(spread), clean_value, corrupt_value, gradient_at,
-        steps if gradient_at == "inputs" else 1, wires.metric.name, wires,
+        steps if gradient_at == "inputs" else 1, runs.metric.name, runs,
     )  # fmt: skip
 
 
-def _along_activations(wires: Wires, effect: Tensor, steps: int, report: Report) -> None:
+def _add_effects(runs: CircuitRuns, point: Point, effect: Float[Tensor, "sender batch"]) -> None:
+    """Add every sender's first-order effect, with gradients taken at one point."""
+    found, source = node_gradients(runs, point)
+    for i, gradient in found.items():
+        columns = runs.columns[i]
+        difference = runs.corrupt.writes[:, columns] - runs.clean.writes[:, columns]
+        effect[columns] += torch.einsum("bupd,bpd->ub", difference, gradient)
+    if source is not None:
+        effect[runs.sources[0]] += _source_effect(runs, source)
+
+
+def _source_effect(runs: CircuitRuns, gradient: Tensor) -> Float[Tensor, " batch"]:
+    assert runs.corrupt.source is not None and runs.clean.source is not None, "a source has both"
+    return torch.einsum("bpd,bpd->b", runs.corrupt.source - runs.clean.source, gradient)
+
+
+def _along_activations(runs: CircuitRuns, effect: Tensor, steps: int, report: Report) -> None:
     """Average the gradient along each sender's own way from its clean write to its corrupt one."""
     # midpoints: the rule that errs least for so many points
     shares = (torch.arange(steps, dtype=effect.dtype) + 0.5) / steps
-    for u, sender in enumerate(wires.graph.senders):
+    for u, sender in enumerate(runs.graph.senders):
         if sender.kind == "source":
-            _along_source(wires, effect, shares)
+            effect[u] += _along_source(runs, shares)
         else:
-            for some in shares.split(wires.at_once):
-                effect[u] += _slopes(wires, u, some) / steps
+            for some in shares.split(runs.at_once):
+                effect[u] += _slopes(runs, u, some) / steps
         if report is not None:
-            report(u + 1, len(wires.graph.senders))
+            report(u + 1, len(runs.graph.senders))
 
 
-def _slopes(wires: Wires, u: int, shares: Float[Tensor, " world"]) -> Float[Tensor, " batch"]:
+def _slopes(runs: CircuitRuns, u: int, shares: Float[Tensor, " world"]) -> Float[Tensor, " batch"]:
     """Return the sum over worlds of a sender's first-order effect, each with so much of its corrupt write put in."""
-    sender = wires.graph.senders[u]
-    cut = torch.zeros(len(shares), *wires.graph.allowed.values.shape, dtype=shares.dtype)
-    cut[:, :, u] = shares[:, None] * wires.graph.allowed.values[:, u]
-    leaf = wires.clean.streams[0].new_zeros(len(shares), *wires.clean.streams[0].shape[1:]).requires_grad_()
-    with evaluating(wires.model), torch.enable_grad():
-        found = wires.run(cut, leaves={(sender.step, "out"): leaf}, start=max(sender.step, 0))
-        (gradient,) = torch.autograd.grad(wires.measure(found).sum(), leaf)
-    difference = (wires.corrupt.of(sender.step) - wires.clean.of(sender.step))[0, sender.index]
-    return torch.einsum("bpd,wbpd->b", difference, gradient)
+    step, worlds = runs.graph.senders[u].step, len(shares)
+    cut = torch.zeros(worlds, *runs.graph.allowed.values.shape, dtype=shares.dtype)
+    cut[:, :, u] = shares[:, None] * runs.graph.allowed.values[:, u]
+    first = runs.block_start(max(step, 0))
+    site = runs.read_at(0) if step < 0 else runs.out(step)
+    x = runs.clean.sites[runs.read_at(first)].repeat(worlds, 1, 1).requires_grad_()
+    with evaluating(runs.model), constant(runs.model), torch.enable_grad():
+        # what the sender writes is held fixed: only what others read of it moves
+        edits = runs.cuts(cut, dataclasses.replace(runs.exchange(runs.clean, first), constant=True))
+        tape = Tape(runs.model, [site], edits, grad=True)
+        layer = runs.steps[first].block.layer
+        value = runs.measure(runs.passed(layer, x, runs.clean.source, worlds, tape)).sum()
+        require_gradient(runs, value)
+        (gradient,) = torch.autograd.grad(value, tape.values[site])
+    difference = runs.corrupt.writes[:, u] - runs.clean.writes[:, u]
+    return torch.einsum("bpd,wbpd->b", difference, gradient.unflatten(0, (worlds, -1)))
 
 
-def _along_source(wires: Wires, effect: Tensor, shares: Float[Tensor, " world"]) -> None:
-    clean, corrupt = wires.clean, wires.corrupt
-    assert clean.source is not None and corrupt.source is not None
+def _along_source(runs: CircuitRuns, shares: Float[Tensor, " world"]) -> Float[Tensor, " batch"]:
+    clean, corrupt = runs.clean, runs.corrupt
+    assert clean.source is not None and corrupt.source is not None, "a source has both"
+    found = torch.zeros(runs.batch, dtype=clean.source.dtype, device=clean.source.device)
     for share in shares.tolist():
-        source = clean.source + share * (corrupt.source - clean.source)
-        found, _ = gradients(wires, Pass(clean.entry, source, clean.streams[:1]), [(-1, "out")])
-        source_effect(wires, effect, found, 1 / len(shares))
+        point = Point(clean.sites[runs.read_at(0)], clean.source + share * (corrupt.source - clean.source))
+        gradient = node_gradients(runs, point)[1]
+        assert gradient is not None, "there is a source"
+        found += _source_effect(runs, gradient) / len(shares)
+    return found
 
 
 def _verified(estimate: Tensor, exact: Tensor, labels: list[str], largest: int) -> Verified:
@@ -311,5 +334,5 @@ def _chosen(estimate: Tensor, k: int, sample: int, seed: int) -> list[int]:
     return order[:k] + [rest[int(i)] for i in drawn]
 
 
-def _without_wires(result: Any, packed: bool) -> dict[str, Any]:
-    return Result.to_dict(dataclasses.replace(result, wires=None), packed)
+def _without_runs(result: Any, packed: bool) -> dict[str, Any]:
+    return Result.to_dict(dataclasses.replace(result, runs=None), packed)

@@ -1,176 +1,181 @@
 """Gradients of a metric at what receivers read and at what senders write; times differences of writes, edge scores.
 
-One backward pass gives gradients at queries, keys, values and MLP inputs; those at each receiver's copy of the stream
-are made from them a few receivers at a time, since all of them at once would be the largest thing in memory.
+One pass reads the sites of what every receiver reads, and one backward pass comes by them from last to first. The
+gradient at a site is multiplied by the differences of writes and let go as soon as it is there: all of them at once
+would be the largest thing in memory.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.analysis._run import evaluating
-from glassformer.analysis.circuits._passes import Pass
-from glassformer.analysis.circuits._receivers import normed, project
-from glassformer.analysis.circuits._wires import Leaves, Wires
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns
+from glassformer.analysis.circuits._cut_edges import normed
 from glassformer.errors import AnalysisUnavailable
+from glassformer.trace import Tape
 
 GradientAt = Literal["clean", "corrupt", "inputs", "activations"]
 Report = Callable[[int, int], None] | None
 
 
+class Point(NamedTuple):
+    """Where gradients are taken: what enters the stream, and an encoder's output."""
+
+    stream: Float[Tensor, "batch pos d_model"]
+    source: Float[Tensor, "batch key d_model"] | None
+
+
 def edge_scores(
-    wires: Wires, gradient_at: GradientAt = "clean", steps: int = 5, report: Report = None
+    runs: CircuitRuns, gradient_at: GradientAt = "clean", steps: int = 5, report: Report = None
 ) -> Float[Tensor, "batch receiver sender"]:
     """Return the first-order effect of every edge for every prompt."""
-    places = _receiver_places(wires)
-    scores = wires.clean.streams[0].new_zeros(wires.batch, *wires.graph.allowed.values.shape)
-    points = points_of(wires, gradient_at, steps)
+    scores = runs.clean.writes.new_zeros(runs.batch, *runs.graph.allowed.values.shape)
+    points = points_of(runs, gradient_at, steps)
     for done, point in enumerate(points):
-        found, passed = gradients(wires, point, places)
-        for i, slot in places:
-            gradient = found[i, slot]
-            rows = [r for r in wires.rows[i] if wires.graph.receivers[r].slot == slot]
-            _score(wires, passed, i, rows, gradient[0] if slot in ("in", "logits") else gradient, scores)
+        _add_scores(runs, point, scores)
         if report is not None:
             report(done + 1, len(points))
     return scores / len(points)
 
 
-def _receiver_places(wires: Wires) -> list[tuple[int, str]]:
-    return list(dict.fromkeys((receiver.step, receiver.slot) for receiver in wires.graph.receivers))
-
-
-def points_of(wires: Wires, gradient_at: GradientAt, steps: int) -> list[Pass]:
-    """Return passes that have only begun: what enters the stream, and an encoder's output."""
+def points_of(runs: CircuitRuns, gradient_at: GradientAt, steps: int) -> list[Point]:
+    """Return where gradients are taken; several points are on the way from the corrupt to the clean inputs."""
+    clean, corrupt = (Point(found.sites[runs.read_at(0)], found.source) for found in (runs.clean, runs.corrupt))
     if gradient_at in ("clean", "corrupt"):
-        return [(wires.clean if gradient_at == "clean" else wires.corrupt).upto(0)]
+        return [clean if gradient_at == "clean" else corrupt]
     if gradient_at != "inputs":
         raise AnalysisUnavailable(
             f'attribute_edges: gradient_at="{gradient_at}" is for nodes; edges take clean, corrupt or inputs.'
         )
-    clean, corrupt = wires.clean, wires.corrupt
 
-    def between(share: float, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        return None if a is None or b is None else b + share * (a - b)
+    def between(share: float) -> Point:
+        stream = corrupt.stream + share * (clean.stream - corrupt.stream)
+        if clean.source is None or corrupt.source is None:
+            return Point(stream, None)
+        return Point(stream, corrupt.source + share * (clean.source - corrupt.source))
 
-    points: list[Pass] = []
-    for step in range(1, steps + 1):
-        entry = between(step / steps, clean.entry, corrupt.entry)
-        stream = between(step / steps, clean.streams[0], corrupt.streams[0])
-        assert entry is not None and stream is not None
-        points.append(Pass(entry, between(step / steps, clean.source, corrupt.source), [stream]))
-    return points
+    return [between(step / steps) for step in range(1, steps + 1)]
 
 
-def gradients(
-    wires: Wires, point: Pass, places: Sequence[tuple[int, str]]
-) -> tuple[dict[tuple[int, str], Tensor], Pass]:
-    """Run from a point on and return the metric's gradients at some places, and the pass."""
-    with evaluating(wires.model), torch.no_grad():
-        shapes = _shapes(wires, places)
-    leaves = {place: torch.zeros(shape, dtype=point.streams[0].dtype, device=point.streams[0].device).requires_grad_()
-              for place, shape in shapes.items()}  # fmt: skip
-    source = None if point.source is None else point.source.detach().requires_grad_()
-    begun = dataclasses.replace(point, source=source)
-    with evaluating(wires.model), torch.enable_grad():
-        found = wires.run(prefix=begun, leaves=leaves, start=0)
-        value = wires.measure(found).sum()
-        if not value.requires_grad:
-            raise AnalysisUnavailable(
-                f'attribution patching needs a metric that can be differentiated; "{wires.metric.name}" cannot.\n'
-                "    Logit difference, log-probability and KL divergence can; patching needs no gradients."
-            )
-        wanted = list(leaves.values()) + ([] if source is None else [source])
-        # a mechanism may not let the metric depend on all of them: a value that nobody reads has no gradient
+def node_gradients(runs: CircuitRuns, point: Point) -> tuple[dict[int, Tensor], Tensor | None]:
+    """Return the metric's gradients at what each sub-layer writes, -1 for what enters the stream, and at a source."""
+    names = {i: runs.out(i) for i in range(len(runs.steps))}
+    with _differentiable(runs, point, list(names.values())) as (tape, begun, value):
+        wanted = [begun.stream, *(tape.values[name] for name in names.values())]
+        wanted += [] if begun.source is None else [begun.source]
+        # a mechanism may not let the metric depend on all of them
         raw = torch.autograd.grad(value, wanted, allow_unused=True)
-    filled = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(wanted, raw)]
-    at = dict(zip(leaves, filled))
-    if source is not None:
-        found.source = source.detach()
-        at[-1, "source"] = filled[-1]
-    found.streams = [stream.detach() for stream in found.streams]
-    found.totals = [total.detach() for total in found.totals]
-    return at, found
+    filled = [torch.zeros_like(at) if found is None else found for at, found in zip(wanted, raw)]
+    return dict(enumerate(filled[: len(names) + 1], -1)), None if begun.source is None else filled[-1]
 
 
-def _shapes(wires: Wires, places: Iterable[tuple[int, str]]) -> dict[tuple[int, str], tuple[int, ...]]:
-    stream = tuple(wires.clean.streams[0].shape)
-    found: dict[tuple[int, str], tuple[int, ...]] = {}
-    for i, slot in places:
-        if slot in ("in", "logits", "out"):
-            found[i, slot] = stream
-            continue
-        part = wires.steps[i].attention
-        assert part is not None, "only attention has such receivers"
-        dims, batch, length, streams = part.dims, *stream[1:3], part.mixer.traits.streams
-        if wires.steps[i].cross and slot in ("k", "v"):
-            assert wires.clean.source is not None
-            length = wires.clean.source.shape[1]
-        heads = dims.n_heads if slot in ("q", "gate") else dims.n_kv_heads
-        inner = (streams,) if streams > 1 and slot in ("q", "k") else ()
-        found[i, slot] = (batch, *inner, heads, length, dims.d_head if slot in ("q", "k") else dims.d_value)
-    return found
+def require_gradient(runs: CircuitRuns, value: Tensor) -> None:
+    """Raise `AnalysisUnavailable` if a metric cannot be differentiated."""
+    if not value.requires_grad:
+        raise AnalysisUnavailable(
+            f'attribution patching needs a metric that can be differentiated; "{runs.metric.name}" cannot.\n'
+            "    Logit difference, log-probability and KL divergence can; patching needs no gradients."
+        )
 
 
-def _score(wires: Wires, found: Pass, i: int, rows: list[int], gradient: Tensor, scores: Tensor) -> None:
-    """Add the scores of all edges into receivers of one step and kind, some receivers at a time."""
-    last = i == len(wires.steps)
-    receiver = wires.graph.receivers[rows[0]]
-    depth = len(wires.steps) if last else wires.steps[i].entry
-    stream = found.source if receiver.source else found.streams[depth][0]
-    assert stream is not None
-    block = max(1, wires.at_once)
-    for first in range(0, len(rows), block):
-        some = rows[first : first + block]
-        x = stream.detach().expand(len(some), *stream.shape).clone().requires_grad_()
-        with torch.enable_grad():
-            if last:
-                made, upstream = normed(wires.stack.final, x)[0], gradient
-            else:
-                index = torch.tensor([wires.graph.receivers[r].index for r in some], device=x.device)
-                made = project(wires.steps[i], receiver.slot, x, index, wires.context(1))
-                axis = made.ndim - 3
-                upstream = gradient if receiver.slot == "in" else gradient.index_select(axis, index)
-            (read,) = torch.autograd.grad(made, x, upstream)
+@contextmanager
+def constant(model: nn.Module) -> Iterator[None]:
+    """Take no gradients by parameters, whose products with what is read would all be kept."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _differentiable(runs: CircuitRuns, point: Point, read: Sequence[str]) -> Iterator[tuple[Tape, Point, Tensor]]:
+    """Run from a point on; yield the tape, the point's tensors, and the metric, summed over prompts."""
+    begun = Point(*(None if value is None else value.detach().clone().requires_grad_() for value in point))  # type: ignore[arg-type]
+    with evaluating(runs.model), constant(runs.model), torch.enable_grad():
+        tape = Tape(runs.model, read, grad=True)
+        value = runs.measure(runs.passed(0, begun.stream, begun.source, 1, tape)).sum()
+        require_gradient(runs, value)
+        yield tape, begun, value
+
+
+def _add_scores(runs: CircuitRuns, point: Point, scores: Float[Tensor, "batch receiver sender"]) -> None:
+    """Add the first-order effects of all edges, with gradients taken at one point."""
+    sites = {runs.site_of(rows[0]): rows for rows in runs.groups.values()}
+    behind = [name for name in runs.clean.sites if name not in sites]
+    with _differentiable(runs, point, [*sites, *behind]) as (tape, _, value):
+        norms = _Behind(runs, {name: found.detach() for name, found in tape.values.items() if name not in sites})
+        for name, rows in sites.items():
+            at = tape.values.pop(name)
+            if at.requires_grad:
+                at.register_hook(_scorer(runs, rows, norms, scores))
+        # not the gradients of what was read, but only the way past them
+        value.backward()
+
+
+def _scorer(
+    runs: CircuitRuns, rows: Sequence[int], norms: "_Behind", scores: Float[Tensor, "batch receiver sender"]
+) -> Callable[[Tensor], None]:
+    """Return what is done with the gradient at the site of some receivers."""
+    first, last = rows[0], rows[-1] + 1
+    assert list(rows) == list(range(first, last)), "receivers of one kind follow each other"
+
+    def score(gradient: Tensor) -> None:
+        gradient = gradient if gradient.ndim == 4 else gradient[:, None]
+        receiver = runs.graph.receivers[first]
         if receiver.source:
-            u = next(u for u, sender in enumerate(wires.graph.senders) if sender.kind == "source")
-            scores[:, some, u] += torch.einsum("bpd,rbpd->br", _source_difference(wires), read)
-            continue
-        for j, written in _back(wires, found, depth, read):
-            difference = (wires.corrupt.of(j) - wires.clean.of(j))[0]
-            where = torch.tensor(wires.columns[j])
-            part = torch.einsum("ubpd,rbpd->bru", difference, written)
-            scores[:, torch.tensor(some)[:, None], where[None]] += part
+            assert runs.corrupt.source is not None and runs.clean.source is not None
+            difference = (runs.corrupt.source - runs.clean.source)[:, None]
+            scores[:, first:last, runs.sources[0], None] += _products(gradient, difference)
+            return
+        for begun, stop, written in norms.back(runs.depth(first), gradient):
+            columns = slice(runs.columns[begun].start, runs.columns[stop].stop)
+            for sign, found in ((1, runs.corrupt), (-1, runs.clean)):
+                scores[:, first:last, columns] += sign * _products(written, found.writes[:, columns])
+
+    return score
 
 
-def _back(wires: Wires, found: Pass, depth: int, gradient: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield, from the last step down, the gradient at what each step writes as the receiver above sees it."""
-    for j in range(depth - 1, -1, -1):
-        step = wires.steps[j]
-        after = step.after
-        if after is None:
-            yield j, gradient
-            continue
-        before = found.totals[j][0] if step.write_norm else (found.streams[j] + found.totals[j])[0]
-        x = before.expand(len(gradient), *before.shape).clone().requires_grad_()
-        with torch.enable_grad():
-            (through,) = torch.autograd.grad(normed(after, x), x, gradient)
-        yield j, through
-        gradient = through if step.stream_norm else gradient
-    yield -1, gradient
+def _products(
+    gradient: Float[Tensor, "batch receiver pos d_model"], writes: Float[Tensor, "batch sender pos d_model"]
+) -> Float[Tensor, "batch receiver sender"]:
+    return gradient.flatten(2) @ writes.flatten(2).mT
 
 
-def source_effect(wires: Wires, effect: Tensor, found: Leaves, weight: float = 1.0) -> None:
-    """Add the first-order effect of an encoder's output, if there is one."""
-    for u, sender in enumerate(wires.graph.senders):
-        if sender.kind == "source":
-            effect[u] += weight * torch.einsum("bpd,bpd->b", _source_difference(wires), found[-1, "source"])
+class _Behind:
+    """The way back from a receiver to senders, through the norms behind sub-layers, in one pass."""
+
+    def __init__(self, runs: CircuitRuns, values: dict[str, Tensor]) -> None:
+        self.runs, self.values = runs, values
+
+    def back(self, depth: int, gradient: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield, from the last on, runs of steps and the gradient at what they write as the receiver sees it."""
+        steps, stop = self.runs.steps, depth - 1
+        for j in range(depth - 1, -1, -1):
+            step = steps[j]
+            after = step.after
+            if after is None:
+                continue
+            if j < stop:
+                yield j + 1, stop, gradient
+            total = self.values[self.runs.out(j)]
+            post = step.stream_norm is not None
+            through = _pulled_back(after, total + self.values[self.runs.read_at(j)] if post else total, gradient)
+            yield j, j, through
+            gradient, stop = through if post else gradient, j - 1
+        yield -1, stop, gradient
 
 
-def _source_difference(wires: Wires) -> Tensor:
-    assert wires.corrupt.source is not None and wires.clean.source is not None, "a source has both"
-    return wires.corrupt.source - wires.clean.source
+def _pulled_back(norm: nn.Module, before: Tensor, gradient: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = before[:, None].expand_as(gradient).clone().requires_grad_()
+        (through,) = torch.autograd.grad(normed(norm, x), x, gradient)  # type: ignore[arg-type]
+    return through

@@ -17,10 +17,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from glassformer.analysis.circuits._circuit_runs import MetricLike, Off
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
-from glassformer.analysis.circuits._passes import Off
 from glassformer.analysis.circuits._two_runs import two_runs
-from glassformer.analysis.circuits._wires import MetricLike
 from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
@@ -120,8 +119,8 @@ def faithfulness(
         AnalysisUnavailable: There is no such sender or edge, or nodes and edges are mixed.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "faithfulness", off=off)
-    graph = wires.graph
+    runs = two_runs(model, pairs, metric, "faithfulness", off=off)
+    graph = runs.graph
     members = list(circuit)
     background = {sender.label for sender in graph.senders if sender.kind in set(always)}
     kept = _kept(graph, members, background)
@@ -131,7 +130,7 @@ def faithfulness(
     whole = graph.allowed.values
     worlds = [kept, whole, torch.zeros_like(kept)] + [kept & ~mask for mask in masks]
     worlds += [kept & ~mask for mask in gone] + [whole & ~mask for mask in gone]
-    values = wires.evaluate(wires.cut(torch.stack(worlds)), report=report)
+    values = runs.evaluate(runs.cut(torch.stack(worlds)), report=report)
     alone, out = values[:3], values[3 + len(masks) :]
     names = [_name(member) for member in members]
     labels = [" + ".join(_name(member) for member in chosen) or "nothing" for chosen in sets]
@@ -145,7 +144,7 @@ def faithfulness(
         Labelled(out[len(gone) :], *knocked),
         tuple(names),
         off,
-        wires.metric.name,
+        runs.metric.name,
     )
 
 

@@ -1,7 +1,8 @@
 """A model as a graph: who writes to the residual stream, who reads it, and every direct path between the two.
 
     senders     the embedding (or token and position apart), every head, every MLP; an encoder's output
-    receivers   q, k and v of every head (and its gate, if mixed values are gated), every MLP's input, the logits
+    receivers   q, k and v of every head (and its gate, if mixed values are gated), every MLP's input, the logits;
+                what a mechanism reads of the stream besides queries, keys and values
     edges       sender -> receiver, wherever the receiver reads what the sender wrote
 
 Query heads that share a key head share its two receivers: `L1H4-7.k`. Biases are constants, and no senders. In parallel
@@ -24,7 +25,7 @@ from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
 
 SenderKind = Literal["embed", "token", "position", "source", "head", "mlp", "part"]
-Slot = Literal["q", "k", "v", "gate", "in", "logits"]
+Slot = Literal["q", "k", "v", "gate", "mix", "in", "logits"]
 
 
 class Edge(NamedTuple):
@@ -188,6 +189,8 @@ def _read_by(step: SubLayer, i: int, labels: Sequence[str]) -> list[Receiver]:
             each.append(Receiver(f"{name}.{slot}", slot, i, g, tuple(members), step.crosses))
     if part.merge.gate is not None:
         each += [Receiver(f"{label}.gate", "gate", i, h, (label,)) for h, label in enumerate(labels)]
+    if part.traits.reads_input:
+        each.append(Receiver(f"L{layer} {step.name}.mix", "mix", i, 0, tuple(labels)))
     return each
 
 

@@ -21,9 +21,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis._run import evaluating
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
+from glassformer.analysis.circuits._direct_paths import received, run_given, through_mlps
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._two_runs import two_runs
-from glassformer.analysis.circuits._wires import Cut, MetricLike, Wires
 from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
@@ -155,8 +156,8 @@ def path_patching(
         AnalysisUnavailable: There is no such sender or receiver.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "path_patching")
-    graph = wires.graph
+    runs = two_runs(model, pairs, metric, "path_patching")
+    graph = runs.graph
     names = (receivers,) if isinstance(receivers, str) else tuple(receivers)
     rows = [graph.receiver(name) for name in names]
     groups = _groups(graph, senders, rows)
@@ -165,16 +166,16 @@ def path_patching(
         patched[i, members] = True
     values: list[Tensor] = []
     with evaluating(model), torch.no_grad():
-        for first in range(0, len(groups), wires.at_once):
-            some = patched[first : first + wires.at_once]
-            values.append(_patched(wires, some, rows, mlps, norm == "frozen").expand(len(some), -1))
+        for first in range(0, len(groups), runs.at_once):
+            some = patched[first : first + runs.at_once]
+            values.append(_patched(runs, some, rows, mlps, norm == "frozen"))
             if report is not None:
                 report(first + len(some), len(groups))
-    clean_value, corrupt_value = ends(wires)
-    effect = torch.cat(values) - clean_value.values if values else clean_value.values.new_zeros(0, wires.batch)
+    clean_value, corrupt_value = ends(runs)
+    effect = torch.cat(values) - clean_value.values if values else clean_value.values.new_zeros(0, runs.batch)
     labelled = Labelled(effect, ("sender", "batch"), {"sender": list(groups)})
     receivers_found = tuple(graph.receivers[r].label for r in rows)
-    return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, wires.metric.name)
+    return PathPatching(labelled, clean_value, corrupt_value, receivers_found, mlps, norm, runs.metric.name)
 
 
 @question("How much of a sender's effect is direct?", of="pairs of prompts")
@@ -201,8 +202,8 @@ def sender_effects(
         AnalysisUnavailable: There is no such sender.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "sender_effects")
-    graph = wires.graph
+    runs = two_runs(model, pairs, metric, "sender_effects")
+    graph = runs.graph
     labels = [sender.label for sender in graph.senders] if senders is None else list(senders)
     chosen = [graph.sender(label) for label in labels]
     cuts = torch.zeros(len(chosen), *graph.allowed.values.shape, dtype=torch.bool)
@@ -210,16 +211,16 @@ def sender_effects(
         cuts[i, :, u] = graph.allowed.values[:, u]
     direct = cuts.clone()
     direct[:, :-1] = False
-    clean_value, corrupt_value = ends(wires)
-    total_effect = wires.evaluate(cuts, report=report) - clean_value.values
-    direct_effect = wires.evaluate(direct, frozen=norm == "frozen") - clean_value.values
+    clean_value, corrupt_value = ends(runs)
+    total_effect = runs.evaluate(cuts, report=report) - clean_value.values
+    direct_effect = runs.evaluate(direct, frozen=norm == "frozen") - clean_value.values
 
     def over_senders(values: Tensor) -> Labelled:
         return Labelled(values, ("sender", "batch"), {"sender": labels})
 
     return SenderEffects(
         over_senders(total_effect), over_senders(direct_effect), over_senders(total_effect - direct_effect),
-        clean_value, corrupt_value, norm, wires.metric.name,
+        clean_value, corrupt_value, norm, runs.metric.name,
     )  # fmt: skip
 
 
@@ -247,62 +248,56 @@ def edge_effects(
         AnalysisUnavailable: There is no such edge.
         ShapeMismatch: The prompts differ in shape.
     """
-    wires = two_runs(model, pairs, metric, "edge_effects")
-    chosen = wires.graph.edges if edges is None else [Edge(*edge) for edge in edges]
-    values = patch_edges(wires, chosen, frozen=norm == "frozen", report=report)
-    clean_value, corrupt_value = ends(wires)
+    runs = two_runs(model, pairs, metric, "edge_effects")
+    chosen = runs.graph.edges if edges is None else [Edge(*edge) for edge in edges]
+    values = patch_edges(runs, chosen, frozen=norm == "frozen", report=report)
+    clean_value, corrupt_value = ends(runs)
     coords = {"edge": [f"{sender} -> {receiver}" for sender, receiver in chosen]}
     effect = Labelled(values - clean_value.values, ("edge", "batch"), coords)
-    return EdgeEffects(effect, tuple(chosen), clean_value, corrupt_value, norm, wires.metric.name)
+    return EdgeEffects(effect, tuple(chosen), clean_value, corrupt_value, norm, runs.metric.name)
 
 
 def patch_edges(
-    wires: Wires, edges: Sequence[Edge], *, frozen: bool = False, report: Report = None
+    runs: CircuitRuns, edges: Sequence[Edge], *, frozen: bool = False, report: Report = None
 ) -> Float[Tensor, "edge batch"]:
     """Return the metric with each edge cut by itself."""
-    graph = wires.graph
+    graph = runs.graph
     places = [(graph.receiver(edge.receiver), graph.sender(edge.sender)) for edge in edges]
     # a mask of all edges says, with its message, which of them the model lacks
     graph.mask(edges)
     # those that share a first layer share a pass; all masks at once would be as many numbers as edges squared
     order = sorted(range(len(edges)), key=lambda i: places[i][0])
-    found = wires.clean.streams[0].new_zeros(len(edges), wires.batch)
-    for first in range(0, len(order), wires.at_once):
-        some = order[first : first + wires.at_once]
+    found = runs.clean.writes.new_zeros(len(edges), runs.batch)
+    for first in range(0, len(order), runs.at_once):
+        some = order[first : first + runs.at_once]
         cuts = torch.zeros(len(some), *graph.allowed.values.shape, dtype=torch.bool)
         for world, i in enumerate(some):
             cuts[world, places[i][0], places[i][1]] = True
-        found[some] = wires.evaluate(cuts, frozen=frozen)
+        found[some] = runs.evaluate(cuts, frozen=frozen)
         if report is not None:
             report(first + len(some), len(order))
     return found
 
 
-def ends(wires: Wires) -> tuple[Labelled, Labelled]:
+def ends(runs: CircuitRuns) -> tuple[Labelled, Labelled]:
     """Return the metric of the clean and of the corrupt run."""
     with torch.no_grad():
-        clean, corrupt = (wires.measure(found)[0] for found in (wires.clean, wires.corrupt))
+        clean, corrupt = (runs.measure(runs.logits(found))[0] for found in (runs.clean, runs.corrupt))
     return Labelled(clean, ("batch",)), Labelled(corrupt, ("batch",))
 
 
 def _patched(
-    wires: Wires, patched: Bool[Tensor, "world sender"], rows: Sequence[int], mlps: Mlps, frozen: bool
-) -> Float[Tensor, "#world batch"]:
-    cut = torch.zeros(len(patched), *wires.graph.allowed.values.shape, dtype=torch.bool)
-    cut[:, rows] = patched[:, None] & wires.graph.allowed.values[rows]
-    if mlps == "frozen":
-        # every receiver reads its direct paths alone, whatever another receiver has made of its own
-        return wires.measure(wires.run(inputs=_inputs(wires, cut, rows, frozen), frozen=frozen))
-    receivers, steps = wires.graph.receivers, wires.steps
-    depths = {r: steps[receivers[r].step].entry if receivers[r].step < len(steps) else len(steps) for r in rows}
-    streams = wires.through_mlps(patched, max(depths.values()), frozen=frozen)
-    inputs = {r: streams[depths[r]] for r in rows if not receivers[r].source}
-    inputs |= _inputs(wires, cut, [r for r in rows if receivers[r].source], frozen)
-    return wires.measure(wires.run(inputs=inputs, frozen=frozen))
-
-
-def _inputs(wires: Wires, cut: Cut, rows: Sequence[int], frozen: bool) -> dict[int, Tensor]:
-    return {r: wires.stream(wires.clean, r, cut, frozen=frozen).expand(len(cut), -1, -1, -1) for r in rows}
+    runs: CircuitRuns, patched: Bool[Tensor, "world sender"], rows: Sequence[int], mlps: Mlps, frozen: bool
+) -> Float[Tensor, "world batch"]:
+    cut = torch.zeros(len(patched), *runs.graph.allowed.values.shape, dtype=torch.bool)
+    cut[:, rows] = patched[:, None] & runs.graph.allowed.values[rows]
+    # every receiver reads its direct paths alone, whatever another receiver has made of its own
+    given = received(runs, cut, rows, frozen=frozen)
+    if mlps == "recomputed":
+        of_source = [each for each in given if runs.graph.receivers[each.rows[0]].source]
+        of_stream = [each for each in given if not runs.graph.receivers[each.rows[0]].source]
+        given = of_source + (through_mlps(runs, patched, of_stream, frozen=frozen) if of_stream else [])
+    return runs.measure(run_given(runs, given, frozen=frozen))
 
 
 def _groups(

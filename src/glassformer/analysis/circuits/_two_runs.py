@@ -1,14 +1,13 @@
 """The clean and the corrupt run of a pair of prompts, ready to run circuits between them."""
 
-from glassformer.analysis.circuits._passes import Off
-from glassformer.analysis.circuits._wires import MetricLike, Wires
+from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike, Off
 from glassformer.analysis.contrasts import PromptPairs, aligned, contrast, measured
 from glassformer.models import ModelLike
 
 
 def two_runs(
     model: ModelLike, pairs: PromptPairs, metric: MetricLike | None, analysis: str, *, off: Off = "corrupt"
-) -> Wires:
+) -> CircuitRuns:
     """Return both runs of some pairs, with what is measured: by default what their answers are for.
 
     Raises:
@@ -19,7 +18,7 @@ def two_runs(
     asked = contrast(model, pairs, analysis)
     clean, corrupt = aligned(model, asked, analysis)
     (found,) = measured(asked, metric, analysis).values()
-    return Wires(
+    return CircuitRuns(
         model, clean.inputs, corrupt.inputs, found if metric is None else metric, target=clean.target,
         corrupt_target=corrupt.target, off=off,
     )  # fmt: skip

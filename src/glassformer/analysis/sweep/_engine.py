@@ -33,7 +33,7 @@ from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
-from glassformer.analysis.sweep._worlds import Worlds, first_position, localised, positional
+from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, require_module
 from glassformer.trace import Edit, Site, Take, Tape, is_named
@@ -127,11 +127,12 @@ class _Engine:
         self.prefix = Prefix(model, given, [edit for _, edit in common], memory)
         self.ids = [metric.ids(model, self.batch, given.ids.device) for metric in metrics.values()]
         units = self._units()
-        sites = {metric.site for metric in metrics.values()} - {"logits"}
+        self.looked = sites = {metric.site for metric in metrics.values()} - {"logits"}
+        read = {name for row in (common, *rows) for _, edit in row for name in edit.reads}
         # who edits logits, or reads them raw, gets those of all positions
         named = {*sites, *(site.name for row in (common, *rows) for site, _ in row)}
         self.picked = None if named & {"logits", "logits_raw"} else self._looked()
-        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites, self.picked)
+        self.prefix.run({unit.entry for unit in units}, {unit.position for unit in units}, sites | read, self.picked)
         self.units = [unit._replace(position=self.prefix.reachable(unit.position)) for unit in units]
         self.base_values = self._measured(self.prefix.logits[None], self.prefix.sites, 1)[:, 0]
         self.work, self.count = 0.0, 0
@@ -166,10 +167,11 @@ class _Engine:
             for site, edit in (*self.common, *self.rows[row]):
                 if self.prefix.entry(site) >= one.entry:
                     by_site[site.name][world].append(localised(edit, site, start, self.length))
-        edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
+        lent = self._lent(one)
+        edits = [Worlds(name, parts, worlds, order, lent) for name, parts in by_site.items()]
         table = self.model.sites()
         logits_wanted = any("vocab" in table[metric.site].axes for metric in self.metrics.values())
-        later = [n for n in self.prefix.sites if self.prefix.entry(table[n]) >= one.entry]
+        later = [n for n in self.looked if self.prefix.entry(table[n]) >= one.entry]
         tape = Tape(self.model, later, edits, grad=torch.is_grad_enabled(), logits=logits_wanted)
         at = None if self.picked is None else (self.picked - start).clamp_min(0).repeat(worlds, 1)
         logits = self.prefix.resume(one.entry, start, worlds, at, tape)
@@ -186,6 +188,12 @@ class _Engine:
             # what lies before the pass is as in the base run
             logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
         return self._measured(logits, sites, worlds)
+
+    def _lent(self, one: ScheduledPass) -> Lent:
+        """Return what edits of a pass read of sites that it does not come by, or that have no rows."""
+        table = self.model.sites()
+        before = {n: value for n, value in self.prefix.sites.items() if self.prefix.entry(table[n]) < one.entry}
+        return Lent(before, frozenset(name for name in self.prefix.sites if "batch" not in table[name].axes))
 
     def _whole(self, name: str, value: Tensor, start: int) -> Tensor:
         """Return a site's value at all positions, `world batch …`: the earlier ones are the base's."""
@@ -239,7 +247,7 @@ class _Engine:
         """Return the rows, together with those they take from, and where they start."""
         members = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in self.rows])
         units: list[RowGroup] = []
-        table = self.model.sites()
+        table, apart = self.model.sites(), self._apart()
         looked = [table[metric.site] for metric in self.metrics.values()]
         for rows in members:
             pairs = [pair for row in rows for pair in self.rows[row]]
@@ -247,14 +255,30 @@ class _Engine:
             touched = [*pairs, *(pair for pair in self.common if self.prefix.entry(pair[0]) >= entry)]
             position = min((first_position(edit, site, self.length) for site, edit in touched), default=self.length - 1)
             carried = self.prefix.carries(entry, [*(site for site, _ in touched), *looked])
+            # what an edit reads would lack the positions before the pass
+            carried = carried and not any(edit.reads for _, edit in touched)
             shared = [site for site, _ in touched if "batch" not in site.axes]
             if shared and len(rows) > 1:
                 raise ShapeMismatch(
                     f'sweep: rows {rows} read each other, and one of them edits "{shared[0].name}", which has one '
                     "value for all rows of a pass.\n    Give it in a sweep of its own."
                 )
-            units.append(RowGroup(rows, entry, position if carried else 0, bool(shared)))
+            held = next((site.name for site, _ in pairs if site.name in apart), None)
+            if held is not None and len(rows) > 1:
+                raise AnalysisUnavailable(
+                    f'sweep: rows {rows} read each other, one of them edits "{held}", and rows edit what heads read '
+                    "before that norm: side by side each would reach the others.\n    Give it in a sweep of its own."
+                )
+            alone = bool(shared) or held is not None
+            units.append(RowGroup(rows, entry, position if carried else 0, alone))
         return units
+
+    def _apart(self) -> set[str]:
+        """Return the sites of norms whose edits would reach other rows: those that edit what heads read before."""
+        edited = {site.name for row in (self.common, *self.rows) for site, _ in row}
+        blocks = [block for stack in self.model.stacks.values() for block in stack.blocks]
+        pairs = [pair for block in blocks for pair in block.around_inputs()]
+        return {name for norms, inputs in pairs if not edited.isdisjoint(inputs) for name in norms}
 
     def _row_bytes(self) -> int:
         """Return about how much a row holds while it runs: streams, hidden layers, dense patterns, logits."""

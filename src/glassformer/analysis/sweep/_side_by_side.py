@@ -91,16 +91,16 @@ class _Batches:
     def __init__(self, loop: Loop, given: Inputs, batch: int) -> None:
         self.loop, self.given, self.batch = loop, given, batch
         self.length = None if given.ids is None else given.ids.shape[1]
-        touched = {site.name for row in (loop.common, *loop.rows) for site, _ in row}
+        touched = {name for row in (loop.common, *loop.rows) for name in _touched(row)}
         measured = {metric.site for metric in loop.metrics.values()} - {"logits"}
         self.read, self.looked = sorted(measured), touched | measured
 
     def shares(self, rows: Sequence[int]) -> bool:
         """Return whether everything that these rows edit or measure has a value for each row of a batch."""
-        return self._batched({site.name for row in rows for site, _ in self.loop.rows[row]})
+        return self._batched({name for row in rows for name in _touched(self.loop.rows[row])})
 
     def _batched(self, names: Iterable[str]) -> bool:
-        sites = [self.loop.table[name] for name in {*names, *self.read, *(site.name for site, _ in self.loop.common)}]
+        sites = [self.loop.table[name] for name in {*names, *self.read, *_touched(self.loop.common)}]
         return all(s.axes[:1] == ("batch",) and self.sizes[s.name][0] == self.batch for s in sites)
 
     def refusal(self) -> str:
@@ -214,6 +214,11 @@ class _Batches:
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.loop.model.parameters()), torch.device("cpu"))
+
+
+def _touched(edits: Edits) -> list[str]:
+    """Return the names of the sites that some edits change or read."""
+    return [name for site, edit in edits for name in (site.name, *edit.reads)]
 
 
 def _rounding(values: Tensor) -> float:

@@ -7,14 +7,14 @@ edit belongs to one world, and is made for the positions that the pass computes.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
 from glassformer.trace import At, Edit, Site, Take
-from glassformer.trace.edits import Where
+from glassformer.trace.edits import Earlier, Where
 
 
 def positional(site: Site) -> list[str]:
@@ -47,6 +47,21 @@ def shifted(at: At, site: Site, start: int, length: int) -> At:
     return At(**{axis: _shift(where, start, length) if axis in own else where for axis, where in at.where.items()})
 
 
+class Lent(NamedTuple):
+    """What edits read of sites that are not the pass's own, or not split by world.
+
+    Args:
+        known: Values of the base run, `world batch …`, of sites that lie before the pass.
+        whole: Names of sites that have one value for the whole pass.
+    """
+
+    known: Mapping[str, Tensor]
+    whole: frozenset[str]
+
+
+NOTHING_LENT = Lent({}, frozenset())
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worlds(Edit):
     """The edits of several worlds at one site.
@@ -56,19 +71,29 @@ class Worlds(Edit):
         parts: Edits of each world that has any, in order.
         count: How many worlds there are.
         order: World of each row of the plan that is here, for rows that take from others.
+        lent: What edits read of sites that lie elsewhere.
     """
 
     parts: Mapping[int, Sequence[Edit]]
     count: int
     order: Mapping[int, int]
+    lent: Lent = NOTHING_LENT
 
-    def change(self, part: Tensor, whole: Tensor, site: Any) -> Tensor:
+    @property
+    def reads(self) -> tuple[str, ...]:
+        names = [name for edits in self.parts.values() for edit in edits for name in edit.reads]
+        return tuple(dict.fromkeys(name for name in names if name not in self.lent.known))
+
+    def entries(self, axis: str, size: int) -> list[int]:
+        return sorted({entry for edits in self.parts.values() for edit in edits for entry in edit.entries(axis, size)})
+
+    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
         # no address: the part is the site's value
         value = part
         if "batch" not in site.axes:
             # one value for the whole pass: its world is alone in it
             for edit in self.parts[0]:
-                value = edit(value, site)
+                value = edit(value, site, self._earlier(edit, 0, earlier))
             return value
         worlds = value.unflatten(0, (self.count, -1))
         found: dict[int, Tensor] = {}
@@ -77,7 +102,8 @@ class Worlds(Edit):
             edits = self.parts[world]
             if written is not None and len(edits) == 1 and not isinstance(edits[0], Take):
                 edit, old = edits[0], worlds[world]
-                edit.at.write(written[world], edit.change(edit.at.take(old, site), old, site), site)
+                part = edit.change(edit.at.take(old, site), old, site, self._earlier(edit, world, earlier))
+                edit.at.write(written[world], part, site)
                 continue
             new = worlds[world]
             for edit in edits:
@@ -86,13 +112,24 @@ class Worlds(Edit):
                     lent = written[donor] if written is not None else found.get(donor, worlds[donor])
                     new = edit.at.put(new, edit.at.take(lent, site), site)
                 else:
-                    new = edit(new, site)
+                    new = edit(new, site, self._earlier(edit, world, earlier))
             found[world] = new
             if written is not None:
                 written[world] = new
         if written is not None:
             return written.flatten(0, 1)
         return torch.stack([found.get(world, worlds[world]) for world in range(self.count)]).flatten(0, 1)
+
+    def _earlier(self, edit: Edit, world: int, earlier: Earlier) -> Earlier:
+        """Return what an edit reads in its world."""
+
+        def own(name: str) -> Tensor:
+            if name in self.lent.known:
+                return self.lent.known[name][0]
+            value = earlier[name]
+            return value if name in self.lent.whole else value.unflatten(0, (self.count, -1))[world]
+
+        return {name: own(name) for name in edit.reads}
 
     def _ordered(self, site: Site) -> list[int]:
         """Return the worlds so that each comes after those it takes from."""

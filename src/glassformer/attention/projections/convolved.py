@@ -19,9 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Projected
-from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.attention.projections.projection import Own, Projected, Which
+from glassformer.attention.projections.query_key_norm import HeadNorm
+from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
 from glassformer.config import require
+from glassformer.errors import AnalysisUnavailable
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,31 @@ class ConvolvedProjection(SeparateProjection):
         self.bilinear = self.values_by_position = False
 
     def before_rotation(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: ConvolvedState | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Int[Tensor, "b pos"],
+        kept: ConvolvedState | None = None,
+        own: Own | None = None,
     ) -> tuple[Projected, ConvolvedState | None]:
+        q, k, v = with_own(own, q, k, v)
         before = (None, None, None) if kept is None else kept
         parts = zip(self.convolutions, (q, k, v), before)
         (q, k, v), last = zip(*(mix(x, positions, earlier) for mix, x, earlier in parts))
         return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
+
+    def of_heads(
+        self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        norm = None if which == "value" or self.norms is None else self.norms[0]
+        if isinstance(norm, HeadNorm) and norm.couples_heads:
+            raise AnalysisUnavailable(
+                "what single heads read: these queries and keys divide by one scale of all heads, behind a "
+                "convolution, so no head makes its own of what it reads.\n"
+                "    Edit the stream that all of them read, resid_pre."
+            )
+        return self.projected(which, x, heads)
 
     def begin(self, batch: int, like: Tensor) -> ConvolvedState:
         return ConvolvedState(*(like.new_zeros(batch, *shape[:-1], self.earlier, shape[-1]) for shape in self.shapes))

@@ -6,9 +6,10 @@ A projection owns whatever precedes rotation, and hands queries and keys to the 
 positions, or of another stack's output, is its part of the layer's state: `kept`.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
@@ -21,6 +22,10 @@ Projected = tuple[
     Float[Tensor, "batch *stream kv_head key d_head"],
     Float[Tensor, "batch *value_stream kv_head key d_value"],
 ]
+
+Which = Literal["query", "key", "value"]
+# from which of the three, and what all heads make of the one stream, to the same with some heads' own in it
+Own = Callable[[Which, Tensor], Tensor]
 
 
 class ProjectionConfig(Config, family=True):
@@ -49,7 +54,14 @@ class Projection(nn.Module):
     values_by_position: bool = True
 
     def forward(
-        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+        self,
+        x_q: Tensor,
+        x_k: Tensor,
+        x_v: Tensor,
+        positions: Positions,
+        context: Context,
+        kept: Any = None,
+        own: Own | None = None,
     ) -> tuple[Projected, Any]:
         """Return queries, keys and values as the layer passes them on, and what is kept if anything was.
 
@@ -61,8 +73,15 @@ class Projection(nn.Module):
             context: Facts of the pass; for cross-attention those that pair it with the other stack.
             kept: What earlier positions left behind, or what was made of the other stack's output; `begin` makes the
                 empty one. None if there is no state.
+            own: Puts in what heads make that read a stream of their own; see `of_heads`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
+
+    def of_heads(
+        self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        """Return what some heads make of a stream each, as far as it is made position by position."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what single heads project")
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return what is kept before the first position; None if nothing ever is."""

@@ -7,6 +7,7 @@ forward pass is one matmul and per-head matrices are views.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -14,8 +15,8 @@ from glassformer.attention.context import Context
 from glassformer.attention.linear_map import LinearMap, linear
 from glassformer.attention.mixer import Dims, Traits
 from glassformer.attention.positions import Positions
-from glassformer.attention.projections.projection import Projected, Projection, ProjectionConfig
-from glassformer.attention.projections.query_key_norm import QueryKeyNorm
+from glassformer.attention.projections.projection import Own, Projected, Projection, ProjectionConfig, Which
+from glassformer.attention.projections.query_key_norm import HeadNorm, QueryKeyNorm
 from glassformer.config import require
 
 
@@ -63,9 +64,16 @@ class SeparateProjection(Projection):
         self.bilinear = config.clip is None
 
     def forward(
-        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+        self,
+        x_q: Tensor,
+        x_k: Tensor,
+        x_v: Tensor,
+        positions: Positions,
+        context: Context,
+        kept: Any = None,
+        own: Own | None = None,
     ) -> tuple[Projected, Any]:
-        made, kept = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, kept)
+        made, kept = self.before_rotation(*self.heads(x_q, x_k, x_v), context.positions, kept, own)
         q, k = positions.written(*made[:2], context)
         return (q, k, made[2]), kept
 
@@ -87,7 +95,13 @@ class SeparateProjection(Projection):
         return q, k, _heads(v, kv_heads, self.value_streams)
 
     def before_rotation(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: Any = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Int[Tensor, "b pos"],
+        kept: Any = None,
+        own: Own | None = None,
     ) -> tuple[Projected, Any]:
         """Return heads as positions find them: behind their norms, and mixed along a text by kinds that do that.
 
@@ -97,8 +111,34 @@ class SeparateProjection(Projection):
             v: Values.
             positions: Of the tokens, which start anew in each document.
             kept: As in `forward`.
+            own: As in `forward`.
         """
-        return (*self.normed(q, k), v), None
+        return with_own(own, *self.normed(q, k), v), None
+
+    def of_heads(
+        self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
+        if isinstance(norm, HeadNorm) and norm.couples_heads:
+            # the scale is of all heads: each stream is projected by all, of which its own is left
+            folded = x.flatten(0, 1)
+            every = self.normed(*self.heads(folded, folded, folded)[:2])[("query", "key").index(which)]
+            every = every.unflatten(0, x.shape[:2])
+            return torch.stack([every[c].select(-3, head) for c, head in enumerate(heads.tolist())], -3)
+        y = self.projected(which, x, heads)
+        return y if norm is None else norm(y, heads)
+
+    def projected(
+        self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
+    ) -> Float[Tensor, "batch *stream copy pos d_head"]:
+        """Return what the matrices of some heads make of a stream each, before any norm."""
+        i = ("query", "key", "value").index(which)
+        y = torch.einsum("cbpd,cde->bcpe", x, self.matrix(which)[heads])
+        if self.qkv.bias is not None:
+            n_heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
+            y = y + self.qkv.bias.split(self.widths)[i].unflatten(0, (n_heads, -1))[heads][:, None]
+        y, streams = self.clipped(y), self.value_streams if which == "value" else self.streams
+        return y if streams == 1 else y.unflatten(-1, (streams, -1)).permute(0, 3, 1, 2, 4)
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys behind their norms, if there are any."""
@@ -131,14 +171,22 @@ class SourceProjection(SeparateProjection):
     """Queries of the stream, keys and values of another stack's output, which a state holds once they are made."""
 
     def forward(
-        self, x_q: Tensor, x_k: Tensor, x_v: Tensor, positions: Positions, context: Context, kept: Any = None
+        self,
+        x_q: Tensor,
+        x_k: Tensor,
+        x_v: Tensor,
+        positions: Positions,
+        context: Context,
+        kept: Any = None,
+        own: Own | None = None,
     ) -> tuple[Projected, Any]:
         if kept is None or kept.key is None:
-            (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context)
+            (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context, own=own)
             # as they are before any edit: the next step visits the same keys again, and would edit them twice
             return (q, k, v), None if kept is None else SourceState(k, v)
         q = _heads(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
-        q, _ = positions.rotate(q if self.norms is None else self.norms[0](q), None, context)
+        q = q if self.norms is None else self.norms[0](q)
+        q, _ = positions.rotate(q if own is None else own("query", q), None, context)
         return (q, kept.key, kept.value), kept
 
     def begin(self, batch: int, like: Tensor) -> SourceState:
@@ -147,6 +195,11 @@ class SourceProjection(SeparateProjection):
     def state_numbers(self, length: int, source_length: int) -> int:
         _, key, value = self.widths
         return source_length * (key + value) if length else 0
+
+
+def with_own(own: Own | None, q: Tensor, k: Tensor, v: Tensor) -> Projected:
+    """Return queries, keys and values, those of heads that read a stream of their own put in."""
+    return (q, k, v) if own is None else (own("query", q), own("key", k), own("value", v))
 
 
 def _heads(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from glassformer.attention.mixer import Dims, Traits, several
-from glassformer.attention.projections.projection import Projected
-from glassformer.attention.projections.separate import Separate, SeparateProjection
+from glassformer.attention.projections.projection import Own, Projected
+from glassformer.attention.projections.separate import Separate, SeparateProjection, with_own
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,15 @@ class SmearedProjection(SeparateProjection):
         self.bilinear = False
 
     def before_rotation(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Int[Tensor, "b pos"], kept: SmearedState | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Int[Tensor, "b pos"],
+        kept: SmearedState | None = None,
+        own: Own | None = None,
     ) -> tuple[Projected, SmearedState | None]:
-        q, k = self.normed(q, k)
+        q, k, v = with_own(own, *self.normed(q, k), v)
         k, last = self.smear(k, positions, None if kept is None else kept.key)
         return (q, k, v), None if kept is None else SmearedState(last)
 

@@ -1,0 +1,20 @@
+"""Path patching, edge attribution and ACDC on random models of every wiring: the stored numbers."""
+
+import json
+
+import pytest
+import torch
+
+from closeness import close
+from edge_recordings import RECORDED, STORED, recording
+
+slow = pytest.mark.full
+
+
+@pytest.mark.parametrize("name", [n if n == "sandwich" else pytest.param(n, marks=slow) for n in RECORDED])
+def test_analyses_of_edges_measure_the_stored_numbers(name: str) -> None:
+    stored = json.loads(STORED.read_text(encoding="utf-8"))[name]
+    found = recording(name)
+    assert list(found) == list(stored)
+    for what, values in stored.items():
+        close(torch.tensor(found[what], dtype=torch.float64), torch.tensor(values, dtype=torch.float64))
