@@ -175,7 +175,8 @@ class Edit(ABC):
 
     def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
         """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`."""
-        if isinstance(getattr(value, "values", None), Mapping):
+        # a tensor has a `values` of its own, which a compiler cannot look at
+        if not isinstance(value, Tensor) and isinstance(getattr(value, "values", None), Mapping):
             value = value.values
         if isinstance(value, Mapping):
             value = self.at.borrow(value, site)
