@@ -74,9 +74,7 @@ def work(task: Task, shape: Shape) -> tuple[Callable[[], Tensor], Callable[[], T
     kinds: dict[str, Callable[[], Any]] = {
         "edges": lambda: circuits.edge_effects(*args).effect,
         "some-edges": some,
-        "paths": lambda: (
-            circuits.path_patching(*args, receivers=[f"L{last}H{h}.k" for h in range(shape.n_heads)]).effect
-        ),
+        "paths": lambda: circuits.path_patching(*args, receivers=keys).effect,
         "recomputed": lambda: circuits.path_patching(*args, receivers=f"L{last}H1.v", mlps="recomputed").effect,
         "attribution": lambda: circuits.attribute_edges(*args).effect,
         "integrated": lambda: circuits.attribute_edges(*args, gradient_at="inputs", steps=3).effect,

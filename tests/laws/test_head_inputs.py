@@ -213,7 +213,7 @@ class OpenedMixer(SoftmaxMixer):
 
 
 @pytest.fixture
-def opened() -> Iterator[Pair]:
+def opened() -> Iterator[Compared]:
     """Two prompts for a model with a mechanism that reads the layer's input."""
 
     @dataclass(frozen=True)

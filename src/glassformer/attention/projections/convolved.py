@@ -82,6 +82,9 @@ class ConvolvedProjection(SeparateProjection):
         (q, k, v), last = zip(*(mix(x, positions, earlier) for mix, x, earlier in parts))
         return (*self.normed(q, k), v), None if kept is None else ConvolvedState(*last)
 
+    def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
+        return self.heads(x_q, x_k, x_v)
+
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:

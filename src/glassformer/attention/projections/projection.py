@@ -9,6 +9,7 @@ positions, or of another stack's output, is its part of the layer's state: `kept
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -80,8 +81,15 @@ class Projection(nn.Module):
     def of_heads(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
-        """Return what some heads make of a stream each, as far as it is made position by position."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what single heads project")
+        """Return what some heads make of a stream each: the usual projection of each, of which its head is left."""
+        folded = x.flatten(0, 1)
+        every = self.by_position(folded, folded, folded)[("query", "key", "value").index(which)]
+        every = every.unflatten(0, x.shape[:2])
+        return torch.stack([every[c].select(-3, head) for c, head in enumerate(heads.tolist())], -3)
+
+    def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
+        """Return queries, keys and values by head as far as each is made of its own position."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it projects")
 
     def begin(self, batch: int, like: Tensor) -> Any:
         """Return what is kept before the first position; None if nothing ever is."""

@@ -120,13 +120,14 @@ class SeparateProjection(Projection):
     ) -> Float[Tensor, "batch *stream copy pos d_head"]:
         norm = None if which == "value" or self.norms is None else self.norms[("query", "key").index(which)]
         if isinstance(norm, HeadNorm) and norm.couples_heads:
-            # the scale is of all heads: each stream is projected by all, of which its own is left
-            folded = x.flatten(0, 1)
-            every = self.normed(*self.heads(folded, folded, folded)[:2])[("query", "key").index(which)]
-            every = every.unflatten(0, x.shape[:2])
-            return torch.stack([every[c].select(-3, head) for c, head in enumerate(heads.tolist())], -3)
+            # the scale is of all heads
+            return super().of_heads(which, x, heads)
         y = self.projected(which, x, heads)
         return y if norm is None else norm(y, heads)
+
+    def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
+        q, k, v = self.heads(x_q, x_k, x_v)
+        return (*self.normed(q, k), v)
 
     def projected(
         self, which: Which, x: Float[Tensor, "copy batch pos d_model"], heads: Int[Tensor, " copy"]
