@@ -127,7 +127,7 @@ def test_a_wrong_first_argument_is_told_the_right_one() -> None:
         logit_lens(done["embed.token"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(AnalysisUnavailable, match=r"a run has its text already"):
         logit_lens(done, "another text")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(AnalysisUnavailable, match=r"Run is none of them(.|\n)*run\.model"):
+    with pytest.raises(AnalysisUnavailable, match=r"found a Run(.|\n)*give it \.model"):
         copying(done)
 
 

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.options import Specials
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 
 def model_of(name: str, specials: Specials = "default") -> Any:
@@ -66,7 +68,7 @@ def text_of(given: str) -> str:
         ) from error
 
 
-def prompt_of(model: ModelLike, given: str) -> str | list[int]:
+def prompt_of(model: "ModelLike", given: str) -> str | list[int]:
     """Return what a model reads: the text, or ids for a model without a tokenizer; `-` reads standard input.
 
     Raises:
@@ -84,7 +86,7 @@ def prompt_of(model: ModelLike, given: str) -> str | list[int]:
         ) from error
 
 
-def token_of(model: ModelLike, given: str) -> int:
+def token_of(model: "ModelLike", given: str) -> int:
     """Return the id of one token, given as text, or as an id where the model has no tokenizer.
 
     Raises:
@@ -100,7 +102,7 @@ def token_of(model: ModelLike, given: str) -> int:
     return token_id(model, int(given))
 
 
-def source_of(loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
+def source_of(loaded: "ModelLike", model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:
     """Return where many rows of text come from: what was named, else the run's or the recipe's, else Python's own."""
     from glassformer.analysis.learning import read_history
     from glassformer.data import DataConfig, TextConfig

@@ -1,7 +1,7 @@
 """`glassformer attribute`: which parts of the model, and which tokens, add to the next token."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
 from glassformer.cli.options import Fitting, ModelName, Output, Specials, Target, Text
@@ -9,7 +9,9 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.tokens_read import tokens_of
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 Method = Literal["direct", "sources", "neurons", "saliency", "gradient", "integrated", "rollout", "alti", "norms"]
 GRADIENTS = {"saliency": "saliency", "gradient": "gradient_x_input", "integrated": "integrated"}
@@ -141,7 +143,7 @@ def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) 
 
 
 def _by_gradient(
-    model: ModelLike, run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool
+    model: "ModelLike", run: Any, name: str, ids: list[int | None], place: int, steps: int, layers: bool
 ) -> Any:
     from glassformer import analysis
 

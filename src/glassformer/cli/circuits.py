@@ -1,7 +1,7 @@
 """`glassformer circuits`: the heads of a model and how they work together."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -9,7 +9,9 @@ from glassformer.cli.arguments import model_of, source_of
 from glassformer.cli.options import Output
 from glassformer.cli.output import check, write_documents
 from glassformer.cli.progress import progress
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 TOKENS = 16_384  # of text that is run unless rows are asked for
 
@@ -95,7 +97,7 @@ def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:
 
 
 def _text(
-    loaded: ModelLike, model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
+    loaded: "ModelLike", model: str | None, run: Path | None, data: tuple[str, ...], rows: int | None
 ) -> tuple[list[Any], Any]:
     """Return batches of held-out text and the ids that are frequent in it; none where the model reads no text."""
     from glassformer.analysis.vocabulary import frequent_tokens

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -10,7 +10,9 @@ from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import ConfigError, TextError
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 
 def generate(
@@ -77,7 +79,7 @@ def generate(
         _print(tokenizer, new)
 
 
-def _prompt(model: ModelLike, given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
+def _prompt(model: "ModelLike", given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
     from glassformer.analysis.prepare import encode, start_of, token_ids
     from glassformer.models import EncoderDecoder

@@ -1,7 +1,7 @@
 """`glassformer lens`: what the model would say if it stopped at any depth."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
 from glassformer.cli.options import Fitting, ModelName, Output, Specials, Target, Text
@@ -9,7 +9,9 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
 from glassformer.cli.tokens_read import tokens_of
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 FITTED, MEASURED = 16, 4  # batches a tuned lens is fitted to, and measured on
 
@@ -107,14 +109,14 @@ def lens(
     deliver("lens", loaded, asked, found, output, read)
 
 
-def _run(model: ModelLike, text: str, target: str | None) -> Any:
+def _run(model: "ModelLike", text: str, target: str | None) -> Any:
     from glassformer import analysis
 
     given_target = None if target is None else prompt_of(model, target)
     return analysis.run(model, prompt_of(model, text), given_target, read=[analysis.lens.lens_grid])
 
 
-def _trained(model: ModelLike, name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
+def _trained(model: "ModelLike", name: str, data: tuple[str, ...], steps: int, seed: int) -> tuple[Any, Any]:
     """Return a tuned lens, and what it brings on text that it was not fitted to."""
     from glassformer import analysis
 
@@ -125,7 +127,7 @@ def _trained(model: ModelLike, name: str, data: tuple[str, ...], steps: int, see
         return found, analysis.lens.lens_divergence(model, found, held_out, report=report)
 
 
-def _batches(model: ModelLike, name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+def _batches(model: "ModelLike", name: str, data: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """Return batches to learn from, and others to measure on."""
     from glassformer.cli.arguments import source_of
     from glassformer.config import require

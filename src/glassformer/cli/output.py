@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, write
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 
 def check(output: OutputOptions, **others: Path | None) -> None:
@@ -35,7 +37,7 @@ def check(output: OutputOptions, **others: Path | None) -> None:
 
 def deliver(
     command: str,
-    model: ModelLike,
+    model: "ModelLike",
     given: Mapping[str, Any],
     results: Sequence[Any],
     output: OutputOptions,
@@ -81,7 +83,7 @@ def write_documents(output: OutputOptions, text: Callable[[], str], page: Callab
         print(f"page: {write(output.html, page()).absolute()}")
 
 
-def _head(command: str, model: ModelLike, given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
+def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 

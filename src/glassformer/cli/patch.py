@@ -1,14 +1,16 @@
 """`glassformer patch`: which values carry the difference between two prompts."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of
 from glassformer.cli.options import Measure, ModelName, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 SITES = ("stream", "z")
 
@@ -65,7 +67,7 @@ def patch(
 
 
 def _swept(
-    model: ModelLike, prompts: ComparedPrompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...],
+    model: "ModelLike", prompts: ComparedPrompts, metrics: list[Any], sites: tuple[str, ...], by: tuple[str, ...],
     way: Any, save_to: Path | None,
 ) -> Any:  # fmt: skip
     from glassformer import analysis

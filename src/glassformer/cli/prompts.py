@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import prompt_of, token_of
 from glassformer.cli.options import Measure, OutputOptions, PromptOptions
@@ -12,7 +12,9 @@ from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
 
@@ -31,7 +33,7 @@ class ComparedPrompts:
     name: str = "pair"
     added: str = ""
 
-    def read(self, model: ModelLike) -> TokensRead:
+    def read(self, model: "ModelLike") -> TokensRead:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
         from glassformer.data.pairs.contrast import SIDES
@@ -42,7 +44,7 @@ class ComparedPrompts:
         sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
         return TokensRead(sides, clean.added)
 
-    def metric(self, model: ModelLike, name: Measure) -> Any:
+    def metric(self, model: "ModelLike", name: Measure) -> Any:
         """Return the measure of that name, of these answers where they are asked for."""
         from glassformer import analysis
         from glassformer.analysis import sweep
@@ -59,7 +61,7 @@ class ComparedPrompts:
         return known[name](asked.answer, pos=asked.pos)
 
 
-def prompts_of(model: ModelLike, options: PromptOptions) -> ComparedPrompts:
+def prompts_of(model: "ModelLike", options: PromptOptions) -> ComparedPrompts:
     """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
 
     Raises:
@@ -84,7 +86,7 @@ def prompts_of(model: ModelLike, options: PromptOptions) -> ComparedPrompts:
 
 def present(
     command: str,
-    model: ModelLike,
+    model: "ModelLike",
     prompts: ComparedPrompts,
     results: Sequence[Any],
     *,
@@ -121,7 +123,7 @@ def present(
     deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
 
 
-def _pairs(model: ModelLike, options: PromptOptions) -> Any:
+def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
     from glassformer import data
 
     if options.pairs is not None:
@@ -137,7 +139,7 @@ def _pairs(model: ModelLike, options: PromptOptions) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def clean_run(model: ModelLike, path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
+def clean_run(model: "ModelLike", path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
     """Run a model on the clean prompts of a file of pairs, reading for some analyses; return run and encoded pairs."""
     from glassformer import analysis, data
 
@@ -147,7 +149,7 @@ def clean_run(model: ModelLike, path: Path, fitting: bool, read: Sequence[Any]) 
     return dataclasses.replace(run, added=added_to(model, found)), encoded
 
 
-def added_to(model: ModelLike, pairs: Any) -> str:
+def added_to(model: "ModelLike", pairs: Any) -> str:
     """Return in words which specials the tokenizer added to the texts of pairs: none to ids."""
     return model.tokenizer.said("opening") if any(isinstance(pair.clean, str) for pair in pairs) else ""
 
@@ -162,7 +164,7 @@ def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
     )
 
 
-def _require_prompts(model: ModelLike) -> None:
+def _require_prompts(model: "ModelLike") -> None:
     """Raise `ConfigError` unless a model takes prompts that it goes on from."""
     from glassformer.models import Encoder
 
@@ -178,7 +180,7 @@ def _require_prompts(model: ModelLike) -> None:
         )
 
 
-def usable(model: ModelLike, pairs: Any, fitting: bool) -> Any:
+def usable(model: "ModelLike", pairs: Any, fitting: bool) -> Any:
     """Return the pairs that a model can read: all of them, or with `fitting` those that fit.
 
     Raises:
@@ -201,7 +203,7 @@ def usable(model: ModelLike, pairs: Any, fitting: bool) -> Any:
     return kept
 
 
-def _encoded(model: ModelLike, pairs: Any, fitting: bool) -> ComparedPrompts:
+def _encoded(model: "ModelLike", pairs: Any, fitting: bool) -> ComparedPrompts:
     from glassformer.analysis.contrasts import contrast
 
     kept = usable(model, pairs, fitting)
@@ -209,7 +211,7 @@ def _encoded(model: ModelLike, pairs: Any, fitting: bool) -> ComparedPrompts:
 
 
 def _typed(
-    model: ModelLike, clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
+    model: "ModelLike", clean: str, corrupt: str, answer: str | None, wrong: str | None, target: str | None
 ) -> ComparedPrompts:
     from glassformer.analysis.prepare import asked_position, prepare
     from glassformer.data import Contrast, Pair, Pairs
@@ -245,7 +247,7 @@ def _typed(
     return _encoded(model, Pairs((pair,), "pair"), fitting=False)
 
 
-def _likeliest(model: ModelLike, side: Any, target: Any, pos: int) -> int:
+def _likeliest(model: "ModelLike", side: Any, target: Any, pos: int) -> int:
     from glassformer.analysis import run
 
     return int(run(model, side, target).predictions()[0, pos].argmax())

@@ -1,7 +1,7 @@
 """`glassformer trace`: where a fact about a subject is, by corrupting the subject and restoring states."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
 from glassformer.cli.options import Fitting, ModelName, Output, Specials, Text
@@ -9,7 +9,9 @@ from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, usable
 from glassformer.cli.tokens_read import TokensRead, tokens_of
-from glassformer.models import ModelLike
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelLike
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 
@@ -103,13 +105,13 @@ def trace(
     deliver("trace", loaded, asked, [found], output, read)
 
 
-def _window(model: ModelLike, given: int | None) -> int:
+def _window(model: "ModelLike", given: int | None) -> int:
     """Return how many layers make a window: ten, but not most of a shallow model, where all cells would be alike."""
     depth = max(len(stack.blocks) for stack in model.stacks.values())
     return max(1, min(10, depth // 3)) if given is None else given
 
 
-def _target(model: ModelLike, target: str | None) -> Any:
+def _target(model: "ModelLike", target: str | None) -> Any:
     from glassformer.config import require
 
     encodes = "encoder" in model.stacks
@@ -124,7 +126,7 @@ def _target(model: ModelLike, target: str | None) -> Any:
 
 
 def _averaged(
-    model: ModelLike, path: Path, role: str, fitting: bool, options: dict[str, Any]
+    model: "ModelLike", path: Path, role: str, fitting: bool, options: dict[str, Any]
 ) -> tuple[Any, TokensRead]:
     from glassformer import analysis, data
     from glassformer.analysis.prepare import readable
