@@ -250,9 +250,10 @@ def test_edits_read_what_their_own_row_made_earlier(name: str, rows: int | None)
         [Scale(path(1, "resid_pre"), 0.5, at=At(pos=-1))],
         [Apply(path(1, "attn.query_in"), lambda x, y: x - y, at=At(head=0), reads=(path(1, "resid_pre"),))],
     ]
+    loops: list[tuple[Any, dict[str, Any]]] = [(sweep, kwargs | {"rows": rows}), (one_by_one, kwargs)]
     ours, plain = (
         loop(case.model, base, plan, logit_difference(1, 2), base_edit=[Scale(path(0, "attn.out"), 2.0)], **extra)
-        for loop, extra in ((sweep, kwargs | {"rows": rows}), (one_by_one, kwargs))
+        for loop, extra in loops
     )
     close(ours.values.values, plain.values.values)
     assert len({round(float(value), 9) for value in ours.values.values[0, :, 0]}) == len(plan)

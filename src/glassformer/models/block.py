@@ -171,7 +171,7 @@ class Block(nn.Module):
 
     def _inputs(self, name: str, x: Tensor, source: Tensor | None, tape: Tape) -> tuple[Tensor, HeadInputs | None]:
         """Visit what a sub-layer reads before its norm: the stream, and what each head reads of it."""
-        layer = self.part(name)
+        layer: Any = self.part(name)
         if not layer.at_inputs:
             return site(tape, self.at_in[name], x), None
         norm = None if self.wiring == "post" else self.norm(name)
