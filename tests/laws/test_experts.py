@@ -160,7 +160,7 @@ def test_matrices_of_the_rest_are_there_and_the_forward_pass_is_whole() -> None:
             w = weights.of(model, fold=fold, augment=fold)
             expected, found = (x.log_softmax(-1) for x in (model(case.inputs[0]), weights.logits(w, case.inputs[0])))
             close(found, expected)
-    assert [name for _, _, name in weights.of(case.model).opaque] == ["mlp", "mlp"]
+    assert [layer.name for layer in weights.of(case.model).opaque] == ["mlp", "mlp"]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _shapes(wires: Wires, places: Iterable[tuple[int, str]]) -> dict[tuple[int, 
         part = wires.steps[i].attention
         assert part is not None, "only attention has such receivers"
         dims, batch, length, streams = part.dims, *stream[1:3], part.mixer.traits.streams
-        if wires.steps[i].cross and slot in ("k", "v"):
+        if wires.steps[i].crosses and slot in ("k", "v"):
             assert wires.clean.source is not None
             length = wires.clean.source.shape[1]
         heads = dims.n_heads if slot in ("q", "gate") else dims.n_kv_heads

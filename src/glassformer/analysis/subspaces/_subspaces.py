@@ -201,7 +201,7 @@ def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
     """
     w = weights.folded(model)
     layers, left_out = layers_for(w, None, _stays)
-    left_out |= {f"L{block.layer} {name}": "neither attention nor an MLP" for _, block, name in w.opaque}
+    left_out |= {layer.label: "neither attention nor an MLP" for layer in w.opaque}
     spectra = [layer.ov().eigenvalues() for layer in layers]
     ratio = [x.real.sum(-1) / x.abs().sum(-1) for x in spectra]
     cosines = [torch.nn.functional.cosine_similarity(m.W_in.mT, m.W_out, dim=-1) for m in w.mlps]
