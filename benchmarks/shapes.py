@@ -20,7 +20,7 @@ Attend = Literal["fused", "eager"]
 
 def small() -> Decoder:
     """The shipped four-layer decoder, with fresh weights: RMSNorm, rotary positions, grouped heads, gated MLP."""
-    return recipe("gpt-4l").model.build().eval()
+    return cast("Decoder", recipe("gpt-4l").model.build().eval())
 
 
 def gpt2() -> Decoder:

@@ -208,7 +208,7 @@ def test_what_cannot_be_explained_is_refused() -> None:
     with pytest.raises(ShapeMismatch, match="one text at a time"):
         explain(gpt(), [[1, 2], [3, 4]])
     with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
-        explain(torch.nn.Linear(2, 2), "a")
+        explain(torch.nn.Linear(2, 2), "a")  # pyright: ignore[reportArgumentType]
 
 
 def test_signed_patterns_are_named_as_such() -> None:

@@ -164,4 +164,4 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ShapeMismatch, match="token vectors have d_model=16"):
         input_gradients(model, [1, 2], baseline=torch.zeros(3))
     with pytest.raises(AnalysisUnavailable, match="none of them"):
-        input_gradients(torch.nn.Linear(2, 2), [1, 2])
+        input_gradients(torch.nn.Linear(2, 2), [1, 2])  # pyright: ignore[reportArgumentType]

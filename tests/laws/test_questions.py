@@ -128,7 +128,7 @@ def test_a_wrong_first_argument_is_told_the_right_one() -> None:
     with pytest.raises(AnalysisUnavailable, match=r"a run has its text already"):
         logit_lens(done, "another text")  # pyright: ignore[reportArgumentType]
     with pytest.raises(AnalysisUnavailable, match=r"found a Run(.|\n)*give it \.model"):
-        copying(done)
+        copying(done)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_has_no_card_or_reads_no_pass_cannot_be_read() -> None:

@@ -89,7 +89,7 @@ def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> Non
             elif variant == "+ skip":
                 x = x + attended
             else:
-                x = attended + one.part("mlp")(x) if wiring == "parallel" else one.part("mlp")(attended)
+                x = attended + one.part("mlp").write(x) if wiring == "parallel" else one.part("mlp")(attended)
         close(found.ratio.select(weights="trained", variant=variant).values[-1], residual_ratio(x[0]))
 
 

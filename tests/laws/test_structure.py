@@ -34,7 +34,8 @@ def test_sub_layers_put_the_stream_together_again(name: str) -> None:
     tape = Tape(model, [site for layer in _sub_layers(model) for site in _sites(layer)])
     model(*found.inputs, tape=tape)
     for stack in model.stacks:
-        x = entry = None
+        x: Any = None
+        entry: Any = None
         for layer in model.sub_layers(stack):
             seen = tape.values[layer.at_stream]
             entry = seen if layer.entry == layer.index else entry
@@ -110,7 +111,7 @@ def test_nothing_outside_the_models_asks_a_block_for_its_wiring() -> None:
     for path in _files("models/", "checkpoints/families/"):
         if ".wiring" not in (text := path.read_text()):
             continue
-        asked = [n.lineno for n in ast.walk(ast.parse(text)) if getattr(n, "attr", "") == "wiring"]
+        asked = [n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute) and n.attr == "wiring"]
         assert not asked, f"{path}: lines {asked}; ask a SubLayer: before, after, after_on, entry"
 
 

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
-from glassformer.models import ModelLike
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import Decoder, ModelLike
 
 
 def document_losses(
@@ -27,6 +28,10 @@ def document_losses(
         rows: Windows per forward pass.
     """
     require_next_tokens(model, "document_losses")
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"document_losses reads plain documents, which a decoder does; a {type(model).__name__} needs sources too."
+        )
     bos = None if model.tokenizer is None else model.tokenizer.bos
     losses: list[Tensor] = []
     waiting: list[tuple[list[int], int]] = []
@@ -55,7 +60,7 @@ def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> It
             yield tokens[start : start + length + 1], length - half
 
 
-def _score(model: ModelLike, windows: list[tuple[list[int], int]]) -> list[Tensor]:
+def _score(model: Decoder, windows: list[tuple[list[int], int]]) -> list[Tensor]:
     windows = [(tokens, skip) for tokens, skip in windows if len(tokens) > 1]
     if not windows:
         return []

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
 from glassformer.models.initialise import initialise
@@ -54,6 +55,10 @@ class DecoderConfig(ModelConfig, kind="decoder"):
 
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
+        self.check_logits(self.logit_cap, self.unembed_scale)
+        require(
+            self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
+        )
 
     def build(self, seed: int = 0) -> "Decoder":
         with torch.random.fork_rng(devices=[]):

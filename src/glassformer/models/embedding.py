@@ -14,6 +14,7 @@ from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.readout import ReadoutLayer
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -182,7 +183,7 @@ class Unembedding(VocabularyMatrix):
         cap: float | None = None,
         scale: float = 1.0,
         d_embed: int | None = None,
-        readout: nn.Module | None = None,
+        readout: ReadoutLayer | None = None,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, "unembed")
         self.map = None if d_embed is None else LinearMap(d_model, d_embed, bias=False)
@@ -241,7 +242,7 @@ class Unembedding(VocabularyMatrix):
 
     def sites(self) -> Iterator[Site]:
         if self.readout is not None:
-            yield from self.readout.sites()  # type: ignore[operator]
+            yield from self.readout.sites()
         names = ["logits"] if self.cap is None else [self.at_raw, "logits"]
         yield from declare("", dict.fromkeys(names, "batch pos vocab"), {"vocab": self.vocab_size})
 

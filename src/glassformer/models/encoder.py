@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -60,8 +60,6 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     init: Literal["gpt", "xavier"] = "gpt"
 
     logit_cap: ClassVar[None] = None
-    unembed_scale: ClassVar[float] = 1.0
-    d_embed: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
@@ -95,8 +93,7 @@ class Encoder(Model):
         if config.predicts:
             tied, readout = self.embed if config.tied else None, config.readout
             layer = None if readout is None else readout.build(d_model)
-            # the property of this name would answer for a module that is not there yet
-            self._modules["unembed"] = Unembedding(config.vocab_size, d_model, tied, config.unembed_bias, readout=layer)
+            self.unembed = Unembedding(config.vocab_size, d_model, tied, config.unembed_bias, readout=layer)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property
@@ -112,18 +109,14 @@ class Encoder(Model):
         """Whether it has an unembedding; without, its output is the stream at the end."""
         return self.config.predicts
 
-    @property
-    def unembed(self) -> Unembedding:
-        """From the stream to logits; raises `AnalysisUnavailable` if the model predicts no tokens."""
-        found = self._modules.get("unembed")
-        if found is None:
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        if name == "unembed" and not self.config.predicts:
             raise AnalysisUnavailable(
                 f'"{self.name}" has no unembedding (predicts=False), so it gives no logits.\n'
                 '    What it gives: gf.run(model, text, read=["blocks.*.resid_post", "blocks.*.attn.pattern"]); for '
                 "logits, load the checkpoint with its masked-language head."
             )
-        assert isinstance(found, Unembedding), "nothing else is registered under this name"
-        return found
+        return super().__getattr__(name)
 
     def forward(
         self,

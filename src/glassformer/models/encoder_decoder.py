@@ -1,7 +1,7 @@
 """EncoderDecoder: source tokens in, next-token logits of the target out."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -60,10 +60,9 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     start_id: int | None = None
     never_ids: tuple[int, ...] = ()
 
-    d_embed: ClassVar[None] = None
-
     def __post_init__(self) -> None:
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
+        self.check_logits(self.logit_cap, self.unembed_scale)
         for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
             require(
                 all(0 <= id < self.vocab_size for id in ids),

@@ -1,7 +1,7 @@
 """Model: what decoders, encoders and encoder-decoders share, and what an analysis may ask of any of them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -21,32 +21,29 @@ class ModelConfig(Config, family=True):
     vocab_size: int
     d_model: int
     max_len: int
-    logit_cap: float | None
-    unembed_scale: float
-    d_embed: int | None
 
     def build(self, seed: int = 0) -> "Model":
         """Return a model with freshly drawn weights."""
         raise NotImplementedError
 
     def check(self, crossing: tuple[BlockConfig, ...], why_not: str) -> None:
-        """Raise `ConfigError` for sizes and factors that no model can have, or cross-attention in `crossing` blocks."""
+        """Raise `ConfigError` for sizes that no model can have, or cross-attention in `crossing` blocks."""
         for name in ("vocab_size", "d_model", "max_len"):
             require(getattr(self, name) >= 1, f"{self.kind}: {name} must be at least 1, found {getattr(self, name)}.")
-        require(
-            self.logit_cap is None or 0 < self.logit_cap < math.inf,
-            f"{self.kind}: logit_cap must be a positive number, or None for no cap; found {self.logit_cap}.",
-        )
-        require(
-            math.isfinite(self.unembed_scale) and self.unembed_scale != 0,
-            f"{self.kind}: unembed_scale must be a finite number other than 0; found {self.unembed_scale}. "
-            "1 leaves logits as they are.",
-        )
-        require(
-            self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
-        )
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
+
+    def check_logits(self, cap: float | None, scale: float) -> None:
+        """Raise `ConfigError` for a cap on the logits, or a factor on them, that no model can have."""
+        require(
+            cap is None or 0 < cap < math.inf,
+            f"{self.kind}: logit_cap must be a positive number, or None for no cap; found {cap}.",
+        )
+        require(
+            math.isfinite(scale) and scale != 0,
+            f"{self.kind}: unembed_scale must be a finite number other than 0; found {scale}. "
+            "1 leaves logits as they are.",
+        )
 
 
 class Model(nn.Module):
@@ -60,6 +57,9 @@ class Model(nn.Module):
     source: ClassVar[str | None] = None  # of the one whose output cross-attention reads, if there is one
     predicts_next: ClassVar[bool] = True  # whether logits are of the token that comes next, or of the one that is there
     unembed: Unembedding
+    # from the stream that enters a layer to the logits; and the empty state, for models that carry one
+    resume: Callable[..., Any]
+    begin: Callable[..., Any]
 
     def __init__(self, config: Any, name: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """A stack: blocks that share a residual stream; run from any layer, stopped at any layer."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -58,15 +58,16 @@ def tensors(state: Any) -> list[Tensor]:
 class Stack(nn.Module):
     """An ordered list of blocks and a final norm."""
 
+    blocks: Sequence[Block]  # a module list, whose members torch knows as modules only
+
     def __init__(
         self, layers: tuple[BlockConfig, ...], d_model: int, max_len: int, final_norm: NormConfig, path: str = ""
     ) -> None:
         super().__init__()
         self.name, self.prefix = path, f"{path}." if path else ""
-        self.blocks = nn.ModuleList(
-            Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)
-        )
-        _share_tables(self.blocks.modules())
+        blocks = [Block(layer, d_model, max_len, i, f"{self.prefix}blocks.{i}") for i, layer in enumerate(layers)]
+        self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))
+        _share_tables(self.modules())
         self.final = final_norm.build(d_model, f"{self.prefix}final", None)
 
     def forward(
@@ -116,7 +117,7 @@ class Stack(nn.Module):
 
     def _ends_unseen(self, tape: Tape | None) -> bool:
         """Whether what follows the last attention runs by position, and the tape neither reads nor edits it."""
-        last: Any = self.blocks[-1]
+        last = self.blocks[-1]
         if not last.ends_by_position():
             return False
         if tape is None or not (tape.reads or tape.edits):
@@ -127,19 +128,18 @@ class Stack(nn.Module):
     def parts(self) -> Iterator[SubLayerModule]:
         """Yield the sub-layers of all blocks, in the order they run."""
         for block in self.blocks:
-            assert isinstance(block, Block), "a stack is made of blocks"
             yield from map(block.part, block.names)
 
     def begin(self, batch: int, like: Tensor) -> tuple[Any, ...]:
-        return tuple(block.begin(batch, like) for block in self.blocks)  # type: ignore[operator]
+        return tuple(block.begin(batch, like) for block in self.blocks)
 
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """Return the sub-layers in the order they run, each with its place in the residual stream."""
-        return tuple(sub_layers_of(list(self.blocks), self.name))  # type: ignore[arg-type]
+        return tuple(sub_layers_of(list(self.blocks), self.name))
 
     def sites(self) -> Iterator[Site]:
         for block in self.blocks:
-            yield from block.sites()  # type: ignore[operator]
+            yield from block.sites()
         yield from self.final.sites()
 
 

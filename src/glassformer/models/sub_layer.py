@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
-from glassformer.attention import AttentionLayer
+from glassformer.attention import AttentionLayer, SubLayerModule
 from glassformer.models.block import Block
 from glassformer.models.norms import Norm
 
@@ -45,7 +43,7 @@ class SubLayer:
 
     block: Block
     name: str
-    part: nn.Module
+    part: SubLayerModule
     stack: str
     index: int
     place: int

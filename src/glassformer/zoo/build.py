@@ -19,7 +19,7 @@ from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
-from glassformer.models import ModelLike, Sampling, generate
+from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import Card, card, write_card
@@ -160,6 +160,7 @@ def _parses(sample: str) -> bool:
 
 
 def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
+    assert isinstance(model, EncoderDecoder), "translations are made by these"
     data = config.data.build(model.tokenizer)
     tokenizer = model.tokenizer
     pairs = list(data.pairs("heldout", N_PAIRS))  # type: ignore[attr-defined]

@@ -204,7 +204,7 @@ def _cuts(model: ModelLike, layers: bool) -> list[list[str]]:
     if not len(blocks):
         raise AnalysisUnavailable("input_gradients: the model has no layers; layers=False attributes to its tokens.")
     encoded = [] if model.source is None else [model.stacks[model.source].final.at_out]
-    return [[*encoded, block.at_resid[0]] for block in blocks]  # type: ignore[union-attr, misc]
+    return [[*encoded, block.at_resid[0]] for block in blocks]
 
 
 def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:

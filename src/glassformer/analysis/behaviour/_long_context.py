@@ -250,7 +250,9 @@ def _measurable(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
 
 
 def _layer(model: ModelLike, head: Head) -> AttentionLayer:
-    return model.stacks[head.stack].blocks[head.layer].part(head.part)
+    layer = model.sub_layer(head.path).attention
+    assert layer is not None, "the path of a head is that of an attention layer"
+    return layer
 
 
 def _result(

@@ -150,7 +150,9 @@ def _softmax_heads(model: ModelLike) -> tuple[list[Head], dict[str, str]]:
 
 
 def _layer(model: ModelLike, path: str) -> AttentionLayer:
-    return model.get_submodule(f"stack.{path}")
+    layer = model.sub_layer(path).attention
+    assert layer is not None, "the path of a head is that of an attention layer"
+    return layer
 
 
 def _neutral(model: ModelLike, ids: Int[Tensor, "row pos"], neutral: str | int | None) -> int:

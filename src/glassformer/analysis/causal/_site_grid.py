@@ -230,9 +230,10 @@ def _quantities(
                 yield from ((None, name) for name in block.at_resid[STREAM[quantity]])
         return
     for layer in stack.sub_layers():
-        if (layer.attention is not None) == (role == "attn") and (kept is None or layer.layer in kept):
-            written = quantity == "write" and layer.attention is not None
-            yield layer, f"{layer.path}.{write_site(layer.attention) if written else quantity}"
+        attention = layer.attention
+        if (attention is not None) == (role == "attn") and (kept is None or layer.layer in kept):
+            named = write_site(attention) if quantity == "write" and attention is not None else quantity
+            yield layer, f"{layer.path}.{named}"
 
 
 def write_site(layer: AttentionLayer) -> str:

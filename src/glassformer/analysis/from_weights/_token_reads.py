@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis.from_weights._positional import positional_heads
 from glassformer.analysis.from_weights._selection import values_of
+from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
 from glassformer.weights import AttentionWeights, HeadWeights
 
@@ -81,6 +82,7 @@ class TokenReads:
                 continue
             if layer is None:
                 assert place.before is not None, "no norm stands on the stream"
+                assert isinstance(place.part, ByPosition), "an MLP works at each position by itself"
                 # the hidden layer is wider than the stream, and rows may be a whole vocabulary
                 written = torch.cat([place.part.write(place.before(some[None]))[0] for some in entry.split(CHUNK)])
             else:

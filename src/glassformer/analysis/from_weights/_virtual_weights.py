@@ -13,7 +13,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,8 @@ from glassformer.weights import AttentionWeights, Factored, HeadWeights, Weights
 BLOCK = 1 << 22  # entries of products held at a time
 
 
-class Port(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Port:
     """One end of a component at the stream.
 
     Args:
@@ -152,7 +153,7 @@ def ports(w: HeadWeights, side: Literal["write", "read"]) -> list[Port]:
     found.sort(key=lambda port: (port.stack == "decoder", port.index))
     linear = w.model.unembed.readout is None
     found += [] if side == "write" or not linear else [Port("unembed", w.U.mT, w.stack, math.inf, math.inf)]
-    return [port._replace(matrix=wide(port.matrix)) for port in found]
+    return [dataclasses.replace(port, matrix=wide(port.matrix)) for port in found]
 
 
 def product_norms(

@@ -332,7 +332,8 @@ def _place(run: Run, site: str | None) -> tuple[str, str]:
     """Return the name of a place in a residual stream, and of its stack."""
     model = require_model(run.model)
     table = model.sites()
-    name = table[site].stack if site in table and table[site].stack in model.stacks else model.output
+    found = model.output if site is None or site not in table else table[site].stack
+    name = found if found in model.stacks else model.output
     places = [place for block in model.stacks[name].blocks for place in block.at_resid]
     if site is None:
         if not places:

@@ -116,7 +116,7 @@ def evaluate_heads(
 
 
 def settings_of(
-    model: Decoder,
+    model: ModelLike,
     text: Int[Tensor, "row text_pos"] | None = None,
     *,
     seed: int = 0,
@@ -267,7 +267,7 @@ class _Meter:
         """Return the norms a write passes on its way to the logits, last one first."""
         norms = [self.model.stack.final]
         for place, layer in reversed(self.layers.items()):
-            if layer.stream_norm is not None or (layer.after is not None and place == path):
+            if layer.after is not None and (layer.after_on == "stream" or place == path):
                 norms.append(layer.after)
             if place == path:
                 return norms

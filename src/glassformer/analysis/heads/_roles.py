@@ -182,7 +182,7 @@ def head_scores(
 
 
 def repeated_tokens(
-    model: Decoder, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
 ) -> Int[Tensor, "batch pos"]:
     """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
     bos, free = drawable(model)
@@ -198,7 +198,7 @@ def repeated_tokens(
     return rows if bos is None else torch.cat((torch.full((n_sequences, 1), bos), rows), 1)
 
 
-def drawable(model: Decoder) -> tuple[int | None, Int[Tensor, " token"]]:
+def drawable(model: ModelLike) -> tuple[int | None, Int[Tensor, " token"]]:
     """Return the beginning token, if there is one, and the tokens that may be drawn at random: no special ones."""
     tokenizer = model.tokenizer
     specials = set() if tokenizer is None else set(tokenizer.specials)

@@ -111,7 +111,7 @@ class TunedLens:
         return write(path, save(tensors, {"tuned_lens": json.dumps(header)}))
 
     @classmethod
-    def load(cls, path: str | Path, model: ModelLike = None) -> "TunedLens":
+    def load(cls, path: str | Path, model: ModelLike | None = None) -> "TunedLens":
         """Read what `save` wrote.
 
         Args:
@@ -194,5 +194,5 @@ def weights_digest(model: ModelLike) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from torch import Tensor
 from glassformer.analysis.prepare import Inputs
 from glassformer.analysis.sweep._schedule import Entry
 from glassformer.attention import AttentionLayer
-from glassformer.models import Model, SubLayer
+from glassformer.models import EncoderDecoder, Model, SubLayer
 from glassformer.models.block import pick
 from glassformer.models.stack import Stack, State, mapped, tensors
 from glassformer.trace import Edit, Site, Tape
@@ -139,6 +139,7 @@ class Prefix:
             return pick(logits, at) if tape.logits else logits
         resid = copies(self.streams[entry][:, start:])
         if entry.stack < len(self.stacks) - 1:
+            assert isinstance(self.model, EncoderDecoder), "only these have a stack before another"
             return self.model.resume_encoder(entry.layer, resid, copies(self.given.args[1]), **given, at=at, tape=tape)
         if self.encoded is not None:
             given["encoded"] = copies(self.encoded)
