@@ -31,7 +31,7 @@ from glassformer.models.sampling import GREEDY
 from glassformer.testing.closeness import close
 from glassformer.testing.layers import D_MODEL, causal_context, randomise, seeds, stream
 from glassformer.testing.suite import Suite
-from glassformer.trace import Scale, Set, Tape
+from glassformer.trace import Apply, Scale, Set, Tape
 
 SUITE = Suite("part")
 every = SUITE.law()
@@ -115,6 +115,11 @@ def own_sites(model: Decoder, part: SubLayerConfig) -> list[str]:
     return list(model.sites(f"blocks.0.{part.role}.*"))
 
 
+def stretched(value: Tensor) -> Tensor:
+    """Return a value changed in direction as well as in size, which a norm behind it might take back."""
+    return value * torch.linspace(2, 3, value.shape[-1], dtype=value.dtype)
+
+
 @every
 def test_an_edit_at_each_of_its_sites_is_felt_and_its_own_value_is_not(part: SubLayerConfig) -> None:
     model, ids = hybrid(part), tokens(2, 5)
@@ -123,7 +128,7 @@ def test_an_edit_at_each_of_its_sites_is_felt_and_its_own_value_is_not(part: Sub
     for at in sites:
         tape = Tape(model, [at])
         plain = model(ids, tape=tape)
-        assert not torch.allclose(model(ids, tape=Tape(model, edit=[Scale(at, 2.0)])), plain), at
+        assert not torch.allclose(model(ids, tape=Tape(model, edit=[Apply(at, stretched)])), plain), at
         close(model(ids, tape=Tape(model, edit=[Set(at, tape.values[at])])), plain)
 
 

@@ -84,8 +84,8 @@ class Projection(nn.Module):
         """Return what some heads make of a stream each: the usual projection of each, of which its head is left."""
         folded = x.flatten(0, 1)
         every = self.by_position(folded, folded, folded)[("query", "key", "value").index(which)]
-        every = every.unflatten(0, x.shape[:2])
-        return torch.stack([every[c].select(-3, head) for c, head in enumerate(heads.tolist())], -3)
+        every = every.unflatten(0, x.shape[:2]).movedim(-3, 1)
+        return every[torch.arange(len(heads), device=heads.device), heads].movedim(0, -3)
 
     def by_position(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Projected:
         """Return queries, keys and values by head as far as each is made of its own position."""
