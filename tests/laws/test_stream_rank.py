@@ -10,6 +10,7 @@ from hypothesis import given
 from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import StreamRank, rank_of_stream, residual_ratio
+from glassformer.attention.sub_layer import ByPosition
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Block, DecoderConfig, Mlp, NoNorm, block
 from strategies import ARCHITECTURES, randomise, seeds, stream, subject
@@ -83,13 +84,14 @@ def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> Non
         x = context_of
         for one in model.stack.blocks:
             assert isinstance(one, Block)
-            attended = one.part("attn")(x, _context(x))[0]
+            attended, mlp = one.part("attn")(x, _context(x))[0], one.part("mlp")
+            assert isinstance(mlp, ByPosition)
             if variant == "attention only":
                 x = attended
             elif variant == "+ skip":
                 x = x + attended
             else:
-                x = attended + one.part("mlp").write(x) if wiring == "parallel" else one.part("mlp")(attended)
+                x = attended + mlp.write(x) if wiring == "parallel" else mlp.write(attended)
         close(found.ratio.select(weights="trained", variant=variant).values[-1], residual_ratio(x[0]))
 
 
