@@ -13,7 +13,7 @@ PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11; do \
 endif
 
 # torch.compile cannot see through the run-time shape checks, so its tests run in a process of their own without them
-COMPILED := $(wildcard tests/*/test_compiled*.py)
+COMPILED := $(wildcard tests/*/test_compiled*.py tests/*/*/test_compiled*.py)
 SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 
 # one process per core; who is done takes tests over from who is not; the slowest are named
