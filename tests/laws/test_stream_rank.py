@@ -11,7 +11,7 @@ from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import StreamRank, rank_of_stream, residual_ratio
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Block, DecoderConfig, Mlp, NoNorm, block
+from glassformer.models import DecoderConfig, Mlp, NoNorm, block
 from strategies import ARCHITECTURES, randomise, seeds, stream, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -82,14 +82,15 @@ def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> Non
     for variant in ("attention only", "+ MLP", "+ skip"):
         x = context_of
         for one in model.stack.blocks:
-            assert isinstance(one, Block)
             attended = one.part("attn")(x, _context(x))[0]
             if variant == "attention only":
                 x = attended
             elif variant == "+ skip":
                 x = x + attended
             else:
-                x = attended + one.part("mlp").write(x) if wiring == "parallel" else one.part("mlp")(attended)
+                read = x if wiring == "parallel" else attended
+                written = one.part("mlp")(read, _context(read))[0]
+                x = attended + written if wiring == "parallel" else written
         close(found.ratio.select(weights="trained", variant=variant).values[-1], residual_ratio(x[0]))
 
 
