@@ -45,8 +45,8 @@ class Port:
     label: str
     matrix: Float[Tensor, "width d_model"]
     stack: str
-    index: float
-    entry: float = -math.inf
+    index: int | float
+    entry: int | float = -math.inf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
