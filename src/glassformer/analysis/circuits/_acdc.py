@@ -200,7 +200,7 @@ def _prune(
     with evaluating(runs.model), torch.no_grad():
         known = runs.recorded(cut)
         full, empty = (cost(runs.measure(found))[0] for found in (runs.logits(runs.clean), runs.run(allowed[None])))
-        current = cost(runs.measure(runs.logits(known)))[0]
+        current = cost(runs.measure(runs.run(cut[None], known=known, start=len(runs.steps))))[0]
     search = _Search(runs, cut, current, threshold, absolute)
     waiting = [(r, u) for r, u in (allowed & ~cut).flip(0, 1).nonzero().tolist()]
     waiting = [(len(allowed) - 1 - r, allowed.shape[1] - 1 - u) for r, u in waiting]
@@ -209,7 +209,7 @@ def _prune(
         dead = [not search.matters(r) for r, _ in waiting[: runs.at_once]]
         if dead[0]:
             count = dead.index(False) if False in dead else len(dead)
-            search.decide(waiting[:count], [search.cost] * count)
+            count = search.decide(waiting[:count], [search.cost] * count)
         else:
             some = waiting[: dead.index(True) if True in dead else len(dead)][:at_once]
             start = min(runs.graph.receivers[r].step for r, _ in some)

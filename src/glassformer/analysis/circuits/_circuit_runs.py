@@ -124,11 +124,14 @@ class CircuitRuns:
             found[i] = (step.at_out if step.attention is None else step.attention.at.head_out,)
         return found
 
+    @property
+    def end(self) -> str:
+        """Site of the stream that the logits are made from."""
+        return self.steps[-1].block.at_resid[-1]
+
     def read_at(self, step: int) -> str:
         """Return the site of the stream that a sub-layer reads, or the end of it."""
-        if step == len(self.steps):
-            return self.steps[-1].block.at_resid[-1]
-        return self.steps[step].at_stream
+        return self.end if step == len(self.steps) else self.steps[step].at_stream
 
     def site_of(self, receiver: int) -> str:
         """Return the site of what a receiver reads."""
@@ -258,10 +261,14 @@ class CircuitRuns:
         return int(min(max(MEMORY // (held * stream.numel() * stream.element_size()), 1), 256))
 
     def recorded(self, cut: Bool[Tensor, "receiver sender"]) -> Recording:
-        """Return what the pass with some edges cut leaves behind."""
-        if not cut.any():
+        """Return what senders write with some edges cut, and the streams they make.
+
+        Edges into the logits are none of it: they change what the last norm reads, and nothing that is written.
+        """
+        edits = [edit for edit in self.cuts(cut[None], self.exchange(self.clean, 0)) if edit.site != self.end]
+        if not edits:
             return self.clean
-        tape = Tape(self.model, self._recorded_sites(), self.cuts(cut[None], self.exchange(self.clean, 0)))
+        tape = Tape(self.model, self._recorded_sites(), edits)
         with evaluating(self.model), torch.no_grad():
             self.passed(0, self.clean.sites[self.read_at(0)], self.clean.source, 1, tape)
         return self._recording(tape, self.clean.source)

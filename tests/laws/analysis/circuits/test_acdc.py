@@ -1,6 +1,7 @@
 """ACDC: the greedy loop's own result, limits of the threshold, and planted wirings found exactly."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from circuit_pairs import Compared, novelty, pair, repetition
 from closeness import close
-from glassformer.analysis.circuits import Acdc, acdc, acdc_curve, faithfulness
+from glassformer.analysis.circuits import Acdc, Edge, acdc, acdc_curve, faithfulness
 from glassformer.analysis.sweep import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import (
@@ -27,11 +28,14 @@ from strategies import ARCHITECTURES
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-def _one_by_one(found: Compared, threshold: float, absolute: bool = False) -> tuple[Tensor, list[float]]:
+def _one_by_one(
+    found: Compared, threshold: float, absolute: bool = False, among: Sequence[Edge] | None = None
+) -> tuple[Tensor, list[float]]:
     """Prune as the paper says: one edge, one pass."""
     runs = found.runs()
     allowed = runs.graph.allowed.values
-    cut = torch.zeros_like(allowed)
+    tried = allowed if among is None else runs.graph.mask(among)
+    cut = allowed & ~tried
 
     def cost(cut: Tensor) -> float:
         return -float(runs.evaluate(cut[None]).mean())
@@ -39,7 +43,7 @@ def _one_by_one(found: Compared, threshold: float, absolute: bool = False) -> tu
     current, changes = cost(cut), []
     for r in range(len(allowed) - 1, -1, -1):
         for u in range(allowed.shape[1] - 1, -1, -1):
-            if not allowed[r, u]:
+            if not tried[r, u]:
                 continue
             cut[r, u] = True
             change = cost(cut) - current
@@ -59,6 +63,28 @@ def test_chains_of_worlds_give_what_one_pass_per_edge_gives(name: str, absolute:
     assert torch.equal(result.kept.values, kept)
     close(torch.tensor([step.change for step in result.log]), torch.tensor(changes), 1e-6)
     assert 0 < len(result.edges) < len(result.log)
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"), [("gpt2", 12), ("post", 7), ("sandwich", 7), ("parallel", 7), ("translator_pre", 30)]
+)
+def test_behind_a_prefilter_the_loop_is_that_of_one_pass_per_edge_too(name: str, candidates: int) -> None:
+    found = pair(name)
+    graph = found.runs().graph
+    result = acdc(*found.args, threshold=0.001, candidates=candidates)
+    # what the last norm reads has lost edges, too, before the first is tried
+    assert 0 < sum(step.edge.receiver == "logits" for step in result.log) < len(graph.read_by(len(graph.receivers) - 1))
+    kept, changes = _one_by_one(found, 0.001, among=[step.edge for step in result.log])
+    assert torch.equal(result.kept.values, kept)
+    close(torch.tensor([step.change for step in result.log]), torch.tensor(changes), 1e-6)
+    assert 0 < len(result.edges) < len(result.log)
+
+
+def test_every_candidate_is_decided_and_logged_even_where_nothing_may_be_gained() -> None:
+    found = pair("parallel")
+    result = acdc(*found.args, threshold=0.0, candidates=21)
+    kept = [step.edge for step in result.log if not step.removed]
+    assert len(result.log) == 21 and kept[::-1] == list(result.edges)
 
 
 @every
