@@ -1,6 +1,6 @@
 """Options that several verbs share, each declared once: its flag, its default and its help.
 
-A verb takes a group as one parameter, and the command line shows the group's flags among its own:
+A verb takes a group as one parameter, and the command line shows the group's flags among its own.
 
     def patch(model: ModelName, /, *, prompts: Prompts, output: Output, top: int = 6) -> None
 """

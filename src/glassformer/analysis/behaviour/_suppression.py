@@ -54,7 +54,7 @@ class Suppression(Result):
         head_route: `head measure`: `first_mass`, mean weight on position 0 (queries from the second on), and
             `frequent`, correlation over tokens of what the first position's value as written adds to logits with the
             log of the token's frequency. NaN where a head has no pattern whose rows sum to one.
-        mlp_route: `mlp measure`: cosine of what the MLP writes with e - x, projection of it on e / |e|, means over
+        mlp_route: `mlp measure`: cosine of what the MLP writes with e - x, projection of it on `e / |e|`, means over
             tokens.
         interventions: `intervention outcome`: probability of the answer, loss in nats, accuracy, expected calibration
             error over 15 bins; first of the model as it is.

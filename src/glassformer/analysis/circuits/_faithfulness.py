@@ -75,7 +75,7 @@ class Faithfulness(Result):
 
     @property
     def incompleteness(self) -> Labelled:
-        """How far model and circuit are apart without each knockout, by `knockout`, mean of |difference|."""
+        """How far model and circuit are apart without each knockout, by `knockout`, mean absolute difference."""
         apart = (self.knocked_full.values - self.knocked_circuit.values).abs().mean(-1)
         return Labelled(apart, ("knockout",), dict(self.knocked_full.coords))
 

@@ -54,7 +54,7 @@ class VirtualWeights(Result):
     """Norms of virtual weights between components.
 
     Args:
-        strength: |Out In| / (|Out| |In|), Frobenius, `writer reader`, in [0, 1]; NaN where the reader does not come
+        strength: `|Out In| / (|Out| |In|)`, Frobenius, `writer reader`, in [0, 1]; NaN where the reader does not come
             after the writer, or one of them is zero.
         baseline: 1 / sqrt(d_model): the strength between random directions.
         folded: Whether norms were folded into what reads.
