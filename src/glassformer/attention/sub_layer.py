@@ -7,7 +7,6 @@ at other positions and carry a state from one segment to the next; MLPs work pos
 """
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +45,7 @@ class SubLayerModule(nn.Module):
     # whether what it writes at a position depends on that position alone
     by_position: ClassVar[bool] = False
     # sites of what each head reads before the norm, by quantity, where heads read by themselves
-    at_inputs: Mapping[str, str] = MappingProxyType({})
+    at_inputs: Mapping[str, str] = {}
 
     def forward(
         self,
