@@ -257,7 +257,10 @@ class AttentionLayer(SubLayerModule):
         own = inputs.own.get("mix_in")
         if own is None:
             return x
-        through = lambda stream: inputs.norm(stream[None])[0]  # noqa: E731
+
+        def through(stream: Tensor) -> Tensor:
+            return inputs.norm(stream[None])[0]
+
         return through(own.stream) if own.heads is not None else tapped(x, own.stream, through)
 
     def begin(self, batch: int, like: Tensor) -> AttentionState:

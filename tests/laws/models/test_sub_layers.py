@@ -1,4 +1,4 @@
-"""Laws every sub-layer obeys, drawn over the registry, in a hybrid with softmax blocks.
+"""Every sub-layer against the suite of its laws, and what states, costs and single kinds promise besides.
 
 A sub-layer is covered the moment it registers: its default config is always drawn. `CONFIGS` adds other settings.
 """
@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from closeness import close
 from glassformer.analysis.sweep import logit_difference, one_by_one, sweep
@@ -38,14 +37,12 @@ from glassformer.models import (
     Mlp,
     NoNorm,
     RmsNorm,
-    beam_search,
     block,
-    generate,
 )
-from glassformer.models.accounting import account, count_parameters, state_bytes
-from glassformer.models.sampling import GREEDY
+from glassformer.models.accounting import state_bytes
 from glassformer.models.stack import State, tensors
-from glassformer.trace import Add, Apply, At, Scale, Set, SiteTable, Tape
+from glassformer.testing import SubLayerLaws
+from glassformer.trace import Add, At, Scale, SiteTable, Tape
 from strategies import D_MODEL, causal_context, randomise, seeds, stream
 
 REQUIRED: dict[str, dict[str, Any]] = {"attention": {"n_heads": 2}, "experts": {"n_experts": 3, "n_chosen": 2}}
@@ -64,6 +61,10 @@ CONFIGS: dict[str, SubLayerConfig] = {
 }
 every = pytest.mark.parametrize("name", CONFIGS)
 WIRINGS = ("pre", "post", "sandwich", "parallel")
+
+
+class TestEverySubLayer(SubLayerLaws):
+    sub_layer = CONFIGS
 
 
 def sub_layer(name: str, seed: int = 0) -> SubLayerModule:
@@ -93,17 +94,6 @@ def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 @every
-@given(seeds, st.sampled_from(WIRINGS), st.sets(st.integers(1, 7)))
-def test_segments_cut_anywhere_equal_one_pass(name: str, seed: int, wiring: str, cuts: set[int]) -> None:
-    model, ids = hybrid(name, wiring, seed), tokens(2, 8, seed)
-    state, pieces = model.begin(2), []
-    for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 8]):
-        logits, state = model(ids[:, start:stop], state=state)
-        pieces.append(logits)
-    close(torch.cat(pieces, 1), model(ids))
-
-
-@every
 def test_one_position_at_a_time_equals_one_pass(name: str) -> None:
     model, ids = hybrid(name), tokens(2, 8)
     state, steps = model.begin(2), []
@@ -124,42 +114,6 @@ def test_one_state_can_be_continued_twice(name: str) -> None:
     assert torch.equal(ends[0], ends[2])
     close(ends[1], model(torch.cat((ids[:, :4], other[:, 4:]), 1))[:, 4:])
     assert all(map(torch.equal, tensors(state.layers), before))
-
-
-@every
-@pytest.mark.parametrize("wiring", WIRINGS)
-def test_reading_changes_nothing(name: str, wiring: str) -> None:
-    model, ids = hybrid(name, wiring), tokens(2, 6)
-    plain = [at for at, found in model.sites().items() if not found.lazy]
-    assert torch.equal(model(ids, tape=Tape(model, plain)), model(ids))
-    close(model(ids, tape=Tape(model, "*")), model(ids))
-
-
-@every
-def test_declared_sites_are_visited_in_order_with_the_declared_sizes(name: str) -> None:
-    model = hybrid(name)
-    tape, table = Tape(model, "*"), model.sites()
-    model(tokens(2, 5), tape=tape)
-    assert list(tape.values) == list(table)
-    lengths = {"batch": 2, "pos": 5, "query": 5, "key": 5}
-    for at, found in table.items():
-        assert tuple(tape.values[at].shape) == tuple((lengths | dict(found.sizes))[axis] for axis in found.axes), at
-
-
-def stretched(value: Tensor) -> Tensor:
-    """Return a value changed in direction as well as in size, which a norm behind it might take back."""
-    return value * torch.linspace(2, 3, value.shape[-1], dtype=value.dtype)
-
-
-@every
-def test_an_edit_at_each_of_its_sites_is_felt_and_its_own_value_is_not(name: str) -> None:
-    model, ids = hybrid(name), tokens(2, 5)
-    inside = [at for at in model.sites() if at.startswith(f"blocks.0.{CONFIGS[name].role}.")]
-    for at in inside:
-        tape = Tape(model, [at])
-        plain = model(ids, tape=tape)
-        assert not torch.allclose(model(ids, tape=Tape(model, edit=[Apply(at, stretched)])), plain), at
-        close(model(ids, tape=Tape(model, edit=[Set(at, tape.values[at])])), plain)
 
 
 @every
@@ -188,46 +142,6 @@ class Table:
 
 
 @every
-@given(seeds)
-def test_documents_in_one_row_do_not_see_each_other(name: str, seed: int) -> None:
-    model, ids = hybrid(name, seed=seed), tokens(2, 7, seed)
-    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [4, 4, 4, 4, 5, 5, 5]])
-    packed = model(ids, documents=documents)
-    for row in range(2):
-        for document in documents[row].unique():
-            where = documents[row] == document
-            close(packed[row, where], model(ids[row : row + 1, where])[0])
-
-
-@every
-@given(seeds)
-def test_left_padded_rows_equal_rows_on_their_own(name: str, seed: int) -> None:
-    model, ids, lengths = hybrid(name, seed=seed), tokens(3, 7, seed), [2, 5, 4]
-    first, state = model(ids[:, :5], state=model.begin(3), lengths=torch.tensor(lengths))
-    second, _ = model(ids[:, 5:], state=state)
-    both = torch.cat((first, second), 1)
-    for row, length in enumerate(lengths):
-        close(both[row, 5 - length :], model(ids[row : row + 1, 5 - length :])[0])
-
-
-@every
-def test_right_padding_changes_nothing_before_it(name: str) -> None:
-    model, ids = hybrid(name), tokens(2, 6)
-    padded = model(ids, lengths=torch.tensor([3, 6]))
-    close(padded[0, :3], model(ids[:1, :3])[0])
-    close(padded[1], model(ids[1:])[0])
-
-
-@every
-def test_ragged_prompts_generate_what_each_would_alone(name: str) -> None:
-    model, prompts = hybrid(name), [[3, 1, 4, 1, 5], [9, 2], [7]]
-    together = generate(model, prompts, GREEDY, max_new_tokens=4).tokens
-    assert list(together) == [generate(model, [row], GREEDY, max_new_tokens=4).tokens[0] for row in prompts]
-    beams = [beam_search(model, rows, n_beams=3, max_new_tokens=3) for rows in (prompts, prompts[1:2])]
-    assert beams[0].best[1].tokens == beams[1].best[0].tokens
-
-
-@every
 def test_later_tokens_cannot_change_earlier_logits(name: str) -> None:
     layer, x = sub_layer(name), stream(1, 6).requires_grad_()
     out = layer(x, causal_context(x))[0] @ stream(1, 1, 3)[0, 0]
@@ -240,38 +154,11 @@ def test_later_tokens_cannot_change_earlier_logits(name: str) -> None:
 
 
 @every
-def test_gradients_equal_finite_differences(name: str) -> None:
-    layer, x = sub_layer(name), stream(1, 3).requires_grad_()
-    if name == "experts":
-        # near a tie between experts the derivative jumps
-        x = (4 * stream(1, 3)).requires_grad_()
-    inputs = (x, *layer.parameters())
-    names = [key for key, _ in layer.named_parameters()]
-
-    def run(x: Tensor, *parameters: Tensor) -> Tensor:
-        return torch.func.functional_call(layer, dict(zip(names, parameters)), (x, causal_context(x)))[0]
-
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-
-@every
 def test_a_config_survives_json(name: str) -> None:
     config, part = hybrid_config(name), CONFIGS[name]
     assert DecoderConfig.from_json(config.to_json()) == config
     assert SubLayerConfig.from_json(part.to_json()) == part
     assert {f.name for f in fields(cast(Any, part))} == set(part.to_dict()) - {"kind"}
-
-
-@every
-def test_it_costs_what_torch_counts(name: str) -> None:
-    config = hybrid_config(name)
-    for length in (5, 16):
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            config.build()(torch.zeros(1, length, dtype=torch.int64))
-        # a router's choice is not known without numbers, so every expert is counted there
-        if name != "experts":
-            assert counter.get_total_flops() == account(config, length).forward
-    assert sum(count_parameters(config).values()) == sum(p.numel() for p in config.build().parameters())
 
 
 @every
@@ -299,28 +186,6 @@ def test_a_state_that_is_kept_can_be_cut_to_any_earlier_length(name: str, seed: 
     layers = [tuple(p.cut(h, cut) for p, h in zip(own, held)) for own, held in zip(parts, state.layers)]
     logits, _ = model(ids[:, cut:], state=State(cut, tuple(layers)))
     close(logits, model(ids)[:, cut:])
-
-
-@every
-@pytest.mark.parametrize("wiring", WIRINGS)
-def test_a_pass_that_stops_early_reads_the_same(name: str, wiring: str) -> None:
-    model, ids = hybrid(name, wiring), tokens(2, 6)
-    at = f"blocks.0.{CONFIGS[name].role}.out"
-    early, whole = Tape(model, [at], logits=False), Tape(model, [at])
-    model(ids, tape=early)
-    model(ids, tape=whole)
-    assert torch.equal(early.values[at], whole.values[at])
-    assert model.stack.needed(early) == 1
-
-
-@every
-@pytest.mark.parametrize("wiring", WIRINGS)
-def test_logits_asked_for_at_some_positions_are_those_of_all(name: str, wiring: str) -> None:
-    model, ids = hybrid(name, wiring), tokens(2, 6)
-    resid, at = torch.randn(2, 6, 16, dtype=torch.float64), torch.tensor([[5, 1], [0, 3]])
-    whole = model.resume(0, resid)
-    close(model.resume(0, resid, at=at), whole.gather(1, at[..., None].expand(-1, -1, 11)))
-    assert model(ids).shape == (2, 6, 11)
 
 
 @every
