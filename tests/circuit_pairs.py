@@ -9,7 +9,7 @@ from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.sweep import Metric, logit, logit_difference
 from glassformer.data import Contrast
 from glassformer.handmade import repeated
-from strategies import Subject, subject
+from glassformer.testing.models import Subject, subject
 
 
 class Compared:

@@ -25,7 +25,7 @@ from glassformer.models import (
     block,
 )
 from glassformer.models.schedules import lightning_merge
-from strategies import drawn
+from glassformer.testing.models import drawn
 
 STORED = Path(__file__).parent / "golden" / "edges.json"
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer.checkpoints.comparison.reference import wide
-from strategies import randomise
+from glassformer.testing.layers import randomise
 
 TOKENS = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 Layout = tuple[Any, dict[str, Any], dict[str, Tensor], str]

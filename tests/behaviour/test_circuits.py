@@ -17,9 +17,9 @@ from glassformer.data.batch import next_token_batch
 from glassformer.handmade import induction_model
 from glassformer.render.page import circuits_page
 from glassformer.render.terminal.tables import tables
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.training import train
 from reports import SAMPLES, sample
-from strategies import ARCHITECTURES, subject
 from tiny_runs import recipe
 
 

@@ -5,7 +5,7 @@ from shutil import which
 import pytest
 import torch
 
-from closeness import close
+from glassformer.testing import close
 from glassformer.training import OptimConfig, train
 from tiny_runs import MODEL, recipe
 

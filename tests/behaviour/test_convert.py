@@ -16,7 +16,7 @@ from glassformer.cli import main
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import CheckpointError, ConfigError, SaveError, TextError
 from glassformer.models import DecoderConfig, Learned, Mlp, RmsNorm, block, repeat
-from strategies import randomise
+from glassformer.testing.layers import randomise
 
 TOKENS = torch.tensor([[1, 5, 2, 9, 0, 3]])
 

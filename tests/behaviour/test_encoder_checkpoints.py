@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
-from closeness import close
 from families import reference_folder
 from glassformer.errors import AnalysisUnavailable, CheckpointError
+from glassformer.testing import close
 
 SIZES: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,

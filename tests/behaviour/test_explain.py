@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
 from glassformer import checkpoints
 from glassformer.analysis import run
@@ -27,7 +26,8 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import visible
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 

@@ -17,7 +17,7 @@ from glassformer.analysis.token_flow import (
     value_norms,
 )
 from glassformer.labelled import Result
-from strategies import subject
+from glassformer.testing.models import subject
 
 NAMES = (
     "alti", "attention_flow", "attention_sinks", "information_flow_routes", "input_gradients", "long_context",

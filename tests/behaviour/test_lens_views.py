@@ -11,7 +11,7 @@ from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines
-from strategies import subject
+from glassformer.testing.models import subject
 
 
 @pytest.fixture(scope="module")

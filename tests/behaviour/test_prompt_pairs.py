@@ -10,7 +10,7 @@ import glassformer as gf
 from glassformer.analysis.causal import answered
 from glassformer.data import Pair, Pairs, induction, read_pairs, repeated_arguments, word_tokenizer, write_pairs
 from glassformer.errors import AnalysisUnavailable, DataError, TextError
-from strategies import subject
+from glassformer.testing.models import subject
 
 HEADER = "clean,corrupt,answer,wrong\n"
 

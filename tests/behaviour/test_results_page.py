@@ -12,10 +12,10 @@ import pytest
 import torch
 from playwright.sync_api import Page
 
-from closeness import close
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
+from glassformer.testing import close
 from pages import NASTY, Opener, accessibility_report
 from results import HEAD, SAMPLES, document, sample
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import glassformer as gf
-from closeness import close
 from explanations import TEXT, gpt, translator
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import (
@@ -24,7 +23,8 @@ from glassformer.errors import (
     UnknownAxis,
     UnknownSite,
 )  # fmt: skip
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 
 def test_a_text_becomes_tokens_with_the_beginning_token_first() -> None:

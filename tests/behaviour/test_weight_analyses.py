@@ -7,7 +7,7 @@ import glassformer as gf
 from glassformer import analysis, weights
 from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable
-from strategies import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, subject
 
 WEIGHTS = {
     "copying": lambda w: analysis.from_weights.copying(w).ratio,

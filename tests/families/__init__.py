@@ -25,7 +25,7 @@ from glassformer.checkpoints.comparison import whole_checkpoint
 from glassformer.checkpoints.comparison.reference import wide
 from glassformer.checkpoints.comparison.whole_checkpoint import TOLERANCE, comparisons_of
 from glassformer.checkpoints.loading import open_folder
-from strategies import randomise
+from glassformer.testing.layers import randomise
 
 STEPS = 50
 

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from closeness import close
 from edge_recordings import RECORDED, STORED, recording
+from glassformer.testing import close
 
 slow = pytest.mark.full
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 import glassformer as gf
-from closeness import close
 from families import all_cases, reference_folder
 from glassformer.checkpoints import convert
 from glassformer.checkpoints.comparison.reference import wide
 from glassformer.errors import CheckpointError
+from glassformer.testing import close
 from layouts import (
     TOKENS,
     hooked_gpt2_folded,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.attention import Alibi, Dims, Llama3Scaling, Rope
 from glassformer.models import DecoderConfig, Learned, Mlp, RmsNorm, block
 from glassformer.models.schedules import differential
 from glassformer.models.stack import make_context
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from glassformer.trace import Tape
-from strategies import randomise
 
 TOKENS = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 import glassformer as gf
-from closeness import close
 from glassformer.checkpoints import convert, save
 from glassformer.checkpoints.comparison.reference import wide
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig, Learned, Mlp, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from layouts import (
     LAYOUTS,
     TOKENS,
@@ -27,7 +28,6 @@ from layouts import (
     tensors_of,
     written,
 )
-from strategies import randomise
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.checkpoints.comparison.reference import wide
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import longest, rope, rope_parameters
 from glassformer.errors import CheckpointError
+from glassformer.testing import close
 
 FACTORS = {
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, weights
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
@@ -34,8 +33,9 @@ from glassformer.errors import (
     UnknownSite,
 )
 from glassformer.models import DecoderConfig, Learned, Mlp, RmsNorm, block, repeat
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from glassformer.trace import Add, Apply, At, Edit, Foreign, Place, Project, Scale, Set, Take, Tape
-from strategies import randomise
 
 CLEAN = torch.tensor([[1, 5, 2, 9, 0, 3, 7], [4, 4, 8, 1, 6, 2, 10]])
 CORRUPT = torch.tensor([[1, 5, 3, 9, 0, 3, 7], [4, 9, 8, 1, 6, 2, 10]])

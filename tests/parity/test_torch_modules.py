@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.attention import Attention, Merge, Separate, causal
 from glassformer.models import EncoderDecoderConfig, LayerNorm, Mlp, NoNorm, RmsNorm, block
 from glassformer.models.stack import with_source
+from glassformer.testing import close
+from glassformer.testing.layers import Layer, causal_context, randomise, stream
 from glassformer.trace import Tape
-from strategies import Layer, causal_context, randomise, stream
 
 WIDTH, HEADS = 12, 3
 

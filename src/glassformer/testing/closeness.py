@@ -1,4 +1,4 @@
-"""Comparing tensors: `from closeness import close`."""
+"""Comparing tensors: `from glassformer.testing import close`."""
 
 import torch
 from torch import Tensor

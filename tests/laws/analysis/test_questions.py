@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import (
@@ -26,8 +25,9 @@ from glassformer.analysis.question import Card, card_of, cards
 from glassformer.analysis.token_flow import TokenFlow, rollout
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
+from glassformer.testing import close
+from glassformer.testing.models import subject
 from glassformer.trace import Read
-from strategies import subject
 
 CARDS = {card.name: card for card in cards()}
 # public functions that answer nothing of a model by themselves: what analyses are made of, or take

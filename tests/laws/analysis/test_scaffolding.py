@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
-from closeness import close
 from glassformer.config import Config
 from glassformer.labelled import Labelled
+from glassformer.testing import close
 from runtime_checks import check
 
 

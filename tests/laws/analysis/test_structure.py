@@ -16,8 +16,8 @@ from glassformer.analysis._run import run
 from glassformer.analysis.attribution._direct_effects import direct_sites
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models import Model, written_before
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, subject
 from glassformer.trace import Site, Tape
-from strategies import ARCHITECTURES, ENCODERS, subject
 
 SOURCE = Path(gf.__file__).parent
 NAMES = [*ARCHITECTURES, *ENCODERS]

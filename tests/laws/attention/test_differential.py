@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import Attention, Differential, Merge, Rope, Softmax, lambda_init_at
 from glassformer.models import DecoderConfig, block
 from glassformer.models.schedules import differential
-from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
 def layer(n_heads: int = 4, n_kv_heads: int | None = None, merge: Merge = Merge(), **kwargs: Any) -> Layer:  # noqa: B008

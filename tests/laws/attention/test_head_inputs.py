@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from circuit_pairs import Compared
-from closeness import close
 from glassformer.attention import (
     Attention,
     Context,
@@ -25,8 +24,10 @@ from glassformer.attention.head_inputs import INPUTS
 from glassformer.attention.mechanisms.softmax import SoftmaxMixer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, RmsNorm, block
+from glassformer.testing import close
+from glassformer.testing.layers import QUERY_KEY_NORMS, causal_context, randomise
+from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import Add, Apply, At, Scale, Set, Tape
-from strategies import ARCHITECTURES, QUERY_KEY_NORMS, causal_context, drawn, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.data import DirichletMarkov, SkipTrigram, dirichlet_predictive
 from glassformer.data.tasks.in_context import _estimate
 from glassformer.data.tasks.one_head import entropy, fitted_loss, ranked_loss
 from glassformer.errors import ConfigError
+from glassformer.testing import close
 
 
 def random_tables(n_sources: int, n_destinations: int, n_answers: int, seed: int = 0) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import Attention, Lightning, Linear, Merge
 from glassformer.attention.kernels.chunked import chunked, decay_matrix, left_product
-from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
 def layer(mixer: Linear | Lightning, **kwargs: Any) -> Layer:

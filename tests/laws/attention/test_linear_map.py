@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import jacrev, vmap
 
-from closeness import close
 from glassformer.attention.linear_map import linear
+from glassformer.testing import close
 
 
 def _operands(shape=(3, 5), d_in=6, d_out=4, bias=True):

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import (
     Alibi,
     Attention,
@@ -22,7 +21,9 @@ from glassformer.attention import (
 )
 from glassformer.errors import TextError
 from glassformer.models import DecoderConfig, Learned, NoNorm, block
-from strategies import D_MODEL, Layer, randomise, seeds, stream, subject
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
+from glassformer.testing.models import subject
 
 
 def layer(positions: PositionsConfig, n_heads: int = 2, d_head: int = 6) -> Layer:

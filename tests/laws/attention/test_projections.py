@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import assume, given, strategies as st
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, weights
 from glassformer.attention import (
     Alibi,
@@ -27,7 +26,8 @@ from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Mlp, beam_search, generate
 from glassformer.models.sampling import GREEDY
 from glassformer.models.stack import make_context, tensors, with_source
-from strategies import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
 
 KINDS: dict[str, ProjectionConfig] = {
     "separate": Separate(bias=True, qk_norm=True),

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer import analysis, weights
 from glassformer.attention import Attention, Differential, HeadNorm, QueryKeyNorm, Rope, Separate, Softmax
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, LayerNorm, block
-from strategies import D_MODEL, QUERY_KEY_NORMS, Layer, randomise, seeds, stream, subject
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, QUERY_KEY_NORMS, Layer, randomise, seeds, stream
+from glassformer.testing.models import subject
 
 NORMS = [norm for norm in QUERY_KEY_NORMS if isinstance(norm, QueryKeyNorm)] + [QueryKeyNorm()]
 

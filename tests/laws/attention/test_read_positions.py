@@ -6,7 +6,6 @@ from hypothesis import assume, given, strategies as st
 from torch import Tensor
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, weights
 from glassformer.attention import (
     Attention,
@@ -25,7 +24,8 @@ from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Mlp, generate
 from glassformer.models.sampling import GREEDY
 from glassformer.models.stack import make_context
-from strategies import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
 
 SCORED = [kind for kind, cls in MixerConfig.registry.items() if cls.traits.has_scores]  # type: ignore[attr-defined]
 STORED = [kind for kind, cls in MixerConfig.registry.items() if cls.stores_keys]  # type: ignore[attr-defined]

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import (
@@ -24,8 +23,9 @@ from glassformer.attention import (
 )
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import GREEDY, Decoder, DecoderConfig, block, generate
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 from glassformer.trace import Apply, At
-from strategies import D_MODEL, Layer, randomise, seeds, stream
 
 LONG = LongScaling((1.0, 1.5, 2.0), (4.0, 6.0, 9.0), original_length=6, factor=4.0)
 SCALINGS: list[RopeScaling] = [

@@ -7,14 +7,15 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer import weights
 from glassformer.attention import Alibi, Attention, AttentionLayer, Rope, Separate, Smeared
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.handmade import repeated, smeared_induction_model
 from glassformer.models import Decoder, DecoderConfig, block, generate
 from glassformer.models.sampling import GREEDY
-from strategies import Layer, causal_context, layouts, randomise, seeds, stream, subject
+from glassformer.testing import close
+from glassformer.testing.layers import Layer, causal_context, layouts, randomise, seeds, stream
+from glassformer.testing.models import subject
 
 
 def losses(model: Decoder, ids: torch.Tensor) -> torch.Tensor:

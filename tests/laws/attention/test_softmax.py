@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import (
     Alibi,
     Attention,
@@ -26,7 +25,8 @@ from glassformer.attention import (
 from glassformer.attention.mixer import KeyValue
 from glassformer.attention.scores import masked_softmax
 from glassformer.models.stack import make_context, with_source
-from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
 def layer(mixer: Softmax = Softmax(), n_heads: int = 4, **kwargs: object) -> Layer:  # noqa: B008

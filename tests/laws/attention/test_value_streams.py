@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis
 from glassformer.attention import (
     Attention,
@@ -31,8 +30,9 @@ from glassformer.attention.scores import masked_softmax, scaled_scores
 from glassformer.errors import AnalysisUnavailable, ConfigError, NoPattern
 from glassformer.models import BlockConfig, DecoderConfig
 from glassformer.models.stack import make_context, tensors, with_source
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 from glassformer.trace import site
-from strategies import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.from_weights import composition
 from glassformer.checkpoints import AttentionReader, load, save, save_shards
 from glassformer.errors import CheckpointError
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 DECODERS = ["gpt2", "llama", "alibi_window", "sandwich", "post", "parallel", "differential"]
 

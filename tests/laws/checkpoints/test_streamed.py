@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 import glassformer as gf
-from closeness import close
 from families import all_cases, reference_folder
 from glassformer import weights
 from glassformer.analysis.from_weights import composition, copying, copying_rates
@@ -19,8 +18,9 @@ from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.models import GREEDY, generate
+from glassformer.testing import close
+from glassformer.testing.models import subject
 from glassformer.trace import Tape
-from strategies import subject
 
 PUBLISHED = ["llama_grouped_keys", "gpt2_untied_with_wide_mlp"]
 OWN = ["alibi_window", "post", "parallel", "differential", "translator_pre"]

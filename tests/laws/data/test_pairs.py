@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from closeness import close
 from glassformer.analysis.causal import answered
 from glassformer.data import (
     Batch,
@@ -37,7 +36,9 @@ from glassformer.data.pairs.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
 from glassformer.handmade import induction_model
 from glassformer.models import Decoder
-from strategies import ARCHITECTURES, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 
 BUILDERS: dict[str, Callable[..., Pairs]] = {
     "indirect_objects": indirect_objects,

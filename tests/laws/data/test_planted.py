@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from closeness import close
 from glassformer.attention import Rope
 from glassformer.data import Planted, PlantedData, TextConfig, bytes_tokenizer
 from glassformer.errors import ConfigError, DataError
 from glassformer.models import DecoderConfig, block
-from strategies import randomise
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import glassformer as gf
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, sources
 from glassformer.analysis.heads import head_roles
@@ -40,8 +39,9 @@ from glassformer.handmade import (
     virtual_head_model,
 )
 from glassformer.models import Decoder, DecoderConfig, Learned, Mlp, NoNorm, Sinusoidal, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from glassformer.trace import At, Scale, Set
-from strategies import randomise
 
 MODELS: dict[str, Callable[[], Decoder]] = {
     "induction": induction_model,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from closeness import close
 from glassformer.attention import (
     Alibi,
     Differential,
@@ -38,6 +37,7 @@ from glassformer.models.accounting import account, count_flops, count_parameters
 from glassformer.models.complexity import alike, complexity, confirm, count_mixing, path_length
 from glassformer.models.presets import attention_only, transformer_base
 from glassformer.models.schedules import differential, hybrid, lightning_merge
+from glassformer.testing import close
 from glassformer.trace import Tape
 
 GPT3, LLAMA3 = "gpt3-175b", "llama3-8b"

@@ -13,7 +13,8 @@ from glassformer.attention import Attention, MixerConfig, PositionsConfig, Rope,
 from glassformer.config import Config
 from glassformer.errors import ConfigError, UnknownField, UnknownKind
 from glassformer.models import BlockConfig, DecoderConfig, EncoderDecoderConfig, ModelConfig, NormConfig, block
-from strategies import ARCHITECTURES, POSITIONS
+from glassformer.testing.layers import POSITIONS
+from glassformer.testing.models import ARCHITECTURES
 
 FAMILIES = [ModelConfig, MixerConfig, PositionsConfig, NormConfig, BlockConfig, Attention]
 

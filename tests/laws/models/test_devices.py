@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.causal import patch
 from glassformer.analysis.from_weights import composition, copying
 from glassformer.analysis.sweep import Donor, logit_difference, sweep
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import At, Scale, Set, Tape
 from glassformer.weights import Factored
-from strategies import ARCHITECTURES, subject
 
 gpu = pytest.mark.gpu
 

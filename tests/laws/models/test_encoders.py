@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.attribution import direct_effects, direct_logit_attribution
 from glassformer.analysis.from_weights import position_scores, positional_heads
@@ -19,8 +18,9 @@ from glassformer.attention import RelativeBias
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import EncoderConfig, ModelConfig, Readout, block, generate
 from glassformer.models.accounting import account
+from glassformer.testing import close
+from glassformer.testing.models import ENCODERS, subject
 from glassformer.trace import At, Scale, Set, Tape
-from strategies import ENCODERS, subject
 
 every = pytest.mark.parametrize("name", ENCODERS)
 plain = block(n_heads=2)

@@ -6,7 +6,6 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from closeness import close
 from glassformer import analysis, weights
 from glassformer.analysis.attribution import direct_effects, neuron_effects
 from glassformer.analysis.question import card_of
@@ -14,8 +13,10 @@ from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
 from glassformer.models.accounting import count_flops, count_parameters
 from glassformer.models.experts import ExpertsLayer
+from glassformer.testing import close
+from glassformer.testing.layers import D_MODEL, randomise, seeds, stream
+from glassformer.testing.models import subject
 from glassformer.trace import At, Set, SiteTable, Tape
-from strategies import D_MODEL, randomise, seeds, stream, subject
 
 CONFIGS = [
     MixtureOfExperts(4, 2, 5),

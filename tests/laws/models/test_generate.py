@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.attention import Alibi, Lightning, Linear, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import ConfigError, TextError, TokenOutOfRange
 from glassformer.models import (
@@ -31,6 +30,7 @@ from glassformer.models import (
 )  # fmt: skip
 from glassformer.models.beam import select_rows
 from glassformer.models.schedules import differential, lightning_merge
+from glassformer.testing import close
 
 VOCAB, WIDTH = 11, 16
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8]]

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.reports import explain
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import ConfigError
 from glassformer.models import GREEDY, ModelConfig, generate
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Set
-from strategies import ARCHITECTURES, subject
 
 CAPPED = [name for name, config in ARCHITECTURES.items() if getattr(config, "logit_cap", None) is not None]
 capped = pytest.mark.parametrize("name", CAPPED)

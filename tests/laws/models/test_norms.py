@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_effects
@@ -18,8 +17,10 @@ from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, Sinusoidal, block
 from glassformer.models.accounting import count_parameters
 from glassformer.models.mlp import ACTIVATIONS
+from glassformer.testing import close
+from glassformer.testing.layers import randomise, seeds, stream
+from glassformer.testing.models import subject
 from glassformer.trace import Scale
-from strategies import randomise, seeds, stream, subject
 
 NORMS = [LayerNorm(), LayerNorm(bias=False), LayerNorm(gain=False), LayerNorm(gain=False, bias=False)]
 NORMS += [RmsNorm(), RmsNorm(offset=1.0), NoNorm()]

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.analysis.sweep import logit_difference, one_by_one, sweep
 from glassformer.attention import (
     Attention,
@@ -41,9 +40,9 @@ from glassformer.models import (
 )
 from glassformer.models.accounting import state_bytes
 from glassformer.models.stack import State, tensors
-from glassformer.testing import SubLayerLaws
+from glassformer.testing import SubLayerLaws, close
+from glassformer.testing.layers import D_MODEL, causal_context, randomise, seeds, stream
 from glassformer.trace import Add, At, Scale, SiteTable, Tape
-from strategies import D_MODEL, causal_context, randomise, seeds, stream
 
 REQUIRED: dict[str, dict[str, Any]] = {"attention": {"n_heads": 2}, "experts": {"n_experts": 3, "n_chosen": 2}}
 CONFIGS: dict[str, SubLayerConfig] = {

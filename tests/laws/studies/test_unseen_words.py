@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from closeness import close
 from glassformer.data import UnseenWords
 from glassformer.errors import ConfigError, ShapeMismatch
 from glassformer.handmade import induction_model
 from glassformer.models import Decoder, DecoderConfig
 from glassformer.studies.unseen_words import unseen_words
+from glassformer.testing import close
 
 SMALL = UnseenWords(batch_size=8, length=40, alphabet=12, words=60, withheld=20, per_row=4)
 CONFIGS = [SMALL, SMALL.replace(letters=3, length=41), SMALL.replace(alphabet=16, new_letters=4)]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from closeness import close
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Add, Apply, At, Scale, Set
-from strategies import ARCHITECTURES, subject
 
 pytestmark = pytest.mark.full
 every = pytest.mark.parametrize("name", ARCHITECTURES)

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from closeness import close
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
 from glassformer.labelled import Labelled
+from glassformer.testing import close
+from glassformer.testing.models import subject
 from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Site, Take
-from strategies import subject
 
 SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
 SIZES = dict(zip(SITE.axes, (3, 2, 5, 4)))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.errors import SiteNotRead, UnknownSite
+from glassformer.testing import close
 from glassformer.trace import At, Foreign, Scale, Set, Tape
 
 

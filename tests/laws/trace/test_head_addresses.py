@@ -8,12 +8,12 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import glassformer as gf
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.sweep import Donor, Metric, grid, logit, one_by_one, sweep
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, At, HeadAddress, Read, Scale, Set, Take, Tape, head_label, head_labels
-from strategies import ARCHITECTURES, Subject, subject
 
 NAMES = ["gpt2", "llama", "differential", "lightning_hybrid", "translator_pre"]
 

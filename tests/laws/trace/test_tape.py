@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from closeness import close
 from glassformer.models import DecoderConfig, Learned, Mlp, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, Apply, At, Project, Read, Scale, Set, Take, Tape
-from strategies import ARCHITECTURES, Subject, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # laws that run a model once per site: three architectures stand for all outside the full sweep

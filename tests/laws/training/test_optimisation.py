@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer.attention import Attention, Separate
 from glassformer.data import Batch, Copy
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
+from glassformer.testing import close
 from glassformer.training import OptimConfig, read_metrics, train
 from glassformer.training.loop import _parts
 from tiny_runs import DATA, MODEL, recipe

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.testing import close
 from glassformer.weights import Factored
 from glassformer.weights.largest import largest
 

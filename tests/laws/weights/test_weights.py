@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer import weights
 from glassformer.attention import Lightning, NoPositions, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, EncoderDecoder, LayerNorm, Learned, NoNorm, RmsNorm, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Scale, Set, Tape
-from strategies import ARCHITECTURES, randomise, subject
 
 EVERY = sorted(ARCHITECTURES)
 FORMS = [(False, False), (True, False), (False, True), (True, True)]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import direct_logit_attribution, sources
 from glassformer.analysis.question import card_of
@@ -14,8 +13,10 @@ from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block, repeat
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, At, Scale, Set
-from strategies import ARCHITECTURES, Subject, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import (
     direct_effects,
@@ -20,8 +19,10 @@ from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import Read, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders, randomise, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 with_live_norm = pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "differential", "translator_pre"])

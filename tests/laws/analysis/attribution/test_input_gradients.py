@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import InputGradients, direct_logit_attribution, input_gradients
 from glassformer.analysis.frozen import frozen_edits
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # which experts run jumps along the way, and what jumps is no integral of gradients: the gap tells

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import meaning_shift
 from glassformer.analysis.attribution._meaning_shift import find_word
@@ -16,7 +15,9 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, Te
 from glassformer.handmade import rotated, senses_model
 from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Learned
-from strategies import ARCHITECTURES, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

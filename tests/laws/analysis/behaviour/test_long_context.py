@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import LongContext, effective_memory, long_context
 from glassformer.attention import Lightning, Rope, Softmax
@@ -15,7 +14,9 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, block
-from strategies import ARCHITECTURES, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 
 SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwich", "post", "bare", "capped"]
 TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]

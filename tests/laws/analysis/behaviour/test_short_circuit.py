@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from closeness import close
 from glassformer.analysis.behaviour import regenerate, short_circuit, short_circuit_edits
 from glassformer.attention import Linear, Softmax
 from glassformer.data import PlantedRows
@@ -15,8 +14,10 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model
 from glassformer.models import Mlp, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Apply, Tape
-from strategies import ARCHITECTURES, Subject, randomise, subject
 
 DECODERS = sorted(name for name, config in ARCHITECTURES.items() if config.kind == "decoder")
 TRANSLATORS = sorted(set(ARCHITECTURES) - set(DECODERS))

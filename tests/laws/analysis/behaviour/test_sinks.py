@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
 from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 SCORED = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "post", "bare", "capped", "lightning_hybrid"]
 

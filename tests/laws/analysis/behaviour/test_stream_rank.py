@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import StreamRank, rank_of_stream, residual_ratio
 from glassformer.attention.sub_layer import ByPosition
 from glassformer.errors import ShapeMismatch
 from glassformer.models import DecoderConfig, Mlp, NoNorm, block
-from strategies import ARCHITECTURES, randomise, seeds, stream, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise, seeds, stream
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -95,7 +96,7 @@ def test_variants_are_what_the_sub_layers_give_by_themselves(wiring: str) -> Non
 
 
 def _context(x: torch.Tensor) -> Any:
-    from strategies import causal_context
+    from glassformer.testing.layers import causal_context
 
     return causal_context(x)
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import Suppression, calibration_error, suppression
 from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

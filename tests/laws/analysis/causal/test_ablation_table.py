@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.causal import AblationTable, Cells, ablation_table
 from glassformer.analysis.sweep import Metric, logit, logit_difference
@@ -14,8 +13,9 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import At, Scale, Set
-from strategies import ARCHITECTURES, subject
 
 METRIC = logit_difference(1, 2)
 VARIED = ["gpt2", "llama", "post", "smeared", "lightning_hybrid", "differential", "translator_linear"]

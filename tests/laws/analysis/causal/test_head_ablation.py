@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from closeness import close
 from glassformer.analysis.causal import ablate, ablate_each, before_after
 from glassformer.analysis.heads._roles import heads
 from glassformer.analysis.losses import losses_of
@@ -18,8 +17,10 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, EncoderDecoder, NoNorm, block
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import At, Scale, Tape
-from strategies import ARCHITECTURES, randomise, subject
 
 
 def batch_for(name: str, length: int = 9, rows: int = 3) -> tuple[Any, Batch]:

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given as drawn, strategies as st
 from torch import Tensor, nn
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.causal import Cells, patch
 from glassformer.analysis.causal._patching import Direction
@@ -26,8 +25,9 @@ from glassformer.errors import (
     UnknownSite,
 )
 from glassformer.handmade import induction_model, pointer_model
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 METRIC = logit_difference(1, 2)
 HYBRIDS = ["gpt2", "llama", "smeared", "lightning_hybrid", "differential", "parallel", "sandwich", "translator_linear"]

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.causal import average_traces, causal_trace, subject_deviation
 from glassformer.analysis.causal._traces_by_role import token_roles
@@ -14,8 +13,9 @@ from glassformer.data import Batch
 from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.handmade import induction_model
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Add, At, Set
-from strategies import ARCHITECTURES, subject
 
 
 def prompt(name: str, length: int = 4) -> tuple[Any, Any, dict[str, Any]]:

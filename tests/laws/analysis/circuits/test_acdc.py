@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from circuit_pairs import Compared, novelty, pair, repetition
-from closeness import close
 from glassformer.analysis.circuits import Acdc, Edge, acdc, acdc_curve, faithfulness
 from glassformer.analysis.sweep import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
@@ -23,7 +22,8 @@ from glassformer.handmade import (
     skip_trigram_model,
     virtual_head_model,
 )
-from strategies import ARCHITECTURES
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from circuit_pairs import Compared, pair, repetition
-from closeness import close
 from glassformer.analysis.circuits import attribute_edges, attribute_nodes
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.sweep import answer_rank, kl_divergence, log_probability, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -9,7 +9,7 @@ from glassformer.analysis.circuits import circuit_graph
 from glassformer.attention import Merge
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import DecoderConfig, Learned, Mlp, block
-from strategies import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, subject
 
 
 def _model(*layers: Any, **kwargs: Any) -> Any:

@@ -6,15 +6,16 @@ from hypothesis import given
 from torch import Tensor
 
 from circuit_pairs import Compared, pair
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.sweep import Metric
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.testing import close
+from glassformer.testing.layers import seeds
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders, seeds, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

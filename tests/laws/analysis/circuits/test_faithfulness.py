@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from circuit_pairs import pair, repetition
-from closeness import close
 from glassformer.analysis.circuits import faithfulness
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model
-from strategies import ARCHITECTURES
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from torch import Tensor
 
 from circuit_pairs import Compared, novelty, pair, repetition
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.circuits import edge_effects, path_patching, sender_effects
@@ -24,8 +23,9 @@ from glassformer.handmade import (
     virtual_head_model,
 )
 from glassformer.models import Decoder
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # writes are added as they are, and there is no cap on logits: what attribution splits is what the metric measures

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.from_weights import composition
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
 from glassformer.attention import Lightning, Linear, QueryKeyOnly, Rope
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import DecoderConfig, LayerNorm, Learned, NoNorm, RmsNorm, block
-from strategies import ARCHITECTURES, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, subject
 
 OFFSETS = (1, 2, 5)
 BILINEAR = sorted(set(ARCHITECTURES) - {"bare", "linear", "translator_linear", "lightning_hybrid"})

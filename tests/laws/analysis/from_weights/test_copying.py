@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 PLAIN = ["gpt2", "llama", "attention_only", "alibi_window", "parallel", "sandwich", "post", "bare", "translator_pre"]
 

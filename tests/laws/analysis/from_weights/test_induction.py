@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import weights
 from glassformer.analysis.from_weights import composition, copying, induction_circuits, matching_trace
 from glassformer.analysis.heads import head_scores
@@ -14,7 +13,9 @@ from glassformer.attention import QueryKeyOnly, Rope
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, rotated, virtual_head_model
 from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, RmsNorm, block
-from strategies import randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import subject
 
 
 def _ratio(matrix):

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.attention import Alibi, QueryKeyOnly, RelativeBias, Rope, Softmax
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.models import DecoderConfig, Learned, NoNorm, RmsNorm, block
-from strategies import randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import subject
 
 KINDS = {
     "learned": ({}, {"positions": Learned()}),

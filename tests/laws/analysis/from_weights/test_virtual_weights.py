@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.analysis.from_weights._virtual_weights import product_norms
 from glassformer.analysis.question import card_of
 from glassformer.analysis.subspaces._basis import _kurtosis
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "sandwich", "differential", "translator_pre"])

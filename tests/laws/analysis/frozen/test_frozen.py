@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.frozen import frozen_edits, linearity
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Scale, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import sources
 from glassformer.analysis.frozen import write_projections, write_shares, write_sources, writes
@@ -12,7 +11,8 @@ from glassformer.analysis.frozen._writes import residual_sites
 from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

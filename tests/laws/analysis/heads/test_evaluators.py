@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.heads import evaluate_heads, find_pattern, head_roles, head_scores
 from glassformer.analysis.heads._evaluate import prefix_mask, settings_of
@@ -14,8 +13,9 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Tape
-from strategies import ARCHITECTURES, subject
 
 DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.heads import head_roles, head_scores
 from glassformer.analysis.heads._roles import ROLES, heads, repeated_tokens, role_masks
@@ -17,7 +16,8 @@ from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 DECODERS = [name for name in ARCHITECTURES if not name.startswith("translator")]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer.analysis.learning import (
     Trajectory,
     in_context_learning,
@@ -26,8 +25,9 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, RunFolderError, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
+from glassformer.testing import close
+from glassformer.testing.models import subject
 from glassformer.training import OptimConfig, TrainConfig, train
-from strategies import subject
 from tiny_runs import recipe
 
 

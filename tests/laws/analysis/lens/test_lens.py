@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank
 from glassformer.errors import SiteNotRead
 from glassformer.handmade import induction_model, repeated
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.lens import lens_grid, logit_lens
 from glassformer.analysis.lens._grid import MEASURES
@@ -15,7 +14,9 @@ from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Learned
 from glassformer.models.embedding import Unembedding
-from strategies import ARCHITECTURES, Subject, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.lens import TunedLens, fit_tuned_lens, lens_divergence, lens_grid
 from glassformer.analysis.lens._fit import _gradients, _log_probs, _streams
@@ -15,7 +14,9 @@ from glassformer.analysis.lens._tuned import tuned_sites
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite
 from glassformer.models import DecoderConfig, Learned
-from strategies import ARCHITECTURES, Subject, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

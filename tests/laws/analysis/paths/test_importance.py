@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.frozen import frozen_edits
 from glassformer.analysis.frozen._stack import steps_of
@@ -16,8 +15,9 @@ from glassformer.analysis.paths._importance import World, order_worlds, sweep, t
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated, virtual_head_model
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Scale
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 
 def next_tokens(ids: torch.Tensor, start: int = 0) -> Batch:

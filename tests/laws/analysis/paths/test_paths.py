@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.frozen import frozen_edits
@@ -18,8 +17,9 @@ from glassformer.analysis.paths._importance import order_worlds, sweep, term_cou
 from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, keep_in_mind, repeated, skip_trigram_model, virtual_head_model
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Scale
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.paths import ScorePaths, score_paths
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, pointer_model, repeated
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 
 
 def allowed(found: ScorePaths, scores: torch.Tensor) -> None:

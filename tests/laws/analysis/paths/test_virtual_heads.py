@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer import weights
 from glassformer.analysis import run
 from glassformer.analysis.frozen._stack import step_sites, steps_of
@@ -16,7 +15,9 @@ from glassformer.analysis.paths._virtual_heads import pair_contributions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import repeated, virtual_head_model
 from glassformer.models import DecoderConfig, block, repeat
-from strategies import ARCHITECTURES, Subject, attention_decoders, randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 
 
 def check_sum(found: Subject, centred: bool) -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.analysis.from_weights._virtual_weights import ports
 from glassformer.analysis.subspaces import _subspaces as subspaces
 from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 
 def test_the_participation_ratio_of_a_product_is_that_of_the_matrix():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
-from closeness import close
 from glassformer.analysis.sweep import (
     Donor,
     Metric,
@@ -22,8 +21,10 @@ from glassformer.analysis.sweep import (
 )
 from glassformer.data import Batch
 from glassformer.errors import CheckpointError, ShapeMismatch
+from glassformer.testing import close
+from glassformer.testing.layers import seeds
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import Add, Apply, At, Edit, Scale, Set, Site, Take
-from strategies import ARCHITECTURES, Subject, attention_decoders, seeds, subject
 
 # a plan is several rows of several edits, and every row is run whole for comparison: few plans say much
 relaxed = settings(

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.token_flow import attention_flow, rollout
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 networkx = pytest.importorskip("networkx")
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import run
 from glassformer.analysis.token_flow import neuron_shares
 from glassformer.errors import AnalysisUnavailable, SiteNotRead
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 SITES = ["blocks.1.mlp.hidden", "blocks.1.mlp.out"]
 

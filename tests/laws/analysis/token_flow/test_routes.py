@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.token_flow import FlowRoutes, information_flow_routes, rollout
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.frozen._mixing import Unit, flow_sites, units
 from glassformer.analysis.question import card_of
@@ -15,8 +14,9 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, SiteNotRead
 from glassformer.handmade import induction_model, repeated
 from glassformer.models import DecoderConfig, Mlp, block
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
-from strategies import ARCHITECTURES, Subject, attention_decoders, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 TRANSLATORS = [name for name in ARCHITECTURES if name.startswith("translator")]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from closeness import close
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import sources
 from glassformer.analysis.frozen import write_sources, writes
@@ -11,7 +10,8 @@ from glassformer.analysis.question import card_of
 from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable
 from glassformer.handmade import induction_model, repeated
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
 # there the stream's norm comes after the sum, and is passed here

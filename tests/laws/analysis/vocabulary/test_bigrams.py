@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.data.tasks.chains import stationary
 from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import DecoderConfig, Learned
-from strategies import randomise, subject
+from glassformer.testing import close
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import subject
 
 
 def _table(n=6, seed=0):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import glassformer as gf
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
-from strategies import ARCHITECTURES, subject
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
 
 
 def _centred(dense):

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from closeness import close
 from glassformer import analysis, handmade, weights
 from glassformer.analysis.vocabulary._skip_trigrams import follows_more
 from glassformer.errors import AnalysisUnavailable
-from strategies import subject
+from glassformer.testing import close
+from glassformer.testing.models import subject
 
 BOS, KEEP, IN, MIND, AT, BAY = range(6)
 TEXT = [[BOS, KEEP, IN, MIND], [BOS, KEEP, AT, BAY]]
