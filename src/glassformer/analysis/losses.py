@@ -1,7 +1,7 @@
-"""Loss by position, and how much of it the context saves."""
+"""Losses by position, with what the context saves of them, and on whole documents."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,6 +37,49 @@ def token_losses(model: ModelLike, *batches: Batch) -> tuple[Float[Tensor, "row 
     with evaluating(require_model(model, "losses")), torch.no_grad():
         losses = joined([_losses(model, batch) for batch in batches])
     return losses, joined([batch.weight for batch in batches])
+
+
+def document_losses(
+    model: ModelLike, documents: Iterable[list[int]], length: int, *, rows: int = 16
+) -> Float[Tensor, " token"]:
+    """Return the loss of every token of every document in nats, one document after the other.
+
+    Count models and compressors are measured on the same text. Documents are read in windows of `length` that overlap
+    by half, so that every token is predicted from at least `length / 2` tokens before it, or from all there are. The
+    first token is predicted from `<bos>`; without one it has no loss.
+
+    Args:
+        model: A decoder.
+        documents: Token ids without specials.
+        length: Tokens per window, at most the model's context.
+        rows: Windows per forward pass.
+
+    Raises:
+        AnalysisUnavailable: The model is no decoder.
+    """
+    require_next_tokens(model, "document_losses")
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            f"document_losses reads documents without a source, as a decoder does; this model ({type(model).__name__}) "
+            "needs sources too.\n"
+            "    Its losses on rows with sources: analysis.losses.loss_by_position(model, batch)."
+        )
+    bos = None if model.tokenizer is None else model.tokenizer.bos
+    losses: list[Tensor] = []
+    waiting: list[tuple[list[int], int]] = []
+    with evaluating(model), torch.no_grad():
+        for window in _windows(documents, bos, length):
+            waiting.append(window)
+            if len(waiting) == rows:
+                losses += _window_losses(model, waiting)
+                waiting = []
+        losses += _window_losses(model, waiting)
+    return torch.cat(losses) if losses else torch.zeros(0)
+
+
+def bits_per_byte(losses: Float[Tensor, " token"], n_bytes: int) -> float:
+    """Return what the losses cost per byte of the text they were measured on."""
+    return float(losses.double().sum()) / math.log(2) / n_bytes
 
 
 def joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -104,3 +147,26 @@ def _losses(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos"]:
         return -model.unembed.log_prob(x, batch.targets)
     logits = model(batch.source, batch.tokens, lengths=batch.lengths, source_lengths=batch.source_lengths)
     return losses_of(logits, batch)
+
+
+def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> Iterator[tuple[list[int], int]]:
+    """Yield (tokens, how many of the first targets were counted before)."""
+    half = max(length // 2, 1)
+    for ids in documents:
+        tokens = ids if bos is None else [bos, *ids]
+        yield tokens[: length + 1], 0
+        for start in range(half, len(tokens) - 1 - (length - half), half):
+            yield tokens[start : start + length + 1], length - half
+
+
+def _window_losses(model: Decoder, windows: list[tuple[list[int], int]]) -> list[Tensor]:
+    windows = [(tokens, skip) for tokens, skip in windows if len(tokens) > 1]
+    if not windows:
+        return []
+    lengths = torch.tensor([len(tokens) - 1 for tokens, _ in windows])
+    ids = torch.zeros(len(windows), int(lengths.max()) + 1, dtype=torch.long)
+    for i, (tokens, _) in enumerate(windows):
+        ids[i, : len(tokens)] = torch.tensor(tokens)
+    x = model.stream(ids[:, :-1], lengths=None if bool((lengths == lengths[0]).all()) else lengths)
+    losses = -model.unembed.log_prob(x, ids[:, 1:])
+    return [row[skip:n] for row, (_, skip), n in zip(losses, windows, lengths.tolist())]

@@ -14,9 +14,8 @@ import torch
 
 from glassformer import checkpoints, files
 from glassformer.analysis.heads import head_scores
-from glassformer.analysis.heldout import bits_per_byte, document_losses
 from glassformer.analysis.learning._measures import ROLES
-from glassformer.analysis.losses import icl_places, icl_score, loss_by_position
+from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate

@@ -9,11 +9,9 @@ from hypothesis import given, strategies as st
 from glassformer.analysis import run
 from glassformer.analysis.heads import head_roles, head_scores
 from glassformer.analysis.heads._roles import ROLES, heads, repeated_tokens, role_masks
-from glassformer.analysis.losses import icl_score, loss_by_position
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.handmade import induction_model, repeated
-from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
 from glassformer.testing import close
@@ -130,40 +128,3 @@ def test_a_model_without_attention_has_no_roles() -> None:
     model = DecoderConfig(7, 8, (BlockConfig((Mlp(8),)),), max_len=32).build()
     with pytest.raises(NoPattern, match="no attention"):
         head_scores(model)
-
-
-def test_the_induction_model_pays_for_the_first_copy_only() -> None:
-    ids = repeated(batch=4)
-    losses = loss_by_position(induction_model(), next_token_batch(ids))
-    # nothing tells what comes in the first copy, nor that its end is followed by its beginning
-    close(losses.values[:21], torch.full((21,), math.log(21), dtype=torch.float64), 1e-3)
-    assert losses.values[21:].max() < 1e-6
-    assert losses.labels("pos")[0] == 1
-    assert icl_score(losses, early=5, late=30) == pytest.approx(-math.log(21), rel=1e-3)
-
-
-@given(st.floats(-3, 3))
-def test_the_in_context_learning_score_ignores_a_constant(shift: float) -> None:
-    losses = torch.linspace(2, 1, 50).double()
-    first, second = (icl_score(Labelled(x, ("pos",))) for x in (losses, losses + shift))
-    assert first == pytest.approx(second)
-    assert first < 0
-
-
-def test_the_in_context_learning_score_refuses_places_that_do_not_exist() -> None:
-    losses = Labelled(torch.ones(8), ("pos",))
-    with pytest.raises(AnalysisUnavailable, match="losses of tokens 1 to 8"):
-        icl_score(losses, early=5, late=9)
-    with pytest.raises(AnalysisUnavailable, match="no row of the batch counts"):
-        icl_score(Labelled(torch.tensor([1.0, math.nan, 1.0]), ("pos",)), early=1, late=2)
-
-
-def test_losses_are_means_over_the_rows_that_count() -> None:
-    model = subject("gpt2").model
-    sequence = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    weight = torch.tensor([[True, True, False], [True, False, False]])
-    losses = loss_by_position(model, next_token_batch(sequence, weight)).values
-    each = [loss_by_position(model, next_token_batch(row[None])).values for row in sequence]
-    close(losses[0], (each[0][0] + each[1][0]) / 2)
-    close(losses[1], each[0][1])
-    assert losses[2].isnan()
