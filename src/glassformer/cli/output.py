@@ -87,7 +87,7 @@ def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: Toke
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 
-    from glassformer.analysis.reports._explain import model_facts
+    from glassformer.analysis.reports._model_facts import model_facts
     from glassformer.render.page.results import FORMAT, VERSION
 
     facts = dataclasses.asdict(model_facts(model))

@@ -42,7 +42,7 @@ from glassformer.analysis.reports._circuits_document import (
     Unavailable,
 )
 from glassformer.analysis.reports._circuits_findings import doubts, findings, induction_heads, verdict
-from glassformer.analysis.reports._explain import model_facts
+from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.analysis.subspaces._subspaces import Bandwidth, bandwidth
 from glassformer.analysis.vocabulary._skip_trigrams import skip_trigrams
 from glassformer.analysis.vocabulary._token_circuits import token_pairs

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glassformer.analysis.learning._in_context import InContextLearning
-from glassformer.analysis.reports._explanation import ModelFacts
+from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.labelled import Result
 
 FORMAT, VERSION = "glassformer.circuits", 1

@@ -3,65 +3,52 @@
 One backward pass through it says what the tokens' vectors do for the answer.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import Run, TextOrIds
-from glassformer.analysis.attribution._direct_logit_attribution import (
-    Attribution,
-    direct_logit_attribution,
-    sources,
-)
+from glassformer.analysis._run import Run, TextOrIds, run
+from glassformer.analysis.attribution._direct_logit_attribution import Attribution, direct_logit_attribution, sources
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.prepare import asked_position, decoded, token_id
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
-from glassformer.analysis.reports._explain_inputs import input_attribution, run_for_gradients, without_graph
 from glassformer.analysis.reports._explanation import (
     Candidate,
     Contribution,
     Contributions,
     Distribution,
     Explanation,
-    HeadFacts,
+    InputAttribution,
     LensMap,
     LensRow,
-    ModelFacts,
     Outcome,
-    Pattern,
-    RoleScore,
     SamplingStep,
     SamplingTrace,
-    Sink,
     Token,
-    TopHead,
     Translation,
     TranslationStep,
 )  # fmt: skip
-from glassformer.attention import per_query_head
-from glassformer.errors import NoPattern, ShapeMismatch
+from glassformer.analysis.reports._head_facts import head_facts, patterns, top_heads
+from glassformer.analysis.reports._model_facts import model_facts
+from glassformer.errors import ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, sampling_steps
 from glassformer.models.generate import generable
 
-N_CANDIDATES, N_LENS, N_TOP_HEADS = 10, 5, 6
-# a head belongs among the top heads for its role, whatever it adds itself, from this score on
-TELLING_SCORE = 0.3
-N_MAP = 3
+N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
 # multiplications that unembedding at all positions may take: about a second of one core
 MAP_WORK = 10_000_000_000
 
 
 def explained_sites(model: ModelLike) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
-    patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
+    looks = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
     asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
-    sites = [*patterns, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
+    sites = [*looks, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
@@ -100,30 +87,20 @@ def explain(
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
-    graph = run_for_gradients(model, text, target, explained_sites(model), specials)
-    passed = without_graph(graph)
+    graph = _run_with_graph(model, text, target, explained_sites(model), specials)
+    passed = _without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
     at = position_in(passed, position)
     logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
     other = None if against is None else token_id(model, against)
-    inputs = input_attribution(graph, chosen, other, at)
+    inputs = _inputs(graph, chosen, other, at)
     del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
     split = direct_logit_attribution(passed, answer=chosen, against=other, position=at)
-    facts, notes = _heads(passed, split)
-    notes = [passed.added, *notes] if passed.added else notes
-    if split.cap is not None:
-        notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
-    if isinstance(model, Encoder):
-        notes.append(
-            "The model reads both ways: its logits at a position are of the token that stands there, not of the next."
-        )
-    if model.unembed.readout is not None:
-        notes.append("Contributions pass the readout with its norm's scale and its activation's slopes frozen.")
-    grid, left_out = _lens_map(passed, at)
-    notes += left_out
+    facts, without_roles = head_facts(passed, split)
+    lens_map, left_out = _lens_map(passed, at)
     return Explanation(
         model=model_facts(model),
         text=passed.text,
@@ -136,14 +113,14 @@ def explain(
         next_token=Distribution(float(entropy_bits(log_probs)), _candidates(model, logits, N_CANDIDATES)),
         sampling=_sampling(passed, at, sampling or Sampling()),
         lens=_lens(passed, chosen, other, at),
-        lens_map=grid,
+        lens_map=lens_map,
         attribution=_contributions(split),
         inputs=inputs,
         heads=facts,
-        top_heads=_top_heads(passed, split, facts),
-        patterns=_patterns(passed),
+        top_heads=top_heads(passed, split, facts),
+        patterns=patterns(passed),
         translation=_translation(passed),
-        notes=tuple(notes),
+        notes=(*_notes(passed, split, without_roles), *left_out),
     )
 
 
@@ -163,16 +140,63 @@ def position_in(run: Run, position: int | None) -> int:
     return last
 
 
-def model_facts(model: ModelLike) -> ModelFacts:
-    kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
-    heads = roles.heads(model)
-    most = max((h.head + 1 for h in heads), default=0)
-    parameters = sum(p.numel() for p in model.parameters())
-    mechanisms = tuple(dict.fromkeys(h.mechanism for h in heads))
-    config = model.config
-    return ModelFacts(
-        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms
+def _run_with_graph(
+    model: ModelLike, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None
+) -> Run:
+    """Run a model once, keeping the graph from its token vectors on."""
+    vectors = _token_vectors(model)
+    sites = list(dict.fromkeys([*read, *vectors]))
+    return run(model, text, target, read=sites, edit=[(site, _leaf) for site in vectors], specials=specials, grad=True)
+
+
+def _without_graph(run: Run) -> Run:
+    """Return the run with plain numbers."""
+    sites = {name: dataclasses.replace(site, values=site.values.detach()) for name, site in run.sites.items()}
+    return dataclasses.replace(run, sites=sites, logits=None if run.logits is None else run.logits.detach())
+
+
+def _inputs(run: Run, answer: int, against: int | None, at: int) -> InputAttribution:
+    """Say what each token's vector does for the answer: gradient times input; the run is one of `_run_with_graph`.
+
+        value[t] = x_t . d m / d x_t         x_t the token's vector, m the answer's logit or a difference of two
+
+    Norms and patterns are live, so the numbers are local slopes and do not sum to the logit. The graph is kept.
+    Source: Shrikumar et al. 2016 (gradient times input).
+    """
+    assert run.logits is not None
+    logits = run.logits[0, at]
+    metric = logits[answer] if against is None else logits[answer] - logits[against]
+    vectors = [run[site].values for site in _token_vectors(run.model)]
+    gradients = torch.autograd.grad(metric, vectors, retain_graph=True)
+    *source, own = [(g * x.detach()).sum(-1)[0].tolist() for g, x in zip(gradients, vectors)]
+    return InputAttribution(
+        method="gradient_x_input",
+        target="logit" if against is None else "difference",
+        values=tuple(own),
+        source_values=tuple(source[0]) if source else None,
     )
+
+
+def _token_vectors(model: ModelLike) -> list[str]:
+    return [embed.at_token for embed in model.embeddings.values()]
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def _notes(run: Run, split: Attribution, without_roles: list[str]) -> list[str]:
+    """Return what has to be known to read the explanation right."""
+    notes = [run.added, *without_roles] if run.added else list(without_roles)
+    if split.cap is not None:
+        notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
+    if isinstance(run.model, Encoder):
+        notes.append(
+            "The model reads both ways: its logits at a position are of the token that stands there, not of the next."
+        )
+    if run.model.unembed.readout is not None:
+        notes.append("Contributions pass the readout with its norm's scale and its activation's slopes frozen.")
+    return notes
 
 
 def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
@@ -272,101 +296,6 @@ def _contributions(split: Attribution) -> Contributions:
     raw, difference = split.cap is not None, split.against is not None
     target = ("raw difference" if difference else "raw logit") if raw else "difference" if difference else "logit"
     return Contributions(target, split.total, split.sum, tuple(parts))
-
-
-def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
-    """Return every head with its roles, and what could not be said about some."""
-    scores: dict[str, tuple[RoleScore, ...]] = {}
-    notes: list[str] = []
-    for stack in run.model.stacks:
-        try:
-            found = roles.head_roles(run, stack=stack)
-        except NoPattern as error:
-            notes.append(str(error).split("\n")[0])
-            continue
-        counts = found.positions.values.tolist()
-        for label, values in zip(found.scores.labels("head"), found.scores.values.tolist()):
-            scores[str(label)] = tuple(
-                RoleScore(role, None if math.isnan(v) else v, n) for role, v, n in zip(roles.ROLES, values, counts)
-            )
-    added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
-    facts = tuple(
-        HeadFacts(
-            h.label,
-            h.stack,
-            h.part,
-            h.layer,
-            h.head,
-            h.mechanism,
-            added.get(h.label),
-            h.reading,
-            scores.get(h.label, ()),
-            _sink(run, h),
-        )
-        for h in roles.heads(run.model)
-    )
-    without = sorted({h.mechanism for h in facts if h.reading is None})
-    notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
-    signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
-    notes += [
-        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
-        for kind in signed
-    ]
-    return facts, notes
-
-
-def _sink(run: Run, head: roles.Head) -> Sink | None:
-    """Return how far a head rests on the first token, where rows of its pattern are mixtures of tokens."""
-    if head.reading != "mass" or head.crosses or f"{head.path}.value" not in run:
-        return None
-    pattern = run[f"{head.path}.pattern"].values
-    value = per_query_head(run[f"{head.path}.value"].values, pattern)[0, head.head]
-    weights = pattern[0, head.head, 1:].double()
-    if not len(weights) or weights.shape[-1] != len(weights) + 1:
-        return None
-    moved = weights * value.double().norm(dim=-1)
-    whole = float(moved.sum())
-    return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
-
-
-def _top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
-    """Choose the heads that add most either way, then the best head of each role that any head plays well."""
-    candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
-    by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
-    chosen = {h.label: (h, "contribution") for h in by_size[:N_TOP_HEADS]}
-    for i, role in enumerate(roles.ROLES[:3]):
-        scored = [(h.roles[i].score or 0.0, h) for h in candidates if h.roles]
-        score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
-        if head is not None and score >= TELLING_SCORE:
-            chosen.setdefault(head.label, (head, role))
-    return tuple(_top_head(run, split, head, because) for head, because in chosen.values())
-
-
-def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> TopHead:
-    path = next(h.path for h in roles.heads(run.model) if h.label == head.label)
-    row = run[f"{path}.pattern"].values[0, head.head, split.position].double()
-    basis: Literal["pattern", "norm"] = "pattern" if head.reading == "mass" else "norm"
-    if basis == "norm":
-        value = per_query_head(run[f"{path}.value"].values, run[f"{path}.pattern"].values)[0, head.head]
-        row = row.abs() * value.double().norm(dim=-1)
-    total = float(row.sum())
-    weights = (row / total if total > 0 else row).tolist()
-    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
-    crossed = head.crosses
-    key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
-    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
-
-
-def _patterns(run: Run) -> tuple[Pattern, ...]:
-    found = []
-    for h in roles.heads(run.model):
-        if h.reading is None:
-            continue
-        query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
-        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
-        weights = run[f"{h.path}.pattern"].values[0, h.head]
-        found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
-    return tuple(found)
 
 
 def _translation(run: Run) -> Translation | None:

@@ -9,23 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.labelled import Result
 from glassformer.trace import role_of
 
 FORMAT, VERSION = "glassformer.explanation", 1
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelFacts:
-    name: str
-    kind: str
-    parameters: int
-    n_layers: int
-    n_heads: int
-    d_model: int
-    vocab_size: int
-    max_len: int
-    mechanisms: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

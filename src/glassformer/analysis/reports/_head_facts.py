@@ -1,0 +1,117 @@
+"""What each head does in the pass that is explained: its roles, what it adds, where it looks; which heads tell most."""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from glassformer.analysis._run import Run
+from glassformer.analysis.attribution._direct_logit_attribution import Attribution, sources
+from glassformer.analysis.heads import _roles as roles
+from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
+from glassformer.attention import per_query_head
+from glassformer.errors import NoPattern
+
+N_TOP_HEADS = 6
+# a head belongs among the top heads for its role, whatever it adds itself, from this score on
+TELLING_SCORE = 0.3
+
+
+def head_facts(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
+    """Return every head with its roles, and what could not be said about some."""
+    scores, notes = _role_scores(run)
+    added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
+    facts = tuple(
+        HeadFacts(
+            h.label,
+            h.stack,
+            h.part,
+            h.layer,
+            h.head,
+            h.mechanism,
+            added.get(h.label),
+            h.reading,
+            scores.get(h.label, ()),
+            _sink(run, h),
+        )
+        for h in roles.heads(run.model)
+    )
+    without = sorted({h.mechanism for h in facts if h.reading is None})
+    notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
+    signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
+    notes += [
+        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
+        for kind in signed
+    ]
+    return facts, notes
+
+
+def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[str]]:
+    """Return scores by head, and why there are none in a stack."""
+    scores: dict[str, tuple[RoleScore, ...]] = {}
+    notes: list[str] = []
+    for stack in run.model.stacks:
+        try:
+            found = roles.head_roles(run, stack=stack)
+        except NoPattern as error:
+            notes.append(str(error).split("\n")[0])
+            continue
+        counts = found.positions.values.tolist()
+        for label, values in zip(found.scores.labels("head"), found.scores.values.tolist()):
+            scores[str(label)] = tuple(
+                RoleScore(role, None if math.isnan(v) else v, n) for role, v, n in zip(roles.ROLES, values, counts)
+            )
+    return scores, notes
+
+
+def _sink(run: Run, head: roles.Head) -> Sink | None:
+    """Return how far a head rests on the first token, where rows of its pattern are mixtures of tokens."""
+    if head.reading != "mass" or head.crosses or f"{head.path}.value" not in run:
+        return None
+    pattern = run[f"{head.path}.pattern"].values
+    value = per_query_head(run[f"{head.path}.value"].values, pattern)[0, head.head]
+    weights = pattern[0, head.head, 1:].double()
+    if not len(weights) or weights.shape[-1] != len(weights) + 1:
+        return None
+    moved = weights * value.double().norm(dim=-1)
+    whole = float(moved.sum())
+    return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
+
+
+def top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
+    """Choose the heads that add most either way, then the best head of each role that any head plays well."""
+    candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
+    by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
+    chosen = {h.label: (h, "contribution") for h in by_size[:N_TOP_HEADS]}
+    for i, role in enumerate(roles.ROLES[:3]):
+        scored = [(h.roles[i].score or 0.0, h) for h in candidates if h.roles]
+        score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
+        if head is not None and score >= TELLING_SCORE:
+            chosen.setdefault(head.label, (head, role))
+    return tuple(_top_head(run, split, head, because) for head, because in chosen.values())
+
+
+def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> TopHead:
+    path = next(h.path for h in roles.heads(run.model) if h.label == head.label)
+    row = run[f"{path}.pattern"].values[0, head.head, split.position].double()
+    basis: Literal["pattern", "norm"] = "pattern" if head.reading == "mass" else "norm"
+    if basis == "norm":
+        value = per_query_head(run[f"{path}.value"].values, run[f"{path}.pattern"].values)[0, head.head]
+        row = row.abs() * value.double().norm(dim=-1)
+    total = float(row.sum())
+    weights = (row / total if total > 0 else row).tolist()
+    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
+    crossed = head.crosses
+    key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
+    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
+
+
+def patterns(run: Run) -> tuple[Pattern, ...]:
+    found = []
+    for h in roles.heads(run.model):
+        if h.reading is None:
+            continue
+        query: Literal["tokens", "source_tokens"] = "source_tokens" if h.stack == "encoder" else "tokens"
+        key: Literal["tokens", "source_tokens"] = "source_tokens" if h.crosses else query
+        weights = run[f"{h.path}.pattern"].values[0, h.head]
+        found.append(Pattern(h.label, h.stack, h.part, h.layer, h.head, query, key, weights))
+    return tuple(found)

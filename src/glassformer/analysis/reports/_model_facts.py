@@ -1,0 +1,34 @@
+"""What a report says first of the model it is on: its size, its layers and the mechanisms it attends by."""
+
+import dataclasses
+
+from glassformer.analysis.heads import _roles as roles
+from glassformer.models import ModelLike
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """What a report says first of its model."""
+
+    name: str
+    kind: str
+    parameters: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    vocab_size: int
+    max_len: int
+    mechanisms: tuple[str, ...]
+
+
+def model_facts(model: ModelLike) -> ModelFacts:
+    """Return the facts of a model; `n_heads` is the most that any attention layer has."""
+    kind, blocks = model.config.kind, [b for stack in model.stacks.values() for b in stack.blocks]
+    heads = roles.heads(model)
+    most = max((h.head + 1 for h in heads), default=0)
+    parameters = sum(p.numel() for p in model.parameters())
+    mechanisms = tuple(dict.fromkeys(h.mechanism for h in heads))
+    config = model.config
+    return ModelFacts(
+        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms
+    )
