@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import find, settings
 
-from glassformer.attention import Lightning, Softmax
+from glassformer.attention import Lightning, MixerConfig, Softmax
 from glassformer.testing import MechanismLaws
+from glassformer.testing.models import PATTERNED, SLOTS, attention_settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "write-a-mechanism.md").read_text(encoding="utf-8")
@@ -40,6 +43,16 @@ def test_a_class_has_those_laws_that_its_mechanism_claims() -> None:
         "test_scores_are_bilinear_where_claimed",
         "test_a_state_that_is_kept_can_be_cut_to_any_earlier_length",
     }
+
+
+@pytest.mark.parametrize("kind", PATTERNED)
+def test_models_are_drawn_with_each_mechanism_of_the_package_that_has_a_pattern(kind: str) -> None:
+    def drawn(found: tuple[str, dict[str, Any]]) -> bool:
+        name, arguments = found
+        return name not in SLOTS and arguments["mixer"].kind == kind
+
+    find(attention_settings(), drawn, settings=settings(max_examples=2000, derandomize=True, database=None))
+    assert MixerConfig.registry[kind].__module__.startswith("glassformer.")
 
 
 def test_the_library_itself_needs_neither_pytest_nor_hypothesis() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ from glassformer.models import (
     block,
 )
 from glassformer.models.schedules import differential, lightning_merge
-from glassformer.testing.layers import randomise, seeds
+from glassformer.testing.layers import mixers, randomise, seeds
 from glassformer.trace import Tape
 
 _GPT2: dict[str, Any] = {"mlp": Mlp(activation="gelu_tanh"), "bias": True}
@@ -77,7 +77,8 @@ def _translator(
     )
 
 
-# every wiring, norm, mechanism and kind of position that ships, in tiny
+# every wiring, norm and kind of position that ships, in tiny, and every state that a mechanism may have; mechanisms by
+# themselves are drawn, see `attention_settings`
 ARCHITECTURES: dict[str, ModelConfig] = {
     "gpt2": _decoder(block(n_heads=4, **_GPT2), block(n_heads=4, **_GPT2), positions=Learned()),
     "llama": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), tied=False),
@@ -219,20 +220,38 @@ def drawn(
     )
 
 
-# mechanisms with a pattern that multiplies values, as one draws them for analyses of paths
-PATTERNED: dict[str, dict[str, Any]] = {
-    "softmax": {},
+# the package's own mechanisms that have a pattern which multiplies values; a test may register others
+PATTERNED: list[str] = sorted(
+    kind
+    for kind, mechanism in cast(dict[str, type[MixerConfig]], MixerConfig.registry).items()
+    if mechanism.traits.linear_in_value == "exact" and mechanism.__module__.startswith("glassformer.")
+)
+
+# what else an attention layer may be made of, as one draws it for analyses of paths
+SLOTS: dict[str, dict[str, Any]] = {
     "grouped": {"n_kv_heads": 1},
     "window": {"mixer": Softmax(window=3, cap=0.5, sinks=True), "qk_norm": QueryKeyNorm(over="all")},
     "rope": {"positions": Rope(fraction=0.5, pairing="interleaved"), "qk_norm": QueryKeyNorm(centred=True, bias=True)},
     "alibi": {"positions": Alibi(), "n_kv_heads": 1},
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
     "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
-    "linear": {"mixer": Linear()},
-    "lightning": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
+    "lightning_merge": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
-    "differential": differential(1),
+    "differential_merge": differential(1),
 }
+
+
+@st.composite
+def attention_settings(draw: Callable[..., Any]) -> tuple[str, dict[str, Any]]:
+    """Draw a mechanism that has a pattern, or what else a layer may be made of: a name, and arguments of `block`.
+
+    One is as likely as the other, and each mechanism as likely as the next, whatever variants they name.
+    """
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(sorted(SLOTS)))
+        return name, SLOTS[name]
+    mixer = draw(st.sampled_from(PATTERNED).flatmap(mixers))
+    return mixer.described, {"mixer": mixer}
 
 
 @st.composite
@@ -242,13 +261,13 @@ def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subje
         st.sampled_from([LayerNorm(), LayerNorm(bias=False), RmsNorm(), NoNorm(), LayerNorm(gain=False), _OFFSET])
     )
     wiring, bias = draw(st.sampled_from(["pre", "post", "sandwich", "parallel"])), draw(st.booleans())
-    drawn = draw(st.lists(st.sampled_from(sorted(PATTERNED)), min_size=1, max_size=3))
+    chosen = draw(st.lists(attention_settings(), min_size=1, max_size=3))
     blocks = []
-    for kind in drawn:
+    for _, settings in chosen:
         shared = wiring == "parallel" and draw(st.booleans())
-        layer = block(n_heads=2, wiring=wiring, norm=norm, shared_norm=shared, **({"bias": bias} | PATTERNED[kind]))
+        layer = block(n_heads=2, wiring=wiring, norm=norm, shared_norm=shared, **({"bias": bias} | settings))
         # two attention parts in one block: what they read depends on the wiring
-        twice = draw(st.booleans()) and len(drawn) < 3
+        twice = draw(st.booleans()) and len(chosen) < 3
         parts = layer.parts * (1 + twice) + ((Mlp(6),) if mlps and draw(st.booleans()) else ())
         blocks.append(layer.replace(parts=parts))
     config = _decoder(
@@ -259,4 +278,5 @@ def attention_decoders(draw: Callable[..., Any], *, mlps: bool = False) -> Subje
     seed = draw(seeds)
     model = randomise(config.build().double().eval(), seed, std=0.4)
     generator = torch.Generator().manual_seed(seed)
-    return Subject("+".join(drawn), model, (torch.randint(0, config.vocab_size, (2, 5), generator=generator),))
+    tokens = torch.randint(0, config.vocab_size, (2, 5), generator=generator)
+    return Subject("+".join(name for name, _ in chosen), model, (tokens,))
