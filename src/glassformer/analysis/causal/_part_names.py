@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glassformer.analysis.causal._site_grid import FAMILIES, Cells, Grid, grids
+from glassformer.analysis.causal._site_grid import Cell, Cells, Grid, grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
-from glassformer.trace import At, Site, is_named, role_of
+from glassformer.trace import At, Site, is_named
 from glassformer.weights import head_label
 
 POSITIONS = ("pos", "query", "key")
@@ -74,9 +74,7 @@ def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: M
         cells = dataclasses.replace(cells, only={"pos": positions} | dict(cells.only))
     found = grids(model, cells, lengths, "ablation_table")
     return [
-        Part(_label(grid, cell.index), cell.parts, _stacks(model, cell.parts[0][0]))
-        for grid in found
-        for cell in grid.cells
+        Part(_label(grid, cell), cell.parts, _stacks(model, cell.parts[0][0])) for grid in found for cell in grid.cells
     ]
 
 
@@ -87,23 +85,20 @@ def _stacks(model: Any, site: Site) -> dict[str, str]:
     return {axis: "encoder" if axis == "key" and site.crosses else own for axis in site.axes if axis in POSITIONS}
 
 
-def _label(grid: Grid, index: Sequence[int]) -> str:
-    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), index)}
+def _label(grid: Grid, cell: Cell) -> str:
+    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), cell.index)}
     if set(at) == {"site"}:
         return str(at["site"])
-    words = grid.name.split()
-    stack = words[0] if words[0] in ("encoder", "decoder") else ""
-    part = next((word for word in words[:-1] if role_of(word) in ("attn", "cross", "mlp")), "")
-    family, axes = words[-1] if "by" not in words else "", set(at)
-    encoder = "enc " if stack == "encoder" else ""
+    site, family, axes = cell.parts[0][0], grid.family, set(at)
+    encoder = "enc " if site.stack == "encoder" else ""
     if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
         return f"{encoder}position {at['pos']}"
     if family in ("head", "z") and axes == {"layer", "head"}:
-        return head_label(stack, part or "attn", int(at["layer"]), int(at["head"]))
+        return head_label(site.stack, site.part, int(at["layer"]), int(at["head"]))
     if family == "neurons" and axes == {"layer", "neuron"}:
-        return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {part}" if part else "")
+        return f"{encoder}L{at['layer']}N{at['neuron']}" + (f" {site.part}" if site.part != "mlp" else "")
     if family in ("attn_out", "mlp_out") and axes == {"layer"}:
-        return f"{encoder}L{at['layer']} {part or FAMILIES[family][0]}"
+        return f"{encoder}L{at['layer']} {site.part}"
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 

@@ -95,12 +95,14 @@ class Grid:
         axes: Coordinates by axis; position axes count from 0.
         cells: Those that exist: layers may differ in heads, and a causal pattern has no entry above its diagonal.
         stacks: For each position axis, the stack whose positions it counts.
+        family: Key of `FAMILIES` it belongs to; empty for sites by glob.
     """
 
     name: str
     axes: Mapping[str, Sequence[Coordinate]]
     cells: Sequence[Cell]
     stacks: Mapping[str, str]
+    family: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,7 +138,7 @@ def grids(
         else:
             by = ("site",) if cells.by is None else cells.by
             groups = {cells.sites: _by_glob(model, cells, analysis)}
-        found += [_grid(name, places, by, cells.only, lengths, analysis) for name, places in groups.items()]
+        found += [_grid(name, places, by, cells, lengths, analysis) for name, places in groups.items()]
     names = [grid.name for grid in found]
     # one family cut in two ways is two tables: say how each is cut
     return [
@@ -270,22 +272,22 @@ def _grid(
     name: str,
     places: Sequence[Place],
     by: Sequence[str],
-    only: Mapping[str, Sequence[int]],
+    asked: Cells,
     lengths: Mapping[str, int],
     analysis: str,
 ) -> Grid:
-    first = places[0].site
+    first, only = places[0].site, asked.only
     axes: dict[str, Sequence[Coordinate]] = {}
     stacks: dict[str, str] = {}
-    for asked in by:
-        if asked == "site":
+    for wanted in by:
+        if wanted == "site":
             axes["site"] = [place.site.name for place in places]
-        elif asked == "layer":
+        elif wanted == "layer":
             axes["layer"] = list(dict.fromkeys(p.site.layer for p in places if p.site.layer is not None))
         else:
-            axis = _own(asked, first, analysis)
+            axis = _own(wanted, first, analysis)
             sizes = [_size(axis, place, lengths, analysis) for place in places]
-            axes[axis] = _kept(axis, only.get(asked, only.get(axis)), max(sizes), analysis)
+            axes[axis] = _kept(axis, only.get(wanted, only.get(axis)), max(sizes), analysis)
             if axis in ("pos", "query", "key"):
                 stacks[axis] = "encoder" if axis == "key" and places[0].site.crosses else places[0].stack
     rest = {
@@ -299,7 +301,7 @@ def _grid(
         parts = tuple(_parts(places, at, rest, lengths, analysis))
         if parts:
             cells.append(Cell(index, parts))
-    return Grid(name, axes, cells, stacks)
+    return Grid(name, axes, cells, stacks, asked.sites if asked.sites in FAMILIES else "")
 
 
 def _parts(

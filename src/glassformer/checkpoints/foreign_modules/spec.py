@@ -238,7 +238,7 @@ def _read_only(name: str, place: Place, module: nn.Module) -> str:
             "    Edit a first tensor, or say Place(…, editable=True) if it does."
         )
     leaf = next(module.children(), None) is None
-    if name.rpartition(".")[2].startswith("resid") and place.end == "in" and leaf:
+    if Site.named(name).quantity.startswith("resid") and place.end == "in" and leaf:
         return (
             f'"{place.boundary}" is where one part reads the stream, and the stream goes on beside it unchanged.\n'
             "    Add to what is written instead, or say Place(…, editable=True) if nothing goes beside it."

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from glassformer.analysis import run
 from glassformer.analysis.causal import AblationTable, Cells, ablation_table
 from glassformer.analysis.sweep import Metric, logit, logit_difference
+from glassformer.attention import Attention
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Labelled
+from glassformer.models import Convolution, DecoderConfig, Gru, Mlp
+from glassformer.models.block import BlockConfig
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, drawn, subject
 from glassformer.trace import At, Scale, Set
 
 METRIC = logit_difference(1, 2)
@@ -122,6 +125,17 @@ def test_parts_of_every_sort_share_one_table() -> None:
     assert frame.loc[frame["part"] == "L1N3", "zero"].item() == pytest.approx(
         float(found.mean.select(part="L1N3", kind="zero").values)
     )
+
+
+def test_a_sub_layer_that_is_no_mlp_is_a_part_of_its_own() -> None:
+    config = DecoderConfig(11, 8, (BlockConfig((Attention(2), Gru(), Convolution(), Mlp(8))),), max_len=24)
+    found = drawn("mixed", config)
+    table = ablation_table(found.model, found.inputs[0], logit(3), parts=["mlps", "L0 gru"], kinds=["zero"])
+    assert table.values.labels("part") == ["L0 gru", "L0 conv", "L0 mlp"]
+    for label in ("gru", "conv", "mlp"):
+        off = run(found.model, found.inputs[0], edit=[Scale(f"blocks.0.{label}.out", 0.0)])
+        assert off.logits is not None
+        close(table.values.select(part=f"L0 {label}", kind="zero", metric=0).values, off.logits[:, -1, 3])
 
 
 def test_kinds_that_rank_alike_agree() -> None:
