@@ -68,7 +68,6 @@ def attribute(
     from glassformer import analysis
     from glassformer.analysis.reports._explain import position_in
     from glassformer.config import require
-    from glassformer.render.terminal import largest
 
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(method is None or bool(method), "--method needs at least one method.")
@@ -77,14 +76,7 @@ def attribute(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
-        run, encoded = clean_run(loaded, pairs, fitting, [analysis.attribution.direct_effects])
-        split = analysis.attribution.direct_effects(
-            run, answer=encoded.answer, against=encoded.wrong, positions=encoded.last[:, None], norm=norm
-        )
-        read = tokens_of(run)
-        Console().print(read.shown(), largest(split, top))
-        told = {"pairs": str(pairs), "n": len(encoded), "norm": norm}
-        deliver("attribute", loaded, told, [split], output, read)
+        _over_pairs(loaded, pairs, fitting, norm, top, output)
         return
     assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
@@ -98,17 +90,11 @@ def attribute(
     found = list[Any]()
     for name in methods:
         if name in GRADIENTS:
-            # the same tokens as in the run: a target that was generated is not generated twice
-            result = _by_gradient(loaded, run, name, ids, place, steps, layers)
+            found.append(_by_gradient(loaded, run, name, ids, place, steps, layers))
         elif name in FLOWS:
-            result = {
-                "rollout": analysis.token_flow.rollout,
-                "alti": analysis.token_flow.alti,
-                "norms": analysis.token_flow.value_norms,
-            }[name](run)
+            found.append(_flows()[name](run))
         else:
-            result = _by_part(run, name, ids, place, norm)
-        found.append(result)
+            found.append(_by_part(run, name, ids, place, norm))
     console = Console()
     read = tokens_of(run)
     console.print(read.shown(), _heading(run, place, chosen, ids[1]))
@@ -119,6 +105,22 @@ def attribute(
     deliver("attribute", loaded, asked | {"against": ids[1]}, found, output, read)
 
 
+def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: int, output: Output) -> None:
+    """Say what adds to the answers of many prompts over the wrong ones, on average."""
+    from rich.console import Console
+
+    from glassformer import analysis
+    from glassformer.render.terminal import largest
+
+    run, encoded = clean_run(model, pairs, fitting, [analysis.attribution.direct_effects])
+    split = analysis.attribution.direct_effects(
+        run, answer=encoded.answer, against=encoded.wrong, positions=encoded.last[:, None], norm=norm
+    )
+    read = tokens_of(run)
+    Console().print(read.shown(), largest(split, top))
+    deliver("attribute", model, {"pairs": str(pairs), "n": len(encoded), "norm": norm}, [split], output, read)
+
+
 def _questions(methods: tuple[str, ...], norm: str) -> list[Any]:
     """Return the analyses of one pass that are asked for."""
     from glassformer import analysis
@@ -126,9 +128,13 @@ def _questions(methods: tuple[str, ...], norm: str) -> list[Any]:
     room = analysis.attribution
     direct = room.direct_logit_attribution if norm == "frozen" else room.direct_effects
     asked = {"direct": direct, "sources": room.source_effects, "neurons": room.neuron_effects}
-    flow = analysis.token_flow
-    asked |= {"rollout": flow.rollout, "alti": flow.alti, "norms": flow.value_norms}
-    return [asked[name] for name in methods if name not in GRADIENTS]
+    return [(asked | _flows())[name] for name in methods if name not in GRADIENTS]
+
+
+def _flows() -> dict[str, Any]:
+    from glassformer.analysis import token_flow
+
+    return dict(zip(FLOWS, (token_flow.rollout, token_flow.alti, token_flow.value_norms)))
 
 
 def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) -> Any:
@@ -147,6 +153,7 @@ def _by_gradient(
 ) -> Any:
     from glassformer import analysis
 
+    # the same tokens as in the run: a target that was generated is not generated twice
     inputs, target = (run.ids, None) if run.source_ids is None else (run.source_ids, run.ids)
     method: Any = GRADIENTS[name]
     with progress(name) as report:

@@ -8,7 +8,7 @@ from glassformer.cli.options import Fitting, ModelName, Output, Specials, Target
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
-from glassformer.cli.tokens_read import tokens_of
+from glassformer.cli.tokens_read import TokensRead, tokens_of
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -74,8 +74,7 @@ def lens(
     require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
     if pairs is not None:
         one_source(text, pairs, answer=answer, target=target, position=position)
-    require(tuned is None or train is None, "--train makes a tuned lens and --tuned reads one: give one of them.")
-    require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
+    _check_translators(tuned, train, data)
     check(output, train=train)
     loaded = model_of(model, specials)
     console, found, read = Console(), list[Any](), None
@@ -97,16 +96,28 @@ def lens(
         console.print(depth(shown, place, top, answer))
         found.append(shown)
     if pairs is not None:
-        batch, encoded = clean_run(loaded, pairs, fitting, [analysis.lens.lens_grid])
-        shown = analysis.lens.lens_grid(
-            batch, answer=encoded.answer[:, None], positions=encoded.last[:, None], translators=translators
-        )
-        read = tokens_of(batch)
+        shown, read = _over_pairs(loaded, pairs, fitting, translators)
         console.print(read.shown(), answers_by_depth(shown))
         found.append(shown)
     asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
-    asked |= {"pairs": None if pairs is None else str(pairs)}
-    deliver("lens", loaded, asked, found, output, read)
+    deliver("lens", loaded, asked | {"pairs": None if pairs is None else str(pairs)}, found, output, read)
+
+
+def _check_translators(tuned: Path | None, train: Path | None, data: tuple[str, ...]) -> None:
+    """Raise `ConfigError` if translators are both read and learnt, or text to learn from is given for nothing."""
+    from glassformer.config import require
+
+    require(tuned is None or train is None, "--train makes a tuned lens and --tuned reads one: give one of them.")
+    require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
+
+
+def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, translators: Any) -> tuple[Any, TokensRead]:
+    """Return the lens at the places where many prompts are answered, and what was read."""
+    from glassformer import analysis
+
+    run, encoded = clean_run(model, pairs, fitting, [analysis.lens.lens_grid])
+    answers, places = encoded.answer[:, None], encoded.last[:, None]
+    return analysis.lens.lens_grid(run, answer=answers, positions=places, translators=translators), tokens_of(run)
 
 
 def _run(model: "ModelLike", text: str, target: str | None) -> Any:

@@ -130,21 +130,11 @@ def meaning_shift(
     contexts = [_pass(model, given, word, i) for i, given in enumerate((first, second))]
     streams = [torch.stack([done[name].values[0, 0] for name in sites]) for done, _ in contexts]
     difference = (streams[1] - streams[0]).double()
-    distance = difference.norm(dim=-1)
-    if direction is None:
-        units = difference / distance.clamp_min(torch.finfo(distance.dtype).tiny)[:, None]
-    else:
-        if direction.shape != streams[0].shape[-1:]:
-            raise ShapeMismatch(
-                f"meaning_shift: the direction has shape {tuple(direction.shape)}; the stream has "
-                f"d_model={streams[0].shape[-1]}."
-            )
-        units = (direction.double() / direction.double().norm()).expand_as(difference)
-
+    units = _units(difference, direction)
     components, along, size = _components([done for done, _ in contexts], sites, units)
     tokens = [_tokens(done, site, units[sites.index(site)]) for done, _ in contexts]
     names = {"site": sites, "component": [c.label for c in components]}
-    lengths = [x.double().norm(dim=-1) for x in streams]
+    distance, lengths = difference.norm(dim=-1), [x.double().norm(dim=-1) for x in streams]
     dots = (streams[0].double() * streams[1].double()).sum(-1)
 
     def by_site(values: Tensor) -> Labelled:
@@ -201,6 +191,21 @@ def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which
         at = {axis: here for axis in ("pos", "query") if axis in axes}
         reads.append(Read(name, at=At(**at)))
     return run(model, given, read=reads), position
+
+
+def _units(
+    difference: Float[Tensor, "site d_model"], direction: Float[Tensor, " n"] | None
+) -> Float[Tensor, "site d_model"]:
+    """Return the unit vector to measure along at each place: along the direction, or along the difference there."""
+    if direction is None:
+        distance = difference.norm(dim=-1, keepdim=True)
+        return difference / distance.clamp_min(torch.finfo(distance.dtype).tiny)
+    if direction.shape != difference.shape[-1:]:
+        raise ShapeMismatch(
+            f"meaning_shift: the direction has shape {tuple(direction.shape)}; the stream has "
+            f"d_model={difference.shape[-1]}."
+        )
+    return (direction.double() / direction.double().norm()).expand_as(difference)
 
 
 def _components(

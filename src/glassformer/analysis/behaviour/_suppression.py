@@ -16,7 +16,7 @@ Source: Lv et al. 2024, "Interpreting Key Mechanisms of Factual Recall in Transf
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -141,16 +141,7 @@ def suppression(
             raise AnalysisUnavailable("suppression: no token counts; give longer texts, or only_correct=False.")
         means = _means(clean) if value == "mean" else {}
         outcomes, rows = list[Tensor](), list[Tensor]()
-        for edits in [[], *plan.values()]:
-            changed = [_Set(site, where, means.get(site)) for site, where in edits]
-            found = list[Scored]()
-            for batch, known in zip(batches, clean):
-                if not changed:
-                    found.append(scored(known.logits, batch, known.counted))
-                    continue
-                edit = [one.edit() for one in changed]
-                found.append(scored(forward(model, batch, Tape(model, edit=edit)), batch, known.counted))
-                tick()
+        for found in _with_each_taken_out(model, batches, clean, plan, means, tick):
             outcomes.append(outcome(found))
             rows.append(torch.stack([joined([getattr(s, n) for s in found], 0) for n in ("probability", "loss")]))
     names = ["as it is", *plan]
@@ -164,6 +155,25 @@ def suppression(
 
 
 _Plan = dict[str, list[tuple[str, At]]]
+
+
+def _with_each_taken_out(
+    model: ModelLike,
+    batches: Sequence[Batch],
+    clean: Sequence[Measured],
+    plan: _Plan,
+    means: Mapping[str, Tensor],
+    tick: Callable[[], None],
+) -> Iterator[list[Scored]]:
+    """Yield the answers of every batch from the model as it is, then from each intervention of the plan."""
+    yield [scored(known.logits, batch, known.counted) for batch, known in zip(batches, clean)]
+    for edits in plan.values():
+        edit = [_Set(site, where, means.get(site)).edit() for site, where in edits]
+        found = list[Scored]()
+        for batch, known in zip(batches, clean):
+            found.append(scored(forward(model, batch, Tape(model, edit=edit)), batch, known.counted))
+            tick()
+        yield found
 
 
 def _plan(examined: list[Block]) -> tuple[_Plan, dict[str, str]]:

@@ -13,7 +13,7 @@ from glassformer.attention import Alibi, Llama3Scaling, NoPositions, PositionsCo
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
-from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, block
+from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, block
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -27,7 +27,23 @@ def _is(config: Mapping[str, Any]) -> bool:
 
 
 def _config(fields: Fields) -> DecoderConfig:
-    d_vocab = fields.whole("d_vocab")
+    _check(fields)
+    return DecoderConfig(
+        fields.whole("d_vocab"),
+        fields.whole("d_model"),
+        _layers(fields),
+        max_len=fields.whole("n_ctx"),
+        positions=Learned() if fields.get("positional_embedding_type", "standard") == "standard" else None,
+        final_norm=_norm(fields, last=True),
+        tied=False,
+        unembed_bias=True,
+        logit_cap=_cap(fields, "output_logits_soft_cap"),
+        embed_norm=LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
+    )
+
+
+def _check(fields: Fields) -> None:
+    """Raise `CheckpointError` if a setting says that the model is none of those read here."""
     for name, allowed, why in (
         ("attention_dir", "causal", "decoders are causal"),
         ("num_experts", None, "experts are not read in this layout"),
@@ -35,8 +51,12 @@ def _config(fields: Fields) -> DecoderConfig:
         ("use_qk_norm", False, PLAIN),
     ):
         fields.only(name, allowed, why)
+    d_vocab = fields.whole("d_vocab")
     if fields.get("d_vocab_out", -1) not in (-1, d_vocab):
         raise CheckpointError(f'"{fields.where}": d_vocab_out differs from d_vocab={d_vocab}; one vocabulary is read.')
+
+
+def _layers(fields: Fields) -> tuple[BlockConfig, ...]:
     kinds = fields.get("attn_types", None) if fields.flag("use_local_attn", False) else None
     n_layers, attn_only = fields.whole("n_layers"), fields.flag("attn_only", False)
     mlp = None if attn_only else Mlp(
@@ -46,7 +66,7 @@ def _config(fields: Fields) -> DecoderConfig:
     )  # fmt: skip
     wiring = "sandwich" if fields.flag("use_normalization_before_and_after", False) else "pre"
     wiring = "parallel" if fields.flag("parallel_attn_mlp", False) else wiring
-    layers = [
+    return tuple(
         block(
             Softmax(
                 fields.whole("window_size") if kinds is not None and kinds[i] == "local" else None,
@@ -63,18 +83,6 @@ def _config(fields: Fields) -> DecoderConfig:
             wiring=wiring,
         )
         for i in range(n_layers)
-    ]
-    return DecoderConfig(
-        d_vocab,
-        fields.whole("d_model"),
-        tuple(layers),
-        max_len=fields.whole("n_ctx"),
-        positions=Learned() if fields.get("positional_embedding_type", "standard") == "standard" else None,
-        final_norm=_norm(fields, last=True),
-        tied=False,
-        unembed_bias=True,
-        logit_cap=_cap(fields, "output_logits_soft_cap"),
-        embed_norm=LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
     )
 
 
@@ -185,22 +193,9 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
     attention: Any = first.parts[0]
     mlp: Any = first.parts[1] if len(first.parts) > 1 else None
     dims, positions, norm = attention.dims(config.d_model, config.max_len), attention.positions, first.norm
-    windows = [getattr(layer.parts[0].mixer, "window", None) for layer in config.layers]  # type: ignore[union-attr]
-    rotary: dict[str, Any] = {}
-    if isinstance(positions, Rope):
-        rotary = {
-            "rotary_dim": round(positions.fraction * dims.d_head),
-            "rotary_base": positions.base,
-            "rotary_adjacent_pairs": positions.pairing == "interleaved",
-        }
-        if isinstance(scaling := positions.scaling, Llama3Scaling):
-            factors = zip(_SCALING, (scaling.factor, scaling.low, scaling.high))
-            rotary |= {f"NTK_by_parts_{name}": value for name, value in factors}
-            rotary |= {"use_NTK_by_parts_rope": True, "NTK_original_context_len": scaling.original_length}
     kind = {"layer_norm": "LN", "rms_norm": "RMS"}.get(norm.kind or "")
     bare = "" if getattr(norm, "gain", True) else "Pre"
-    scale = getattr(attention.mixer, "scale", None)
-    return rotary | {
+    return _express_rotation(positions, dims.d_head) | {
         "n_layers": len(config.layers),
         "d_model": config.d_model,
         "n_ctx": config.max_len,
@@ -219,13 +214,36 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "parallel_attn_mlp": first.wiring == "parallel",
         "use_normalization_before_and_after": first.wiring == "sandwich",
         "post_embedding_ln": config.embed_norm is not None,
+        **_express_scores(config, dims.d_head),
+        "output_logits_soft_cap": config.logit_cap or -1.0,
+    }
+
+
+def _express_rotation(positions: PositionsConfig, d_head: int) -> dict[str, Any]:
+    if not isinstance(positions, Rope):
+        return {}
+    rotation: dict[str, Any] = {
+        "rotary_dim": round(positions.fraction * d_head),
+        "rotary_base": positions.base,
+        "rotary_adjacent_pairs": positions.pairing == "interleaved",
+    }
+    if isinstance(scaling := positions.scaling, Llama3Scaling):
+        factors = zip(_SCALING, (scaling.factor, scaling.low, scaling.high))
+        rotation |= {f"NTK_by_parts_{name}": value for name, value in factors}
+        rotation |= {"use_NTK_by_parts_rope": True, "NTK_original_context_len": scaling.original_length}
+    return rotation
+
+
+def _express_scores(config: Any, d_head: int) -> dict[str, Any]:
+    mixers = [layer.parts[0].mixer for layer in config.layers]
+    windows, scale = [getattr(mixer, "window", None) for mixer in mixers], getattr(mixers[0], "scale", None)
+    return {
         "use_attn_scale": True,
-        "attn_scale": dims.d_head**0.5 if scale is None else 1 / scale,
+        "attn_scale": d_head**0.5 if scale is None else 1 / scale,
         "use_local_attn": any(windows),
         "window_size": next((window for window in windows if window), None),
         "attn_types": ["local" if window else "global" for window in windows] if any(windows) else None,
-        "attn_scores_soft_cap": getattr(attention.mixer, "cap", None) or -1.0,
-        "output_logits_soft_cap": config.logit_cap or -1.0,
+        "attn_scores_soft_cap": getattr(mixers[0], "cap", None) or -1.0,
     }
 
 
