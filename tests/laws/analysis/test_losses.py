@@ -15,7 +15,8 @@ from glassformer.labelled import Labelled
 from glassformer.models import DecoderConfig, Mlp
 from glassformer.models.block import BlockConfig
 from glassformer.testing import close
-from glassformer.testing.models import drawn, seeds, subject
+from glassformer.testing.layers import seeds
+from glassformer.testing.models import drawn, subject
 
 
 def test_the_induction_model_pays_for_the_first_copy_only() -> None:
