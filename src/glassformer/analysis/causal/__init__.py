@@ -20,7 +20,7 @@ from glassformer.analysis.causal._patching import (
     Patching as Patching,
     patch as patch,
 )
-from glassformer.analysis.causal._site_grid import Cells as Cells
+from glassformer.analysis.causal._site_grid import SiteGrid as SiteGrid
 from glassformer.analysis.causal._traces_by_role import (
     TracesByRole as TracesByRole,
     average_traces as average_traces,

@@ -128,12 +128,12 @@ def ablation_table(
     """Ablate each part in each way and measure.
 
     Args:
-        model: A decoder, an encoder-decoder, or any module (then by `Cells` with a glob).
+        model: A decoder, an encoder-decoder, or any module (then by a `SiteGrid` with a glob).
         inputs: Prompts: texts, ids, a `Batch`.
         metric: One or several.
         parts: `heads`, `attentions`, `mlps`, `neurons` or `positions` (what enters the stack there); labels of single
-            parts (`L1H6`, `L0 attn`, `L0 mlp`, `L0N12`); `Cells`; several of these; or sets of labels by name, each set
-            ablated together: `{"induction": ["L1H6", "L1H3"]}`.
+            parts (`L1H6`, `L0 attn`, `L0 mlp`, `L0N12`); a `SiteGrid`; several of these; or sets of labels by name,
+            each set ablated together: `{"induction": ["L1H6", "L1H3"]}`.
         kinds: Of ablation; by default all that the prompts allow (resampling takes at least two).
         reference: Prompts that means are taken over; by default `inputs`.
         mean_over: Means at each position by itself, which takes references of the same length and ought to have the

@@ -1,6 +1,6 @@
 """Causal tracing: which hidden state, restored, rescues the answer after the subject is corrupted?
 
-    corrupt     noise on the token vectors of the subject, the same for every cell
+    corrupt     noise on the token vectors of the subject, the same for every state
     total effect     p(clean) - p(corrupt)
     indirect effect  p(corrupt, one state restored) - p(corrupt)
 
@@ -130,12 +130,12 @@ def causal_trace(
         samples: Draws of noise.
         noise: Its standard deviation, in units of the deviation of the subject's token vectors.
         deviation: That unit, for prompts that are to share one (`subject_deviation`); the prompt's own by default.
-        seed: Source of the noise; each cell gets the same.
+        seed: Source of the noise; it is the same for every state.
         stack: In an encoder-decoder, where the subject lies: `encoder` (default) or `decoder`.
         target: What an encoder-decoder's decoder reads.
         rows: As in `sweep`.
         memory: As in `sweep`.
-        report: Called with (cells done, cells in all).
+        report: Called with (states done, states in all).
         save_to: As in `sweep`.
 
     Raises:
