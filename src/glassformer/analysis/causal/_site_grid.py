@@ -19,8 +19,8 @@ from typing import Any
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
-from glassformer.models import Stack, SubLayer
-from glassformer.trace import At, Foreign, Site, SiteTable, is_named
+from glassformer.models import Model, Stack, SubLayer
+from glassformer.trace import At, Foreign, Site, SiteTable, is_named, parts_of
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
 
@@ -72,10 +72,11 @@ class SiteGrid:
 
 @dataclass(frozen=True)
 class GridSite:
-    """One site and the stack whose positions it counts."""
+    """One site, the stack whose positions it counts, and whether no query there sees a later key."""
 
     site: Site
     stack: str = ""
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,9 @@ def _family(model: Any, grid: SiteGrid, analysis: str) -> dict[str, list[GridSit
             words = [stack if several else "", part, grid.sites]
             if quantity == "resid_mid":
                 words[-1] = table[name].quantity
-            groups.setdefault(" ".join(filter(None, words)), []).append(GridSite(table[name], stack))
+            groups.setdefault(" ".join(filter(None, words)), []).append(
+                GridSite(table[name], stack, _is_causal(model, table[name]))
+            )
     if not groups:
         what = {"mlp": "MLP", "attn": "attention"}.get(role, quantity)
         raise AnalysisUnavailable(f'{analysis}: no layer has "{grid.sites}": there is no {what} in it.')
@@ -199,10 +202,10 @@ def _family_by_name(model: Foreign, grid: SiteGrid, analysis: str) -> dict[str, 
         depth = 1 + max(layer for site in found if (layer := site.layer) is not None)
         chosen = _coordinates("layer", layers, depth, analysis)
         found = [site for site in found if site.layer in chosen]
-    groups: dict[str, list[GridSite]] = {}
+    groups, built = dict[str, list[GridSite]](), parts_of(model)
     for site in found:
         words = [site.part if site.part not in ("attn", "mlp") else "", grid.sites]
-        groups.setdefault(" ".join(filter(None, words)), []).append(GridSite(site))
+        groups.setdefault(" ".join(filter(None, words)), []).append(GridSite(site, causal=_is_causal(built, site)))
     return groups
 
 
@@ -262,8 +265,15 @@ def _by_glob(model: Any, grid: SiteGrid, analysis: str) -> list[GridSite]:
             f"    Families: {', '.join(FAMILIES)}; bundles: {', '.join(BUNDLES)}. Sites: model.sites()."
         ) from error
     stacks: list[str] = list(getattr(model, "stacks", [""]))
-    sites = [table[name] for name in names]
-    return [GridSite(site, site.stack if site.stack in stacks else stacks[-1]) for site in sites]
+    sites, built = [table[name] for name in names], parts_of(model)
+    return [
+        GridSite(site, site.stack if site.stack in stacks else stacks[-1], _is_causal(built, site)) for site in sites
+    ]
+
+
+def _is_causal(model: Any, site: Site) -> bool:
+    """Whether it is known that no query of a site sees a later key; nothing says so of a module without parts."""
+    return isinstance(model, Model) and not site.crosses and not model.reads_ahead(site.stack)
 
 
 def _resolved(
@@ -316,8 +326,7 @@ def _parts(
         if any(i >= _size(axis, one, lengths, analysis) for axis, i in where.items()):
             continue
         # what lies above the diagonal of a causal pattern is zero in every run
-        causal = one.stack != "encoder" and not one.site.crosses
-        if causal and "query" in where and "key" in where and where["key"] > where["query"]:
+        if one.causal and "query" in where and "key" in where and where["key"] > where["query"]:
             continue
         yield one.site, At(**where, **rest)
 

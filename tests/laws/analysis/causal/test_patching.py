@@ -1,6 +1,7 @@
 """Patching: nothing where nothing differs, everything where everything is copied, and the wiring of known circuits."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from glassformer.errors import (
 )
 from glassformer.handmade import induction_model, pointer_model
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
 
 METRIC = logit_difference(1, 2)
@@ -120,6 +121,31 @@ def test_each_entry_is_one_run_with_one_edit(name: str) -> None:
             place = {axis: i for axis, i in at.items() if axis in values.axes}
             layer = values.labels("layer").index(1)
             close(values.select(layer=layer, **place).values[0], logits[:, -1, 1] - logits[:, -1, 2])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_entry_of_an_encoders_pattern_is_one_run_with_one_edit(name: str) -> None:
+    found, pairs = pair(name, length=3)
+    values = patch(found.model, pairs, METRIC, sites="pattern_entries")["pattern_entries"].values
+    clean = run(found.model, pairs.clean, read=["*.pattern"])
+    for layer, head, query, key in itertools.product(*map(range, values.values.shape[1:-1])):
+        edit = Set(f"blocks.{layer}.attn.pattern", clean, at=At(head=head, query=query, key=key))
+        logits = run(found.model, pairs.corrupt, edit=[edit]).logits
+        assert logits is not None
+        expected = logits[:, -1, 1] - logits[:, -1, 2]
+        close(values.select(layer=layer, head=head, query=query, key=key).values[0], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "masked_pre", "translator_pre"])
+def test_entries_are_left_out_where_no_query_sees_the_key_and_nowhere_else(name: str) -> None:
+    found, pairs = pair(name, length=4)
+    tables = patch(found.model, pairs, METRIC, sites="pattern_entries")
+    for table, patched in tables.items():
+        causal = "cross" not in table and not table.startswith("encoder") and not name.startswith("masked")
+        n_query, n_key = patched.values.size("query"), patched.values.size("key")
+        seen = torch.ones(n_query, n_key, dtype=torch.bool)
+        there = ~patched.values.values.isnan()
+        assert torch.equal(there, (seen.tril() if causal else seen)[..., None].expand_as(there))
 
 
 @drawn(attention_decoders(mlps=True), st.data())
