@@ -41,7 +41,7 @@ class Patched(Result):
 
     Args:
         values: Metric after replacing one entry, `metric … batch`. NaN where there is none: a layer with fewer
-            heads, a position beyond a shorter prompt, a key that no query sees.
+            heads, a position beyond a shorter prompt, a key that its query does not see.
         clean: Metric of the clean run, `metric batch`.
         corrupt: Metric of the corrupt run, `metric batch`.
         direction: `denoising` or `noising`.

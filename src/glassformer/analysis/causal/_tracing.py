@@ -11,7 +11,7 @@ state does through them is lost. Norms are live.
 Probabilities saturate, so the logit difference stands beside them. A window restores many outputs and looks more local
 than it is; how much noise is a choice: look at p(corrupt).
 
-Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", sections 2 and appendix B.
+Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", section 2 and appendix B.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import figures
@@ -41,6 +41,8 @@ from glassformer.trace import Add, At, Set, parts_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
+# what a token is to the subject
+ROLES = ("before", "first subject", "middle subject", "last subject", "next", "further", "last")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +95,39 @@ class CausalTrace(Result):
     def _change(self) -> Labelled:
         corrupt = self.corrupt.values[:, None, None, None]
         return dataclasses.replace(self.values, values=self.values.values - corrupt)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracesByRole(Result):
+    """Indirect effects of many prompts by what a token is to the subject.
+
+    Args:
+        values: Indirect effect, mean over the tokens of a role, `metric kind role layer prompt`; NaN where a prompt has
+            no such token. A subject of one token is all `last subject`.
+        total: Total effect, `metric prompt`.
+    """
+
+    values: Labelled
+    total: Labelled
+
+    def plot(self, *fields: str) -> Any:
+        """Return maps of the average indirect effect, one for each metric and kind; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "average indirect effect")
+
+    @property
+    def mean(self) -> Labelled:
+        """Average indirect effect, `metric kind role layer`."""
+        return mean(self.values)
+
+    @property
+    def error(self) -> Labelled:
+        """Its standard error over prompts."""
+        return standard_error(self.values)
+
+    @property
+    def average_total(self) -> Labelled:
+        """Average total effect, `metric`."""
+        return mean(self.total)
 
 
 @question("Which states bring a corrupted subject's answer back?", of="texts")
@@ -200,6 +235,46 @@ def subject_deviation(
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = built.embeddings[stack or next(iter(built.stacks))]
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
+
+
+def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
+    """Average the traces of several prompts by role: before, first, middle and last subject token, next, further, last.
+
+    Raises:
+        ShapeMismatch: There are none, or they differ in kinds, layers or window.
+    """
+    if not traces:
+        raise ShapeMismatch("average_traces: give at least one trace.")
+    first = traces[0]
+    for trace in traces:
+        same = trace.values.labels("kind") == first.values.labels("kind") and trace.window == first.window
+        if not same or trace.values.size("layer") != first.values.size("layer"):
+            raise ShapeMismatch("average_traces: the traces differ in kinds, window or layers; trace them alike.")
+    found = [_by_role(trace) for trace in traces]
+    coords = {"metric": first.values.labels("metric"), "kind": first.values.labels("kind"), "role": list(ROLES)}
+    return TracesByRole(
+        Labelled(torch.stack(found, -1), ("metric", "kind", "role", "layer", "prompt"), coords),
+        Labelled(
+            torch.stack([trace.total_effect.values for trace in traces], -1), ("metric", "prompt"),
+            {"metric": first.values.labels("metric")},
+        ),
+    )  # fmt: skip
+
+
+def token_roles(subject: Sequence[int], length: int) -> list[str]:
+    """Return what each position is to the subject."""
+    first, last = min(subject), max(subject)
+
+    def role(pos: int) -> str:
+        if pos in subject:
+            return "last subject" if pos == last else "first subject" if pos == first else "middle subject"
+        if pos < first:
+            return "before"
+        if pos == length - 1:
+            return "last"
+        return "next" if pos == last + 1 else "further"
+
+    return [role(pos) for pos in range(length)]
 
 
 def _traced(model: Any, stack: str | None) -> Stack:
@@ -315,3 +390,13 @@ def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int
     ends = [len(tokenizer.decode(row[: i + 1])) for i in range(length)]
     starts = [0, *ends[:-1]]
     return tuple(i for i in range(length) if starts[i] < start + len(subject) and ends[i] > start)
+
+
+def _by_role(trace: CausalTrace) -> Float[Tensor, "metric kind role layer"]:
+    effect = trace.indirect_effect.values
+    roles = token_roles(trace.subject, effect.shape[2])
+    found = []
+    for role in ROLES:
+        members = [i for i, other in enumerate(roles) if other == role]
+        found.append(effect[:, :, members].mean(2))
+    return torch.stack(found, 2)
