@@ -30,7 +30,7 @@ class Site:
 
     name: str
     axes: tuple[str, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     layer: int | None = None
     lazy: bool = False
     read_only: str = ""

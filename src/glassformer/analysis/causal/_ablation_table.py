@@ -35,6 +35,7 @@ from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import ModuleLike
 from glassformer.trace import At, Read, Set, Site
 
 Kind = Literal["zero", "mean", "resample"]
@@ -108,7 +109,7 @@ class AblationTable(Result):
 
 @question("What is lost when each part is ablated?", of="texts")
 def ablation_table(
-    model: Any,
+    model: ModuleLike,
     inputs: Any,
     metric: MetricsLike,
     parts: Parts = "heads",
@@ -240,7 +241,7 @@ def _replacing(site: Site, at: At, value: Any) -> Set:
 
 
 def _means(
-    model: Any, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
+    model: ModuleLike, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
 ) -> dict[str, Tensor]:
     """Return means over the real tokens of the references, with the axes of the site and one row."""
     if over not in ("position", "all"):

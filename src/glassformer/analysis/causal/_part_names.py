@@ -3,10 +3,10 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from glassformer.analysis.causal._site_grid import FAMILIES, ResolvedGrid, SiteGrid, resolved_grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
+from glassformer.models import Model, ModuleLike
 from glassformer.trace import At, Site, is_named, role_of
 from glassformer.weights import head_label
 
@@ -39,7 +39,9 @@ class Part:
     stacks: Mapping[str, str]
 
 
-def named_parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+def named_parts(
+    model: ModuleLike, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]
+) -> list[Part]:
     """Return the parts that were asked for, each once.
 
     Args:
@@ -69,7 +71,9 @@ def named_parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengt
     return list({part.label: part for part in found}.values())
 
 
-def _of_grid(model: Any, grid: SiteGrid, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+def _of_grid(
+    model: ModuleLike, grid: SiteGrid, positions: Sequence[int] | None, lengths: Mapping[str, int]
+) -> list[Part]:
     if positions is not None:
         grid = dataclasses.replace(grid, only={"pos": positions} | dict(grid.only))
     return [
@@ -79,9 +83,9 @@ def _of_grid(model: Any, grid: SiteGrid, positions: Sequence[int] | None, length
     ]
 
 
-def _stacks(model: Any, site: Site) -> dict[str, str]:
+def _stacks(model: ModuleLike, site: Site) -> dict[str, str]:
     """Return whose positions the position axes of a site count."""
-    known = list(getattr(model, "stacks", {"": None}))
+    known = list(model.stacks) if isinstance(model, Model) else [""]
     own = site.stack if site.stack in known else known[-1]
     return {axis: "encoder" if axis == "key" and site.crosses else own for axis in site.axes if axis in POSITIONS}
 
@@ -106,8 +110,8 @@ def _label(grid: ResolvedGrid, index: Sequence[int]) -> str:
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 
-def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
-    if not hasattr(model, "stacks") and not is_named(model):
+def _labelled(model: ModuleLike, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
+    if not isinstance(model, Model) and not is_named(model):
         raise AnalysisUnavailable(
             f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give a SiteGrid with a glob, '
             "or name its sites by a spec (foreign)."

@@ -30,6 +30,7 @@ from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import ModuleLike
 from glassformer.trace import Set
 
 Direction = Literal["denoising", "noising"]
@@ -168,7 +169,7 @@ class Patching(Result, Mapping[str, Patched]):
 
 @question("Where does a value from another run change the answer?", of="pairs of prompts")
 def patch(
-    model: Any,
+    model: ModuleLike,
     pairs: PromptPairs,
     metric: MetricsLike | None = None,
     sites: str | SiteGrid | Sequence[str | SiteGrid] = "stream",

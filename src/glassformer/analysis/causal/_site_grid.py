@@ -14,13 +14,14 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from torch import nn
 
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
-from glassformer.models import Model, Stack, SubLayer
-from glassformer.trace import At, Foreign, Site, SiteTable, is_named, parts_of
+from glassformer.models import Model, ModuleLike, Stack, SubLayer
+from glassformer.trace import At, Foreign, HasSites, Site, is_named, parts_of
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
 
@@ -109,7 +110,7 @@ class ResolvedGrid:
 
 
 def resolved_grids(
-    model: Any, asked: str | SiteGrid | Sequence[str | SiteGrid], lengths: Mapping[str, int], analysis: str
+    model: ModuleLike, asked: str | SiteGrid | Sequence[str | SiteGrid], lengths: Mapping[str, int], analysis: str
 ) -> list[ResolvedGrid]:
     """Return the grids that were asked for, in that order.
 
@@ -128,7 +129,7 @@ def resolved_grids(
     """
     found: list[ResolvedGrid] = []
     for grid in _unbundled(model, [asked] if isinstance(asked, str | SiteGrid) else asked):
-        if grid.sites in FAMILIES and hasattr(model, "stacks"):
+        if grid.sites in FAMILIES and isinstance(model, Model):
             by = FAMILIES[grid.sites][2] if grid.by is None else grid.by
             groups = _family(model, grid, analysis)
         elif grid.sites in FAMILIES and is_named(model):
@@ -146,7 +147,7 @@ def resolved_grids(
     ]
 
 
-def _unbundled(model: Any, asked: Sequence[str | SiteGrid]) -> Iterator[SiteGrid]:
+def _unbundled(model: ModuleLike, asked: Sequence[str | SiteGrid]) -> Iterator[SiteGrid]:
     for grid in asked:
         grid = grid if isinstance(grid, SiteGrid) else SiteGrid(grid)
         if grid.sites in BUNDLES and is_named(model):
@@ -154,7 +155,7 @@ def _unbundled(model: Any, asked: Sequence[str | SiteGrid]) -> Iterator[SiteGrid
                 if _named_sites(model, family):
                     yield dataclasses.replace(grid, sites=family)
             continue
-        if grid.sites not in BUNDLES or not hasattr(model, "stacks"):
+        if grid.sites not in BUNDLES or not isinstance(model, Model):
             yield grid
             continue
         for family in BUNDLES[grid.sites]:
@@ -164,7 +165,7 @@ def _unbundled(model: Any, asked: Sequence[str | SiteGrid]) -> Iterator[SiteGrid
                 yield dataclasses.replace(grid, sites=family)
 
 
-def _family(model: Any, grid: SiteGrid, analysis: str) -> dict[str, list[GridSite]]:
+def _family(model: Model, grid: SiteGrid, analysis: str) -> dict[str, list[GridSite]]:
     role, quantity, _ = FAMILIES[grid.sites]
     table, layers = model.sites(), grid.only.get("layer")
     depth = max(len(stack.blocks) for stack in model.stacks.values())
@@ -255,8 +256,8 @@ def _refuse(layer: SubLayer, quantity: str, analysis: str) -> None:
     )
 
 
-def _by_glob(model: Any, grid: SiteGrid, analysis: str) -> list[GridSite]:
-    table: SiteTable = (model if hasattr(model, "sites") else Foreign(model)).sites()
+def _by_glob(model: ModuleLike, grid: SiteGrid, analysis: str) -> list[GridSite]:
+    table = (model if isinstance(model, HasSites) else Foreign(model)).sites()
     try:
         names = table.match(grid.sites)
     except UnknownSite as error:
@@ -264,14 +265,14 @@ def _by_glob(model: Any, grid: SiteGrid, analysis: str) -> list[GridSite]:
             f'{analysis}: no site or family "{grid.sites}".{nearest(grid.sites, [*FAMILIES, *BUNDLES, *table])}\n'
             f"    Families: {', '.join(FAMILIES)}; bundles: {', '.join(BUNDLES)}. Sites: model.sites()."
         ) from error
-    stacks: list[str] = list(getattr(model, "stacks", [""]))
+    stacks = list(model.stacks) if isinstance(model, Model) else [""]
     sites, built = [table[name] for name in names], parts_of(model)
     return [
         GridSite(site, site.stack if site.stack in stacks else stacks[-1], _is_causal(built, site)) for site in sites
     ]
 
 
-def _is_causal(model: Any, site: Site) -> bool:
+def _is_causal(model: nn.Module, site: Site) -> bool:
     """Whether it is known that no query of a site sees a later key; nothing says so of a module without parts."""
     return isinstance(model, Model) and not site.crosses and not model.reads_ahead(site.stack)
 

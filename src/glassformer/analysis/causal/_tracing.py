@@ -35,8 +35,7 @@ from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Model, require_model
-from glassformer.models.stack import Stack
+from glassformer.models import Block, Model, ModuleLike, Stack, require_model
 from glassformer.trace import Add, At, Set, parts_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
@@ -132,7 +131,7 @@ class TracesByRole(Result):
 
 @question("Which states bring a corrupted subject's answer back?", of="texts")
 def causal_trace(
-    model: Any,
+    model: ModuleLike,
     inputs: Any,
     subject: str | Sequence[int],
     answer: str | int | None = None,
@@ -228,7 +227,7 @@ def causal_trace(
 
 
 def subject_deviation(
-    model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+    model: ModuleLike, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     built = require_model(parts_of(model), "subject_deviation")
@@ -277,21 +276,21 @@ def token_roles(subject: Sequence[int], length: int) -> list[str]:
     return [role(pos) for pos in range(length)]
 
 
-def _traced(model: Any, stack: str | None) -> Stack:
-    model = parts_of(model)
-    if not isinstance(model, Model):
+def _traced(model: ModuleLike, stack: str | None) -> Stack:
+    built = parts_of(model)
+    if not isinstance(built, Model):
         raise AnalysisUnavailable(
             "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them.\n"
+            f"{type(built).__name__} is none of them.\n"
             "    patch(model, …, sites=GLOB) replaces values at any module's boundary."
         )
-    name = stack or next(iter(model.stacks))
-    if name not in model.stacks:
-        raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, model.stacks))}.')
-    return model.stacks[name]
+    name = stack or next(iter(built.stacks))
+    if name not in built.stacks:
+        raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, built.stacks))}.')
+    return built.stacks[name]
 
 
-def _outputs(block: Any, kind: str) -> list[str]:
+def _outputs(block: Block, kind: str) -> list[str]:
     """Return the sites of what a block's MLPs, attentions or the whole block put out."""
     if kind == "state":
         return [block.at_resid[-1]]
@@ -321,7 +320,7 @@ def _restored(
     stack: Stack, kind: str, pos: int, layer: int, window: int, clean: Donor, corrupt: Donor
 ) -> Iterator[EditLike]:
     at = At(pos=pos)
-    blocks: list[Any] = list(stack.blocks)
+    blocks = list(stack.blocks)
     severed = kind.removeprefix("state_without_") if kind.startswith("state_without_") else None
     if kind in ("mlp", "attn"):
         # as many layers after as before, one more before if the window is even
@@ -356,7 +355,7 @@ def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
 
 
 def _tokens(
-    model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
+    model: ModuleLike, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
 ) -> tuple[int, int]:
     if answer is None:
         answer = int(run(model, *_copies(asked, 1)).predictions()[0, at].argmax())
@@ -369,7 +368,7 @@ def _tokens(
     return answer, token_id(model, wrong)
 
 
-def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:
+def _positions(model: ModuleLike, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:
     length = len(ids)
     if not isinstance(subject, str):
         found = [int(i) for i in subject]
@@ -378,7 +377,7 @@ def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int
         if outside := [i for i in found if not -length <= i < length]:
             raise ShapeMismatch(f"causal_trace: position {outside[0]} is not in the prompt of {length} tokens.")
         return tuple(sorted({i % length for i in found}))
-    tokenizer = model.tokenizer
+    tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise TextError("causal_trace: this model has no tokenizer; give the subject as positions.")
     row = ids.tolist()
