@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import glassformer as gf
 from glassformer import analysis, weights
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.analysis.causal import Cells, ablation_table, causal_trace, patch
+from glassformer.analysis.causal import SiteGrid, ablation_table, causal_trace, patch
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.question import card_of
 from glassformer.analysis.sweep import Donor, grid, logit_difference, one_by_one, sweep, token_loss
@@ -456,7 +456,7 @@ def test_patching_and_ablation_know_the_families_of_sites_that_a_spec_names(name
     model = MODELS[name]()
     ours = model.parts()
     clean, corrupt = CLEAN[:, :4], CORRUPT[:, :4]
-    asked = ["stream", Cells("value", only={"layer": [1]})]
+    asked = ["stream", SiteGrid("value", only={"layer": [1]})]
     theirs, mine = (patch(each, (clean, corrupt), METRIC, asked) for each in (model, ours))
     assert list(theirs) == list(mine)
     for table in mine:

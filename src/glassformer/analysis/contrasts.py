@@ -21,9 +21,8 @@ from glassformer.analysis.sweep._metrics import (
 from glassformer.data import Batch, Contrast, Pair, Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
-from glassformer.models import EncoderDecoder
+from glassformer.models import EncoderDecoder, Model, ModuleLike
 from glassformer.models.generate import padded
-from glassformer.trace import Foreign
 
 # a tuple is (clean, corrupt), each as `run` takes it
 PromptPairs = Contrast | Pair | Sequence[Any]
@@ -65,7 +64,7 @@ class Prompts:
         return torch.arange(self.lengths()[stack]) < counts[:, None]
 
 
-def prompts(model: Any, inputs: Any, target: Any, analysis: str) -> Prompts:
+def prompts(model: ModuleLike, inputs: Any, target: Any, analysis: str) -> Prompts:
     """Return prompts given in any way that `run` takes, or as a list of texts (padded on the right).
 
     Raises:
@@ -80,7 +79,7 @@ def prompts(model: Any, inputs: Any, target: Any, analysis: str) -> Prompts:
     return Prompts(inputs, target, prepare(model, inputs, target))
 
 
-def contrast(model: Any, pairs: PromptPairs, analysis: str) -> Contrast:
+def contrast(model: ModuleLike, pairs: PromptPairs, analysis: str) -> Contrast:
     """Return pairs of prompts, given in any way, as one value.
 
     Raises:
@@ -104,7 +103,7 @@ def contrast(model: Any, pairs: PromptPairs, analysis: str) -> Contrast:
     )
 
 
-def aligned(model: Any, asked: Contrast, analysis: str) -> tuple[Prompts, Prompts]:
+def aligned(model: ModuleLike, asked: Contrast, analysis: str) -> tuple[Prompts, Prompts]:
     """Return two sets of prompts, checked to agree in number and, row by row, in length.
 
     Raises:
@@ -153,13 +152,13 @@ def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict
     return metrics
 
 
-def _texts(model: Any, inputs: Any) -> Any:
+def _texts(model: ModuleLike, inputs: Any) -> Any:
     if not (isinstance(inputs, (list, tuple)) and inputs and all(isinstance(text, str) for text in inputs)):
         return inputs
     if isinstance(model, EncoderDecoder):
         raise TextError("several texts for an encoder-decoder are given as a Batch, with source and tokens.")
     rows = [encode(model, text) for text in inputs]
-    if isinstance(model, Foreign):
+    if not isinstance(model, Model):
         if len({len(row) for row in rows}) > 1:
             raise TextError(
                 f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "

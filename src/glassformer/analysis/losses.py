@@ -14,7 +14,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
 from glassformer.models import Decoder, ModelLike, require_model
 
-Place = int | range
+TokenPlace = int | range
 
 
 def loss_by_position(model: ModelLike, *batches: Batch) -> Labelled:
@@ -95,7 +95,7 @@ def icl_places(length: int) -> tuple[range, range]:
     )
 
 
-def icl_score(losses: Labelled, early: Place | None = None, late: Place | None = None) -> float:
+def icl_score(losses: Labelled, early: TokenPlace | None = None, late: TokenPlace | None = None) -> float:
     """Return the in-context-learning score in nats: loss at late tokens minus loss at early ones; negative is good.
 
     The paper compares tokens 500 and 50 of 512. By default windows around the same shares of the length are compared,

@@ -12,7 +12,7 @@ from torch import Tensor
 from glassformer.data import Batch, Tokenizer
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
-from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, generate
+from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 
 
@@ -32,7 +32,7 @@ class Inputs:
     added: str = ""
 
 
-def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
+def prepare(model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if isinstance(inputs, Batch):
         ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
@@ -49,7 +49,7 @@ def prepare(model: Any, inputs: Any, target: Any, specials: bool | None = None) 
     return _foreign(model, inputs, text)
 
 
-def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
+def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
     """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
     device = next(model.parameters()).device
     if isinstance(given, str):
@@ -76,7 +76,7 @@ def token_ids(model: Any, given: Any, reading: Reading = "prompt", specials: boo
     return ids
 
 
-def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
+def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
     """Return the ids of a text; in that of an encoder, the mask token's name is the mask token.
 
     Args:
@@ -98,20 +98,23 @@ def encode(model: Any, text: str, reading: Reading = "prompt", specials: bool | 
     return [*begin, *ids, *end]
 
 
-def said(model: Any, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()) -> str:
+def said(
+    model: ModuleLike, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()
+) -> str:
     """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
     return _tokenizer(model, specials).said(reading, first) if isinstance(given, str) else ""
 
 
-def _tokenizer(model: Any, specials: bool | None) -> Tokenizer:
-    if getattr(model, "tokenizer", None) is None:
+def _tokenizer(model: ModuleLike, specials: bool | None) -> Tokenizer:
+    tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
+    if tokenizer is None:
         missing = getattr(model, "no_tokenizer", "")
         why = f"\n    {missing}" if missing else ""
         raise TextError(f"this model has no tokenizer: give token ids, or set model.tokenizer first.{why}")
-    return model.tokenizer if specials is None else model.tokenizer.adding(specials)
+    return tokenizer if specials is None else tokenizer.adding(specials)
 
 
-def token_id(model: Any, token: str | int) -> int:
+def token_id(model: ModuleLike, token: str | int) -> int:
     """Return the id of a token given as text or id.
 
     Raises:
@@ -139,7 +142,7 @@ def token_id(model: Any, token: str | int) -> int:
     return ids[0]
 
 
-def asked_position(model: Any, ids: Int[Tensor, " pos"]) -> int:
+def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
     """Return the position that a text asks about: the first masked one of an encoder's, otherwise the last (-1)."""
     if not isinstance(model, Encoder) or model.tokenizer is None or (mask := model.tokenizer.roles.mask) is None:
         return -1
@@ -147,7 +150,7 @@ def asked_position(model: Any, ids: Int[Tensor, " pos"]) -> int:
     return found[0] if found else -1
 
 
-def readable(model: Any, ids: Tensor, lengths: Tensor | None = None) -> list[list[str]]:
+def readable(model: ModuleLike, ids: Tensor, lengths: Tensor | None = None) -> list[list[str]]:
     """Return each row's tokens as text, or as numbers if the model has no tokenizer."""
     rows: list[list[int]] = ids.tolist()
     if lengths is not None:
@@ -209,7 +212,7 @@ def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Te
     return token_ids(model, ids if start is None else [start, *ids])
 
 
-def _batch(model: Any, batch: Batch) -> Inputs:
+def _batch(model: Model, batch: Batch) -> Inputs:
     ids = token_ids(model, batch.tokens)
     if batch.source is None:
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
@@ -220,7 +223,7 @@ def _batch(model: Any, batch: Batch) -> Inputs:
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
 
 
-def _foreign_batch(model: Any, batch: Batch) -> Inputs:
+def _foreign_batch(model: ModuleLike, batch: Batch) -> Inputs:
     whole = batch.lengths is None or bool((batch.lengths == batch.tokens.shape[1]).all())
     if batch.source is not None or batch.documents is not None or not whole:
         raise ShapeMismatch(
@@ -230,7 +233,7 @@ def _foreign_batch(model: Any, batch: Batch) -> Inputs:
     return _foreign(model, batch.tokens, None)
 
 
-def _foreign(model: Any, inputs: Any, text: str | None) -> Inputs:
+def _foreign(model: ModuleLike, inputs: Any, text: str | None) -> Inputs:
     """Return arguments for a module we know nothing about."""
     if text is not None:
         if getattr(model, "tokenizer", None) is None:

@@ -72,8 +72,8 @@ def _swept(
 ) -> Any:  # fmt: skip
     from glassformer import analysis
 
-    cells = [analysis.causal.Cells(name, by or None) for name in sites]
+    grids = [analysis.causal.SiteGrid(name, by or None) for name in sites]
     with progress(way) as report:
         return analysis.causal.patch(
-            model, prompts.pairs, metrics, cells, direction=way, report=report, save_to=save_to
+            model, prompts.pairs, metrics, grids, direction=way, report=report, save_to=save_to
         )

@@ -8,23 +8,23 @@ from glassformer.models.embedding import Learned, Sinusoidal
 from glassformer.models.encoder import Encoder, EncoderConfig
 from glassformer.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from glassformer.models.experts import MixtureOfExperts
-from glassformer.models.generate import Generation, Step, generate, stream
+from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
 from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
-from glassformer.models.sampling import GREEDY, Draw, Sampling, Stage, sampling_steps
+from glassformer.models.sampling import GREEDY, Draw, Sampling, SamplingStage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, repeat
 from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
-    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw", "Encoder",
-    "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "Gru", "Hypothesis", "LayerNorm",
-    "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike", "ModuleLike", "NoNorm", "NormConfig",
-    "Readout", "RmsNorm", "Sampling", "Sinusoidal", "Stack", "Stage", "State", "Step", "SubLayer", "alternate",
-    "beam_search", "block", "every", "generate", "preset", "repeat", "require_model", "require_module",
-    "sampling_steps", "stream", "written_before",
+    "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
+    "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
+    "Hypothesis", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike",
+    "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal", "Stack",
+    "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat",
+    "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

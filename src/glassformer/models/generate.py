@@ -25,7 +25,7 @@ DRAW = Sampling()  # from the model's own distribution
 Ids = Sequence[Sequence[int]] | Tensor
 
 
-class Step(NamedTuple):
+class GenerationStep(NamedTuple):
     """One new token per row, with its log-probability; None for a row that has stopped."""
 
     tokens: tuple[int | None, ...]
@@ -104,7 +104,7 @@ def stream(
     stop_ids: Sequence[int] = (),
     source: Ids | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
-) -> Iterator[Step]:
+) -> Iterator[GenerationStep]:
     """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
     require_model(model, "generating text")
     tokens, lengths = padded(model, prompts, left=True)
@@ -123,7 +123,7 @@ def _steps(
     sampling: Sampling,
     max_new_tokens: int,
     stops: frozenset[int],
-) -> Iterator[Step]:
+) -> Iterator[GenerationStep]:
     batch = tokens.shape[0]
     generators = row_generators(sampling, batch)
     seen = _seen(model, tokens, lengths) if sampling.repetition_penalty != 1 else None
@@ -135,7 +135,7 @@ def _steps(
         drawn = sampling_steps(logits, sampling, seen=seen, generators=generators).tokens
         chosen = logits.gather(-1, drawn[:, None]).squeeze(-1) - logits.logsumexp(-1)
         ids, log_probs = drawn.tolist(), chosen.tolist()
-        yield Step(
+        yield GenerationStep(
             tuple(id if on else None for id, on in zip(ids, alive)),
             tuple(log_prob if on else None for log_prob, on in zip(log_probs, alive)),
         )

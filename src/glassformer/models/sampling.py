@@ -59,7 +59,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True)
-class Stage:
+class SamplingStage:
     """The logits after one step; -inf where a token is ruled out.
 
     Args:
@@ -93,7 +93,7 @@ class Draw:
         tokens: The chosen ids.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[SamplingStage, ...]
     uniform: Float[Tensor, " batch"] | None
     tokens: Int[Tensor, " batch"]
 
@@ -128,20 +128,20 @@ def row_generators(sampling: Sampling, batch: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)]
 
 
-def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator[Stage]:
-    yield Stage("logits", None, logits)
+def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator[SamplingStage]:
+    yield SamplingStage("logits", None, logits)
     if sampling.repetition_penalty != 1 and seen is not None:
         penalty = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-        yield Stage("repetition_penalty", penalty, logits)
+        yield SamplingStage("repetition_penalty", penalty, logits)
     if sampling.greedy:
         likeliest = logits.argmax(-1, keepdim=True)
-        yield Stage("temperature", 0.0, torch.full_like(logits, float("-inf")).scatter(-1, likeliest, 0.0))
+        yield SamplingStage("temperature", 0.0, torch.full_like(logits, float("-inf")).scatter(-1, likeliest, 0.0))
         return
     if sampling.temperature != 1:
         # the same distribution with the largest logit at 0, in float64: the tiniest temperature gives no overflow
         logits = (logits - logits.amax(-1, keepdim=True)).double() / sampling.temperature
-    yield Stage("temperature", sampling.temperature, logits)
+    yield SamplingStage("temperature", sampling.temperature, logits)
     for name, setting, keep in (
         ("top_k", sampling.top_k, _largest),
         ("top_p", sampling.top_p, _nucleus),
@@ -149,7 +149,7 @@ def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator
     ):
         if setting is not None:
             logits = logits.masked_fill(~keep(logits, float(setting)), float("-inf"))
-            yield Stage(name, float(setting), logits)
+            yield SamplingStage(name, float(setting), logits)
 
 
 def _largest(logits: Tensor, k: int | float) -> Bool[Tensor, "batch vocab"]:

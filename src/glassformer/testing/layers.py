@@ -62,7 +62,7 @@ MERGES = [
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayerSizes:
     """Sizes of one attention layer."""
 
     n_heads: int
@@ -71,13 +71,13 @@ class Layout:
     d_value: int | None = None
 
 
-LAYOUTS = [
-    Layout(1, 1, 4),
-    Layout(2, 2, 4, 3),
-    Layout(4, 2, 4),
-    Layout(4, 1, 4, 6),
-    Layout(6, 3, 4, 5),
-    Layout(3, 3, 5),
+LAYER_SIZES = [
+    LayerSizes(1, 1, 4),
+    LayerSizes(2, 2, 4, 3),
+    LayerSizes(4, 2, 4),
+    LayerSizes(4, 1, 4, 6),
+    LayerSizes(6, 3, 4, 5),
+    LayerSizes(3, 3, 5),
 ]
 
 
@@ -87,7 +87,7 @@ def mixers(kind: str) -> st.SearchStrategy[MixerConfig]:
     return st.sampled_from([cls(**fields) for fields in ({}, *cls.variants)])
 
 
-layouts = st.sampled_from(LAYOUTS)
+layer_sizes = st.sampled_from(LAYER_SIZES)
 positions = st.sampled_from(POSITIONS)
 merges = st.sampled_from(MERGES)
 seeds = st.integers(0, 2**16)
@@ -143,7 +143,7 @@ def layers(
     *,
     placed: st.SearchStrategy[PositionsConfig] = positions,
     merged: st.SearchStrategy[Merge] = merges,
-    shaped: st.SearchStrategy[Layout] = layouts,
+    shaped: st.SearchStrategy[LayerSizes] = layer_sizes,
     projected: st.SearchStrategy[ProjectionConfig] | None = None,
     cross: bool = False,
 ) -> Layer:

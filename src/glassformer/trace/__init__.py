@@ -4,19 +4,8 @@ from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, T
 from glassformer.trace.foreign import Foreign, is_named, parts_of
 from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label
 from glassformer.trace.places import Place
-from glassformer.trace.tape import (
-    Read,
-    Request,
-    Site,
-    SiteTable,
-    Tape,
-    changes,
-    declare,
-    full_names,
-    role_of,
-    site,
-    wants,
-)
+from glassformer.trace.sites import Site, declare, full_names, role_of
+from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
 
 __all__ = [
     "Add",
@@ -24,6 +13,7 @@ __all__ = [
     "At",
     "Edit",
     "Foreign",
+    "HasSites",
     "HeadAddress",
     "Located",
     "Place",

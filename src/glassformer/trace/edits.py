@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, nearest
 from glassformer.labelled import Labelled
+from glassformer.trace.sites import Site
 
 Where = int | slice | Sequence[int] | Tensor
 # values of earlier sites of the pass, by name
@@ -46,7 +47,7 @@ class At:
     def __hash__(self) -> int:
         return hash(repr(self))
 
-    def check(self, site: Any) -> None:
+    def check(self, site: Site) -> None:
         """Raise `UnknownAxis` for an axis the site does not have (when its axes are known beforehand)."""
         for axis in self.where if site.axes else ():
             if axis not in site.axes:
@@ -65,7 +66,7 @@ class At:
         chosen = range(size)[where] if isinstance(where, slice) else [int(i) % size for i in where]
         return sorted(set(chosen))
 
-    def take(self, value: Tensor, site: Any) -> Tensor:
+    def take(self, value: Tensor, site: Site) -> Tensor:
         """Return the addressed part."""
         if not self.where:
             return value
@@ -78,11 +79,11 @@ class At:
                 value = value.index_select(dim, _index(where, value, dim))
         return value
 
-    def borrow(self, run: Mapping[str, Any], site: Any) -> Tensor:
+    def borrow(self, run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
         """Return the addressed part of what a run read at this site; raises `SiteNotRead` or `ShapeMismatch`."""
         return self.take(_whole(run, site), site)
 
-    def put(self, value: Tensor, part: Tensor, site: Any) -> Tensor:
+    def put(self, value: Tensor, part: Tensor, site: Site) -> Tensor:
         """Return a copy of `value` with the addressed part replaced."""
         if not self.where:
             return part.expand_as(value).to(value.dtype)
@@ -90,7 +91,7 @@ class At:
         self.write(copy, part, site)
         return copy
 
-    def write(self, value: Tensor, part: Tensor, site: Any) -> None:
+    def write(self, value: Tensor, part: Tensor, site: Site) -> None:
         """Replace the addressed part in place."""
         places = self._by_dimension(value, site)
         part = part.to(value.dtype).expand(self.take(value, site).shape)
@@ -110,7 +111,7 @@ class At:
             tuple(row.view([-1 if d == i else 1 for d in range(value.ndim)]) for i, row in enumerate(rows)), part
         )
 
-    def _by_dimension(self, value: Tensor, site: Any) -> list[tuple[int, Where]]:
+    def _by_dimension(self, value: Tensor, site: Site) -> list[tuple[int, Where]]:
         axes = site.axes or [f"axis{i}" for i in range(value.ndim)]
         places: list[tuple[int, Where]] = []
         for axis, where in self.where.items():
@@ -139,14 +140,14 @@ class Edit(ABC):
         """Names of earlier sites whose values in this pass `change` is handed."""
         return ()
 
-    def __call__(self, value: Tensor, site: Any, earlier: Earlier = _NOTHING) -> Tensor:
+    def __call__(self, value: Tensor, site: Site, earlier: Earlier = _NOTHING) -> Tensor:
         return self.at.put(value, self.change(self.at.take(value, site), value, site, earlier), site)
 
-    def check(self, site: Any) -> None:
+    def check(self, site: Site) -> None:
         """Raise `UnknownAxis` if the edit needs an axis the site does not have."""
         self.at.check(site)
 
-    def lent_by(self, name: str, site: Any) -> "Edit":
+    def lent_by(self, name: str, site: Site) -> "Edit":
         """Return the edit with what a run read of one head in place of the run, if it did not read the whole site."""
         run = getattr(self, "value", None)
         read = getattr(run, "values", None)
@@ -163,7 +164,7 @@ class Edit(ABC):
         return self.at.entries(axis, size)
 
     @abstractmethod
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         """Return what the addressed part becomes.
 
         Args:
@@ -173,7 +174,7 @@ class Edit(ABC):
             earlier: Values of the sites that the edit `reads`, by name.
         """
 
-    def fit(self, value: Any, part: Tensor, site: Any) -> Tensor:
+    def fit(self, value: Any, part: Tensor, site: Site) -> Tensor:
         """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`."""
         # a tensor has a `values` of its own, which a compiler cannot look at
         if not isinstance(value, Tensor) and isinstance(getattr(value, "values", None), Mapping):
@@ -193,7 +194,7 @@ def _values(value: Any) -> Any:
     return value.values if isinstance(value, Labelled) else value
 
 
-def _whole(run: Mapping[str, Any], site: Any) -> Tensor:
+def _whole(run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
     if site.name not in run:
         raise SiteNotRead(
             f'edit at "{site.name}": the run it takes the value from did not read that site; add it to read=[...].'
@@ -213,7 +214,7 @@ class Set(Edit):
 
     value: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return self.fit(self.value, part, site).expand_as(part)
 
 
@@ -223,7 +224,7 @@ class Add(Edit):
 
     value: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part + self.fit(self.value, part, site)
 
 
@@ -233,7 +234,7 @@ class Scale(Edit):
 
     factor: Any
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part * self.fit(self.factor, part, site)
 
 
@@ -249,7 +250,7 @@ class Project(Edit):
     directions: Tensor
     keep: bool = False
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         # in float32 at least: factorisations know no bfloat16
         wide = torch.promote_types(part.dtype, torch.float32)
         directions = torch.atleast_2d(_values(self.directions)).to(part.device, wide)
@@ -272,10 +273,10 @@ class Take(Edit):
 
     row: int
 
-    def check(self, site: Any) -> None:
+    def check(self, site: Site) -> None:
         At(**(self.at.where | {"batch": self.row})).check(site)
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         donor = At(**(self.at.where | {"batch": self.row})).take(whole, site)
         if not isinstance(self.at.where.get("batch"), int):
             donor = donor.unsqueeze(list(site.axes).index("batch"))
@@ -294,7 +295,7 @@ class Apply(Edit):
     function: Callable[..., Tensor]
     reads: tuple[str, ...] = ()  # type: ignore[assignment]
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return self.fit(self.function(part, *(earlier[name] for name in self.reads)), part, site).expand_as(part)
 
 

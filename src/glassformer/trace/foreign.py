@@ -12,13 +12,14 @@ alone (a norm's scale, what each head writes) can be read too.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
 from glassformer.errors import SiteNotRead
 from glassformer.trace.places import Layout
-from glassformer.trace.tape import Site, SiteTable, Tape
+from glassformer.trace.sites import Site
+from glassformer.trace.tape import SiteTable, Tape
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Foreign(nn.Module):
                 handle.remove()
 
 
-def is_named(model: Any) -> bool:
+def is_named(model: Any) -> TypeGuard[Foreign]:
     """Whether a model is a module we did not write whose sites have our names."""
     return isinstance(model, Foreign) and model.named
 

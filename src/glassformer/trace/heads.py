@@ -12,10 +12,11 @@ import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from glassformer.errors import UnknownAxis, UnknownSite, nearest
 from glassformer.trace.edits import At
+from glassformer.trace.sites import Site
 
 _LABEL = re.compile(
     r"(?P<side>enc )?L(?P<layer>\d+)(?P<kind>[HX])(?P<head>\d+)(#(?P<number>\d+))?(\.(?P<quantity>.+))?"
@@ -50,7 +51,7 @@ class Located(NamedTuple):
     """
 
     name: str
-    site: Any
+    site: Site
     at: At
     of: str = ""
 
@@ -88,7 +89,7 @@ class HeadAddress:
     def label(self) -> str:
         return head_label(self.stack, self.part, self.layer, self.head)
 
-    def locate(self, table: Mapping[str, Any], at: At) -> list[Located]:
+    def locate(self, table: Mapping[str, Site], at: At) -> list[Located]:
         """Return the sites and parts this stands for, in the order of the forward pass.
 
         Args:
@@ -99,22 +100,22 @@ class HeadAddress:
             UnknownSite: There is no such head, or it has no such quantity.
             UnknownAxis: `at` names a head too.
         """
-        for axis in _AXES:
-            if axis in at.where:
-                raise UnknownAxis(
-                    f'"{self.label}.{self.quantity}" is of one head already, and {at} asks for another.\n'
-                    f'    Name the site for parts of its heads: "{self._path(table)}.{self.quantity}".'
-                )
         own = self._by_head(table)
         names = [name for name in own if fnmatch.fnmatchcase(name, self.quantity)]
         if not names:
             raise self._unknown(table, own)
+        for axis in _AXES:
+            if axis in at.where:
+                raise UnknownAxis(
+                    f'"{self.label}.{self.quantity}" is of one head already, and {at} asks for another.\n'
+                    f'    Name the site for parts of its heads: "{own[names[0]].path}.{self.quantity}".'
+                )
         heads = next((s.sizes["head"] for s in own.values() if "head" in s.sizes), None)
         if heads is not None and self.head >= heads:
             raise self._unknown(table, own)
         return [self._part(name, own[name], heads, at) for name in names]
 
-    def _part(self, quantity: str, site: Any, heads: int | None, at: At) -> Located:
+    def _part(self, quantity: str, site: Site, heads: int | None, at: At) -> Located:
         name = f"{self.label}.{quantity}"
         if "head" in site.axes:
             return Located(name, site, At(**{"head": self.head, **at.where}), self.label)
@@ -129,24 +130,17 @@ class HeadAddress:
         of = key_head_label(self.stack, self.part, self.layer, range(group * shared, (group + 1) * shared))
         return Located(name, site, At(**{"kv_head": group, **at.where}), of)
 
-    def _path(self, table: Mapping[str, Any]) -> str:
-        """Return the sub-layer the head lies in, `decoder.blocks.3.attn`."""
-        inner = f"blocks.{self.layer}.{self.part}"
-        if self.stack:
-            return f"{self.stack}.{inner}"
-        return f"decoder.{inner}" if any(site.stack == "decoder" for site in table.values()) else inner
-
-    def _by_head(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _by_head(self, table: Mapping[str, Site]) -> dict[str, Site]:
         """Return the sites of the sub-layer that have an axis of heads, by quantity."""
         stack = self.stack or ("decoder" if any(site.stack == "decoder" for site in table.values()) else "")
         inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (stack, self.layer, self.part)]
         return {site.quantity: site for site in inside if any(axis in site.axes for axis in _AXES)}
 
-    def _unknown(self, table: Mapping[str, Any], own: Mapping[str, Any]) -> UnknownSite:
+    def _unknown(self, table: Mapping[str, Site], own: Mapping[str, Site]) -> UnknownSite:
         asked = f"{self.label}.{self.quantity}" if self.quantity else self.label
         there = head_labels(table)
         if self.label in there or (own and not there):
-            whole = f"{self._path(table)}.{self.quantity}"
+            whole = f"{next(iter(own.values())).path}.{self.quantity}"
             close = nearest(asked, [f"{self.label}.{name}" for name in own])
             kept = f' "{whole}" is not kept by head.' if whole in table else ""
             return UnknownSite(
@@ -175,7 +169,7 @@ class HeadAddress:
         return min(there, key=distance)
 
 
-def head_labels(table: Mapping[str, Any]) -> list[str]:
+def head_labels(table: Mapping[str, Site]) -> list[str]:
     """Return the labels of all heads that a site table has values of, in the order of the forward pass."""
     found: dict[str, None] = {}
     for site in table.values():

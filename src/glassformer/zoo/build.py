@@ -21,13 +21,13 @@ from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEn
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
-from glassformer.zoo.card import Card, card, write_card
+from glassformer.zoo.card import ModelCard, card, write_card
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES = 100, 240, 2000, 5, 64
 
 
-def build(name: str, run: Path, out: Path) -> Card:
+def build(name: str, run: Path, out: Path) -> ModelCard:
     """Write the shipped form of a finished run into `out / name` and return its card."""
     config = TrainConfig.from_json((run / "config.json").read_text(encoding="utf-8"))
     trained = checkpoints.load(run)
@@ -37,7 +37,7 @@ def build(name: str, run: Path, out: Path) -> Card:
     model = checkpoints.load(folder)
     last = read_metrics(run)[-1]
     figures, notes, samples, data = _translation(model, config) if _translates(config) else _language(model, config)
-    card = Card(
+    card = ModelCard(
         name=name,
         about=ABOUT[name],
         recipe=f"glassformer train {name}",
@@ -58,7 +58,7 @@ def build(name: str, run: Path, out: Path) -> Card:
     return card
 
 
-def refresh(name: str, out: Path) -> Card:
+def refresh(name: str, out: Path) -> ModelCard:
     """Write a shipped model's findings into its card again, from the weights it ships with; return the card."""
     found = dataclasses.replace(card(name), findings=findings(checkpoints.load(out / name), recipe(name)))
     write_card(found, out / name)

@@ -11,7 +11,7 @@ from glassformer.errors import UnknownModel, nearest
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """What is known of a shipped model; every number was measured on the weights as stored.
 
     Args:
@@ -74,25 +74,25 @@ class Card:
         return "\n\n".join(parts) + "\n"
 
 
-def write_card(card: Card, folder: Path) -> None:
+def write_card(card: ModelCard, folder: Path) -> None:
     """Write card.json and card.md beside the weights."""
     files.write(folder / "card.json", card.to_json())
     files.write(folder / "card.md", card.to_markdown())
 
 
-def cards() -> dict[str, Card]:
+def cards() -> dict[str, ModelCard]:
     """Return the cards of all shipped models by name."""
     return {name: card(name) for name in checkpoints.shipped()}
 
 
-def card(name: str) -> Card:
+def card(name: str) -> ModelCard:
     """Return the card of a shipped model; raises `UnknownModel` with the nearest name."""
     path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
     if not path.is_file():
         known = checkpoints.shipped()
         raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Card(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
+    return ModelCard(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 
 
 def _number(value: float) -> str:

@@ -14,7 +14,7 @@ from glassformer.handmade import repeated, smeared_induction_model
 from glassformer.models import Decoder, DecoderConfig, block, generate
 from glassformer.models.sampling import GREEDY
 from glassformer.testing import close
-from glassformer.testing.layers import Layer, causal_context, layouts, randomise, seeds, stream
+from glassformer.testing.layers import Layer, causal_context, layer_sizes, randomise, seeds, stream
 from glassformer.testing.models import subject
 
 
@@ -29,7 +29,7 @@ def unsmeared(module: AttentionLayer) -> Layer:
     return Layer(plain)
 
 
-@given(layouts, seeds, st.integers(1, 6))
+@given(layer_sizes, seeds, st.integers(1, 6))
 def test_scores_are_a_mixture_of_the_scores_at_two_offsets(layout, seed: int, n: int) -> None:
     config = Attention(layout.n_heads, layout.n_kv_heads, layout.d_head, layout.d_value, projection=Smeared(bias=True))
     layer = Layer(randomise(config.build(12, 32, 0, "").double().eval(), seed))

@@ -20,7 +20,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._live_norm import FinalNorm
 from glassformer.analysis.components import Component, Kind, bias_of, vector_sites, written_by
-from glassformer.analysis.frozen._pull_back import Directions, Path, Write, products, pull_back, scale_sites
+from glassformer.analysis.frozen._pull_back import Directions, PulledDirections, Write, products, pull_back, scale_sites
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
@@ -247,7 +247,7 @@ def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
     return names + [site for site in scale_sites(model) if site not in names]
 
 
-def _each(run: Run, path: Path, at: Places, scale: FinalNorm | None) -> _Split:
+def _each(run: Run, path: PulledDirections, at: Places, scale: FinalNorm | None) -> _Split:
     """Yield components with their contributions `row place component`, in the order of the forward pass."""
     embed = require_model(run.model).output_embed
     entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]

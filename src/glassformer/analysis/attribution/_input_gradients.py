@@ -140,7 +140,7 @@ def input_gradients(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Question:
+class _Differentiated:
     """Which numbers are differentiated: one per place."""
 
     model: ModelLike
@@ -166,7 +166,7 @@ class _Question:
 
 def _ask(
     model: ModelLike, given: Inputs, answer: Any, against: Any, positions: Any, metric: str, edit: list[Edit]
-) -> _Question:
+) -> _Differentiated:
     assert given.ids is not None, "our models take ids"
     n, row = len(given.token_rows[0]), given.ids.shape[0]
     if row != 1:
@@ -177,7 +177,7 @@ def _ask(
             raise ShapeMismatch(f"position {position}: the text has {n} tokens.")
     device = given.ids.device
     at = torch.tensor([position % n for position in places], device=device)
-    question = _Question(model, given, at, at, None, metric, edit)
+    question = _Differentiated(model, given, at, at, None, metric, edit)
     if answer is None:
         with evaluating(model), torch.no_grad():
             answers = question.logits(1, Tape(model, edit=edit))[0, at].argmax(-1)
@@ -225,7 +225,7 @@ def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
 
 
 @torch.no_grad()
-def _streams(question: _Question, cuts: list[list[str]], baseline: Tensor | None) -> dict[str, Tensor]:
+def _streams(question: _Differentiated, cuts: list[list[str]], baseline: Tensor | None) -> dict[str, Tensor]:
     """Return what the text, or the baseline in place of each of its tokens, leaves at every cut."""
     edit = list[Edit](question.edit)
     if baseline is not None:
@@ -252,7 +252,7 @@ def _between(start: Tensor, end: Tensor, share: Float[Tensor, " row"], method: M
     return start + share[:, None, None] * (end - start)
 
 
-def _gradients(question: _Question, cut: list[str], x: list[Tensor], q: Int[Tensor, " row"]) -> Sequence[Tensor]:
+def _gradients(question: _Differentiated, cut: list[str], x: list[Tensor], q: Int[Tensor, " row"]) -> Sequence[Tensor]:
     x = [part.detach().clone().requires_grad_() for part in x]
     with torch.enable_grad():
         tape = Tape(question.model, edit=[*question.edit, *(Set(site, part) for site, part in zip(cut, x))])
@@ -268,7 +268,7 @@ def _numbers(gradient: Tensor, start: Tensor, end: Tensor, method: Method) -> Fl
 
 
 @torch.no_grad()
-def _metric_of(question: _Question, cut: list[str], at: dict[str, Tensor]) -> Float[Tensor, " query"]:
+def _metric_of(question: _Differentiated, cut: list[str], at: dict[str, Tensor]) -> Float[Tensor, " query"]:
     tape = Tape(question.model, edit=[*question.edit, *(Set(site, at[site]) for site in cut)])
     logits = question.logits(1, tape)
     n = len(question.places)
@@ -276,7 +276,7 @@ def _metric_of(question: _Question, cut: list[str], at: dict[str, Tensor]) -> Fl
 
 
 def _result(
-    question: _Question,
+    question: _Differentiated,
     model: ModelLike,
     layers: bool,
     values: Float[Tensor, "layer query key"],

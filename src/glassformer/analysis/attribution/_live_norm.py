@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.frozen._pull_back import Path
+from glassformer.analysis.frozen._pull_back import PulledDirections
 from glassformer.analysis.places import Places
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import require_model
@@ -37,7 +37,7 @@ class FinalNorm:
     total: Float[Tensor, "row place"]
 
     @classmethod
-    def of(cls, run: Run, path: Path, at: Places) -> "FinalNorm | None":
+    def of(cls, run: Run, path: PulledDirections, at: Places) -> "FinalNorm | None":
         """Return the norm of a run; None if it is the identity, where live and frozen are the same.
 
         Raises:

@@ -17,7 +17,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.attribution._direct_effects import aim, aim_sites
 from glassformer.analysis.components import head_labels
-from glassformer.analysis.frozen._pull_back import Path, Write, pull_back
+from glassformer.analysis.frozen._pull_back import PulledDirections, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
 from glassformer.analysis.question import question
@@ -161,7 +161,7 @@ def neuron_labels(layer: SubLayer, n: int) -> list[str]:
     return [f"{layer.block_label}N{i}{again}" for i in range(n)]
 
 
-def by_key(run: Run, path: Path, at: Places, chosen: Sequence[SubLayer]) -> SourceEffects:
+def by_key(run: Run, path: PulledDirections, at: Places, chosen: Sequence[SubLayer]) -> SourceEffects:
     """Return what the heads of some sub-layers take from each key, along a path's directions."""
     found: dict[bool, list[Tensor]] = {False: [], True: []}
     labels: dict[bool, list[str]] = {False: [], True: []}

@@ -143,7 +143,7 @@ def long_context(
             f"long_context: {length} tokens leave no query with {sink} sink and {recent} recent keys apart; "
             "give a longer text or smaller windows."
         )
-    meters = {path: _Meter(sink, recent, length) for path in dict.fromkeys(head.path for head in known)}
+    meters = {path: _WeightMeter(sink, recent, length) for path in dict.fromkeys(head.path for head in known)}
     with evaluating(model):
         state = model.begin(given.source_ids if isinstance(model, EncoderDecoder) else len(ids))
         first = 0
@@ -193,7 +193,7 @@ def effective_memory(model: ModelLike) -> EffectiveMemory:
     return EffectiveMemory(Labelled(torch.tensor(rows, dtype=torch.float64), axes, coords))
 
 
-class _Meter:
+class _WeightMeter:
     """Sums over queries of what is measured of one layer's weights; `first` is the first query of the block."""
 
     def __init__(self, sink: int, recent: int, length: int) -> None:
@@ -257,7 +257,7 @@ def _layer(model: ModelLike, head: Head) -> AttentionLayer:
 
 def _result(
     known: list[Head],
-    meters: dict[str, _Meter],
+    meters: dict[str, _WeightMeter],
     left_out: dict[str, str],
     windows: tuple[int, int, float],
     queries: tuple[int, int],

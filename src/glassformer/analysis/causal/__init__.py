@@ -20,13 +20,11 @@ from glassformer.analysis.causal._patching import (
     Patching as Patching,
     patch as patch,
 )
-from glassformer.analysis.causal._site_grid import Cells as Cells
-from glassformer.analysis.causal._traces_by_role import (
-    TracesByRole as TracesByRole,
-    average_traces as average_traces,
-)
+from glassformer.analysis.causal._site_grid import SiteGrid as SiteGrid
 from glassformer.analysis.causal._tracing import (
     CausalTrace as CausalTrace,
+    TracesByRole as TracesByRole,
+    average_traces as average_traces,
     causal_trace as causal_trace,
     subject_deviation as subject_deviation,
 )

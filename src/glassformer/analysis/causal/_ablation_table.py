@@ -35,6 +35,7 @@ from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import ModuleLike
 from glassformer.trace import At, Read, Set, Site
 
 Kind = Literal["zero", "mean", "resample"]
@@ -108,7 +109,7 @@ class AblationTable(Result):
 
 @question("What is lost when each part is ablated?", of="texts")
 def ablation_table(
-    model: Any,
+    model: ModuleLike,
     inputs: Any,
     metric: MetricsLike,
     parts: Parts = "heads",
@@ -128,12 +129,12 @@ def ablation_table(
     """Ablate each part in each way and measure.
 
     Args:
-        model: A decoder, an encoder-decoder, or any module (then by `Cells` with a glob).
+        model: A decoder, an encoder-decoder, or any module (then by a `SiteGrid` with a glob).
         inputs: Prompts: texts, ids, a `Batch`.
         metric: One or several.
         parts: `heads`, `attentions`, `mlps`, `neurons` or `positions` (what enters the stack there); labels of single
-            parts (`L1H6`, `L0 attn`, `L0 mlp`, `L0N12`); `Cells`; several of these; or sets of labels by name, each set
-            ablated together: `{"induction": ["L1H6", "L1H3"]}`.
+            parts (`L1H6`, `L0 attn`, `L0 mlp`, `L0N12`); a `SiteGrid`; several of these; or sets of labels by name,
+            each set ablated together: `{"induction": ["L1H6", "L1H3"]}`.
         kinds: Of ablation; by default all that the prompts allow (resampling takes at least two).
         reference: Prompts that means are taken over; by default `inputs`.
         mean_over: Means at each position by itself, which takes references of the same length and ought to have the
@@ -240,7 +241,7 @@ def _replacing(site: Site, at: At, value: Any) -> Set:
 
 
 def _means(
-    model: Any, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
+    model: ModuleLike, parts: Sequence[Part], others: Prompts, asked: Prompts, over: Literal["position", "all"]
 ) -> dict[str, Tensor]:
     """Return means over the real tokens of the references, with the axes of the site and one row."""
     if over not in ("position", "all"):

@@ -13,7 +13,7 @@ from glassformer.data import Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder
+from glassformer.models import Decoder, ModelLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Answered(Result):
 
 
 @question("Which pairs of prompts does the model get right?", of="pairs of prompts")
-def answered(model: Any, pairs: Pairs, *, rows: int = 64) -> Answered:
+def answered(model: ModelLike, pairs: Pairs, *, rows: int = 64) -> Answered:
     """Ask a model both prompts of every pair; pairs may have different lengths.
 
     Args:

@@ -3,25 +3,25 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from glassformer.analysis.causal._site_grid import Cell, Cells, Grid, grids
+from glassformer.analysis.causal._site_grid import GridEntry, ResolvedGrid, SiteGrid, resolved_grids
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
+from glassformer.models import Model, ModuleLike
 from glassformer.trace import At, Site, is_named
 from glassformer.weights import head_label
 
 POSITIONS = ("pos", "query", "key")
 
 # names of families of parts; a part is replaced at all positions, except in the last
-PARTS: dict[str, Cells] = {
-    "heads": Cells("head"),
-    "attentions": Cells("attn_out", ("layer",)),
-    "mlps": Cells("mlp_out", ("layer",)),
-    "neurons": Cells("neurons"),
-    "positions": Cells("resid_pre", ("layer", "pos"), only={"layer": [0]}),
+PARTS: dict[str, SiteGrid] = {
+    "heads": SiteGrid("head"),
+    "attentions": SiteGrid("attn_out", ("layer",)),
+    "mlps": SiteGrid("mlp_out", ("layer",)),
+    "neurons": SiteGrid("neurons"),
+    "positions": SiteGrid("resid_pre", ("layer", "pos"), only={"layer": [0]}),
 }
 
-Parts = str | Cells | Sequence[str | Cells] | Mapping[str, Sequence[str]]
+Parts = str | SiteGrid | Sequence[str | SiteGrid] | Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,14 @@ class Part:
     stacks: Mapping[str, str]
 
 
-def named_parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+def named_parts(
+    model: ModuleLike, asked: Parts, positions: Sequence[int] | None, lengths: Mapping[str, int]
+) -> list[Part]:
     """Return the parts that were asked for, each once.
 
     Args:
-        model: One of ours, or any module (then by `Cells` with a glob).
-        asked: Families of parts, labels, `Cells`, several of these, or sets of labels by name.
+        model: One of ours, or any module (then by a `SiteGrid` with a glob).
+        asked: Families of parts, labels, a `SiteGrid`, several of these, or sets of labels by name.
         positions: Where they are replaced; everywhere by default.
         lengths: Positions in each stack, by name.
 
@@ -61,35 +63,38 @@ def named_parts(model: Any, asked: Parts, positions: Sequence[int] | None, lengt
             found.append(Part(name, tuple(place for member in members for place in member.places), stacks))
         return found
     found = []
-    for one in [asked] if isinstance(asked, str | Cells) else asked:
+    for one in [asked] if isinstance(asked, str | SiteGrid) else asked:
         if isinstance(one, str) and one not in PARTS:
             found.append(_labelled(model, one, positions, lengths))
         else:
-            found += _cells(model, PARTS[one] if isinstance(one, str) else one, positions, lengths)
+            found += _of_grid(model, PARTS[one] if isinstance(one, str) else one, positions, lengths)
     return list({part.label: part for part in found}.values())
 
 
-def _cells(model: Any, cells: Cells, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> list[Part]:
+def _of_grid(
+    model: ModuleLike, grid: SiteGrid, positions: Sequence[int] | None, lengths: Mapping[str, int]
+) -> list[Part]:
     if positions is not None:
-        cells = dataclasses.replace(cells, only={"pos": positions} | dict(cells.only))
-    found = grids(model, cells, lengths, "ablation_table")
+        grid = dataclasses.replace(grid, only={"pos": positions} | dict(grid.only))
     return [
-        Part(_label(grid, cell), cell.parts, _stacks(model, cell.parts[0][0])) for grid in found for cell in grid.cells
+        Part(_label(found, entry), entry.parts, _stacks(model, entry.parts[0][0]))
+        for found in resolved_grids(model, grid, lengths, "ablation_table")
+        for entry in found.entries
     ]
 
 
-def _stacks(model: Any, site: Site) -> dict[str, str]:
+def _stacks(model: ModuleLike, site: Site) -> dict[str, str]:
     """Return whose positions the position axes of a site count."""
-    known = list(getattr(model, "stacks", {"": None}))
+    known = list(model.stacks) if isinstance(model, Model) else [""]
     own = site.stack if site.stack in known else known[-1]
     return {axis: "encoder" if axis == "key" and site.crosses else own for axis in site.axes if axis in POSITIONS}
 
 
-def _label(grid: Grid, cell: Cell) -> str:
-    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), cell.index)}
+def _label(grid: ResolvedGrid, entry: GridEntry) -> str:
+    at = {axis: labels[i] for (axis, labels), i in zip(grid.axes.items(), entry.index)}
     if set(at) == {"site"}:
         return str(at["site"])
-    site, family, axes = cell.parts[0][0], grid.family, set(at)
+    site, family, axes = entry.parts[0][0], grid.family, set(at)
     encoder = "enc " if site.stack == "encoder" else ""
     if family == "resid_pre" and axes == {"layer", "pos"} and grid.axes["layer"] == [0]:
         return f"{encoder}position {at['pos']}"
@@ -102,21 +107,21 @@ def _label(grid: Grid, cell: Cell) -> str:
     return " ".join([grid.name, *(f"{axis}={place}" for axis, place in at.items())])
 
 
-def _labelled(model: Any, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
-    if not hasattr(model, "stacks") and not is_named(model):
+def _labelled(model: ModuleLike, label: str, positions: Sequence[int] | None, lengths: Mapping[str, int]) -> Part:
+    if not isinstance(model, Model) and not is_named(model):
         raise AnalysisUnavailable(
-            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give Cells with a glob, '
+            f'ablation_table: "{label}": parts of {type(model).__name__} have no labels; give a SiteGrid with a glob, '
             "or name its sites by a spec (foreign)."
         )
     layer, neuron = re.search(r"L(\d+)", label), re.fullmatch(r"(?:enc )?L\d+N(\d+)(?: .*)?", label)
     only = {"layer": [int(layer[1])]} if layer else {}
-    families = {name: Cells(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
+    families = {name: SiteGrid(PARTS[name].sites, PARTS[name].by, only) for name in ("heads", "attentions", "mlps")}
     if neuron:
-        families["neurons"] = Cells("neurons", only=only | {"neuron": [int(neuron[1])]})
+        families["neurons"] = SiteGrid("neurons", only=only | {"neuron": [int(neuron[1])]})
     known: dict[str, Part] = {}
-    for cells in families.values():
+    for grid in families.values():
         try:
-            known |= {part.label: part for part in _cells(model, cells, positions, lengths)}
+            known |= {part.label: part for part in _of_grid(model, grid, positions, lengths)}
         except (AnalysisUnavailable, ShapeMismatch):
             # a family, a layer or a neuron that is not there: the label is looked up among what is
             continue

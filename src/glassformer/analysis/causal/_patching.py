@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.analysis.causal._site_grid import Cells, Grid, grids
+from glassformer.analysis.causal._site_grid import ResolvedGrid, SiteGrid, resolved_grids
 from glassformer.analysis.contrasts import PromptPairs, Prompts, aligned, contrast, measured
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
@@ -30,6 +30,7 @@ from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.models import ModuleLike
 from glassformer.trace import Set
 
 Direction = Literal["denoising", "noising"]
@@ -37,11 +38,11 @@ Direction = Literal["denoising", "noising"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Patched(Result):
-    """What replacing each cell of one family does to each metric, prompt by prompt.
+    """What replacing each entry of one grid does to each metric, prompt by prompt.
 
     Args:
-        values: Metric after replacing one cell, `metric … batch`. NaN where there is no such cell: a layer with fewer
-            heads, a position beyond a shorter prompt, a key after its query.
+        values: Metric after replacing one entry, `metric … batch`. NaN where there is none: a layer with fewer
+            heads, a position beyond a shorter prompt, a key that its query does not see.
         clean: Metric of the clean run, `metric batch`.
         corrupt: Metric of the corrupt run, `metric batch`.
         direction: `denoising` or `noising`.
@@ -57,7 +58,7 @@ class Patched(Result):
 
     @property
     def change(self) -> Labelled:
-        """What replacing the cell adds to the metric of the run it is put into."""
+        """What replacing the entry adds to the metric of the run it is put into."""
         base = self.corrupt if self.direction == "denoising" else self.clean
         return self._like(self.values.values - self._beside(base.values))
 
@@ -134,8 +135,8 @@ class Patching(Result, Mapping[str, Patched]):
     Args:
         tables: One for each family that was asked for, and for each stack and kind of attention in it.
         direction: `denoising` or `noising`.
-        rows: How many cells were replaced in all.
-        work: Layers times tokens that were run, as a share of what one run per cell takes.
+        rows: How many entries were replaced in all.
+        work: Layers times tokens that were run, as a share of what one run per entry takes.
     """
 
     tables: Mapping[str, Patched]
@@ -155,7 +156,7 @@ class Patching(Result, Mapping[str, Patched]):
         return len(self.tables)
 
     def plot(self, *fields: str) -> Any:
-        """Return a figure of what each cell carries, for the tables that are named; for all, if none is."""
+        """Return a figure of what each entry carries, for the tables that are named; for all, if none is."""
         return figures.draw([(name, self[name].carried) for name in fields or self.tables], self.direction)
 
     def to_frame(self) -> Any:
@@ -168,10 +169,10 @@ class Patching(Result, Mapping[str, Patched]):
 
 @question("Where does a value from another run change the answer?", of="pairs of prompts")
 def patch(
-    model: Any,
+    model: ModuleLike,
     pairs: PromptPairs,
     metric: MetricsLike | None = None,
-    sites: str | Cells | Sequence[str | Cells] = "stream",
+    sites: str | SiteGrid | Sequence[str | SiteGrid] = "stream",
     *,
     direction: Direction = "denoising",
     least_gap: float = 0.01,
@@ -180,7 +181,7 @@ def patch(
     report: Callable[[int, int], None] | None = None,
     save_to: str | Path | None = None,
 ) -> Patching:
-    """Replace values of one run by those of another, one cell at a time.
+    """Replace values of one run by those of another, one entry of a grid at a time.
 
     All families are one sweep, so that they share its batches: `sites="everything"` is the usual bundle.
 
@@ -191,13 +192,13 @@ def patch(
             positions), by default after the tokens of a single pair, and by number for several.
         metric: One or several; by default the logit difference of the answers that `pairs` have.
         sites: Families (`resid_pre`, `attn_out`, `mlp_out`, `z`, `query`, `key`, `value`, `pattern`,
-            `pattern_entries`, `neurons`, …), the bundles `stream` and `everything`, globs, or `Cells` to cut them
-            otherwise.
+            `pattern_entries`, `neurons`, …), the bundles `stream` and `everything`, globs, or a `SiteGrid` to cut
+            them otherwise.
         direction: Which run the values are put into.
         least_gap: See `Patched`.
         rows: As in `sweep`.
         memory: As in `sweep`.
-        report: Called with (cells done, cells in all).
+        report: Called with (entries done, entries in all).
         save_to: As in `sweep`.
 
     Raises:
@@ -222,13 +223,13 @@ def patch(
     first, second = aligned(model, asked, "patch")
     into, out_of = (second, first) if direction == "denoising" else (first, second)
     named = None if asked.labels is None else _checked(asked.labels, first)
-    found = grids(model, sites, first.lengths(), "patch")
+    found = resolved_grids(model, sites, first.lengths(), "patch")
     donor = Donor(out_of.inputs, out_of.target)
-    cells = [[Set(site.name, donor, at=at) for site, at in cell.parts] for grid in found for cell in grid.cells]
-    if not cells:
-        raise ShapeMismatch("patch: `only` leaves no cell.")
+    edits = [[Set(site.name, donor, at=at) for site, at in entry.parts] for grid in found for entry in grid.entries]
+    if not edits:
+        raise ShapeMismatch("patch: `only` leaves nothing to replace.")
     swept = sweep(
-        model, into.inputs, Plan(cells, {"row": range(len(cells))}), metrics, target=into.target, rows=rows,
+        model, into.inputs, Plan(edits, {"row": range(len(edits))}), metrics, target=into.target, rows=rows,
         memory=memory, report=report, save_to=save_to,
     )  # fmt: skip
     # a row that changes nothing: the other run's own numbers
@@ -237,19 +238,19 @@ def patch(
     tables: dict[str, Patched] = {}
     done = 0
     for grid in found:
-        values = laid_out(grid, swept.values.values[:, done : done + len(grid.cells)], first, second)
-        done += len(grid.cells)
+        values = laid_out(grid, swept.values.values[:, done : done + len(grid.entries)], first, second)
+        done += len(grid.entries)
         axes = {"metric": swept.values.labels("metric")} | _labels(grid, first, second, named)
         labelled = Labelled(values, ("metric", *grid.axes, "batch"), axes)
         tables[grid.name] = Patched(labelled, clean_m, corrupt_m, direction, least_gap)
-    return Patching(tables, direction, len(cells), swept.work)
+    return Patching(tables, direction, len(edits), swept.work)
 
 
-def laid_out(grid: Grid, values: Tensor, first: Prompts, second: Prompts) -> Tensor:
-    """Return `metric cell batch` along a grid's axes, with NaN where a prompt has no such cell."""
+def laid_out(grid: ResolvedGrid, values: Tensor, first: Prompts, second: Prompts) -> Tensor:
+    """Return `metric entry batch` along a grid's axes, with NaN where a prompt has no such entry."""
     n_metrics, _, batch = values.shape
     whole = values.new_full((n_metrics, *grid.shape, batch), torch.nan)
-    index = torch.tensor([cell.index for cell in grid.cells], device=values.device).reshape(len(grid.cells), -1)
+    index = torch.tensor([entry.index for entry in grid.entries], device=values.device).reshape(len(grid.entries), -1)
     whole[(slice(None), *index.T)] = values
     for dim, axis in enumerate(grid.axes):
         if axis in grid.stacks:
@@ -270,7 +271,7 @@ def _checked(labels: Sequence[str], prompts: Prompts) -> Sequence[str]:
 
 
 def _labels(
-    grid: Grid, first: Prompts, second: Prompts, named: Sequence[str] | None
+    grid: ResolvedGrid, first: Prompts, second: Prompts, named: Sequence[str] | None
 ) -> dict[str, Sequence[Coordinate]]:
     found = dict(grid.axes)
     for axis, stack in grid.stacks.items():

@@ -1,11 +1,11 @@
 """Which values an experiment replaces one at a time: families of sites, cut along named axes.
 
-    "z"                                             each head of each layer
-    Cells("z", ("layer", "head", "pos"))            each head at each position
-    Cells("value", only={"layer": [1]})             each value head of layer 1
-    Cells("blocks.*.attn.norm", ("site", "pos"))    any sites, by glob
+    "z"                                                each head of each layer
+    SiteGrid("z", ("layer", "head", "pos"))            each head at each position
+    SiteGrid("value", only={"layer": [1]})             each value head of layer 1
+    SiteGrid("blocks.*.attn.norm", ("site", "pos"))    any sites, by glob
 
-A family becomes one grid per kind of place: the stacks of an encoder-decoder, a block's second attention part and
+A family becomes one grid per kind of site: the stacks of an encoder-decoder, a block's second attention part and
 cross-attention have grids of their own. Keys and values are cut by `kv_head`, and along `key` where others say `pos`.
 """
 
@@ -14,13 +14,14 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from torch import nn
 
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Coordinate
-from glassformer.models import Stack, SubLayer
-from glassformer.trace import At, Foreign, Site, SiteTable, is_named
+from glassformer.models import Model, ModuleLike, Stack, SubLayer
+from glassformer.trace import At, Foreign, HasSites, Site, is_named, parts_of
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")
 
@@ -53,15 +54,15 @@ _ALIASES = {"pos": "key", "head": "kv_head"}
 
 
 @dataclass(frozen=True)
-class Cells:
-    """A family of places and how it is cut; each combination of coordinates is one cell.
+class SiteGrid:
+    """A family of sites and the axes it is cut along; each combination of coordinates is one entry.
 
     Args:
         sites: A key of `FAMILIES` or of `BUNDLES`, or the name or glob of any sites. Family `head` is what a head
             writes: z where a head's z goes nowhere else, and `head_out` where a norm or gate comes after.
         by: Axes to cut along: `layer` (families), `site` (globs), and axes of the sites. What is left out is replaced
             as a whole. By default as the family has it; globs are cut by `site`.
-        only: Coordinates to keep along an axis, negative ones counted from the end. An axis that is not in `by` is
+        only: Coordinates chosen along an axis, negative ones counted from the end. An axis that is not in `by` is
             replaced there and nowhere else.
     """
 
@@ -71,36 +72,37 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One site and the stack whose positions it counts."""
+class GridSite:
+    """One site, the stack whose positions it counts, and whether no query there sees a later key."""
 
     site: Site
     stack: str = ""
+    causal: bool = False
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One entry of a grid: its index along each axis, and the parts of sites it stands for."""
+class GridEntry:
+    """What is replaced at once: an index along each axis of a grid, and the parts of sites it stands for."""
 
     index: tuple[int, ...]
     parts: tuple[tuple[Site, At], ...]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Cells that share axes.
+class ResolvedGrid:
+    """A grid on one model: its axes, and what each entry is.
 
     Args:
         name: `z`, `decoder cross z`, …
         axes: Coordinates by axis; position axes count from 0.
-        cells: Those that exist: layers may differ in heads, and a causal pattern has no entry above its diagonal.
+        entries: Those that exist: layers may differ in heads, and a causal pattern has none above its diagonal.
         stacks: For each position axis, the stack whose positions it counts.
         family: Key of `FAMILIES` it belongs to; empty for sites by glob.
     """
 
     name: str
     axes: Mapping[str, Sequence[Coordinate]]
-    cells: Sequence[Cell]
+    entries: Sequence[GridEntry]
     stacks: Mapping[str, str]
     family: str = ""
 
@@ -109,14 +111,14 @@ class Grid:
         return tuple(len(labels) for labels in self.axes.values())
 
 
-def grids(
-    model: Any, asked: str | Cells | Sequence[str | Cells], lengths: Mapping[str, int], analysis: str
-) -> list[Grid]:
+def resolved_grids(
+    model: ModuleLike, asked: str | SiteGrid | Sequence[str | SiteGrid], lengths: Mapping[str, int], analysis: str
+) -> list[ResolvedGrid]:
     """Return the grids that were asked for, in that order.
 
     Args:
         model: One of ours, a module seen through a spec (by families of sites that it names), or any other (by globs).
-        asked: Families, bundles of them, globs or `Cells`.
+        asked: Families, bundles of them, globs or a `SiteGrid`; several of these.
         lengths: Positions in each stack, by name.
         analysis: Who asks, for messages.
 
@@ -127,18 +129,18 @@ def grids(
         NoPattern: Patterns are asked for, and a layer has none.
         AnalysisUnavailable: No layer, or not every attention layer, has what is asked for.
     """
-    found: list[Grid] = []
-    for cells in _unbundled(model, [asked] if isinstance(asked, str | Cells) else asked):
-        if cells.sites in FAMILIES and hasattr(model, "stacks"):
-            by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
-            groups = _family(model, cells, analysis)
-        elif cells.sites in FAMILIES and is_named(model):
-            by = FAMILIES[cells.sites][2] if cells.by is None else cells.by
-            groups = _family_by_name(model, cells, analysis)
+    found: list[ResolvedGrid] = []
+    for grid in _unbundled(model, [asked] if isinstance(asked, str | SiteGrid) else asked):
+        if grid.sites in FAMILIES and isinstance(model, Model):
+            by = FAMILIES[grid.sites][2] if grid.by is None else grid.by
+            groups = _family(model, grid, analysis)
+        elif grid.sites in FAMILIES and is_named(model):
+            by = FAMILIES[grid.sites][2] if grid.by is None else grid.by
+            groups = _family_by_name(model, grid, analysis)
         else:
-            by = ("site",) if cells.by is None else cells.by
-            groups = {cells.sites: _by_glob(model, cells, analysis)}
-        found += [_grid(name, places, by, cells, lengths, analysis) for name, places in groups.items()]
+            by = ("site",) if grid.by is None else grid.by
+            groups = {grid.sites: _by_glob(model, grid, analysis)}
+        found += [_resolved(name, sites, by, grid, lengths, analysis) for name, sites in groups.items()]
     names = [grid.name for grid in found]
     # one family cut in two ways is two tables: say how each is cut
     return [
@@ -147,64 +149,66 @@ def grids(
     ]
 
 
-def _unbundled(model: Any, asked: Sequence[str | Cells]) -> Iterator[Cells]:
-    for cells in asked:
-        cells = cells if isinstance(cells, Cells) else Cells(cells)
-        if cells.sites in BUNDLES and is_named(model):
-            for family in BUNDLES[cells.sites]:
+def _unbundled(model: ModuleLike, asked: Sequence[str | SiteGrid]) -> Iterator[SiteGrid]:
+    for grid in asked:
+        grid = grid if isinstance(grid, SiteGrid) else SiteGrid(grid)
+        if grid.sites in BUNDLES and is_named(model):
+            for family in BUNDLES[grid.sites]:
                 if _named_sites(model, family):
-                    yield dataclasses.replace(cells, sites=family)
+                    yield dataclasses.replace(grid, sites=family)
             continue
-        if cells.sites not in BUNDLES or not hasattr(model, "stacks"):
-            yield cells
+        if grid.sites not in BUNDLES or not isinstance(model, Model):
+            yield grid
             continue
-        for family in BUNDLES[cells.sites]:
+        for family in BUNDLES[grid.sites]:
             role, quantity, _ = FAMILIES[family]
             names = [name for stack in model.stacks.values() for _, name in _quantities(stack, role, quantity)]
             if names and all(name in model.sites() for name in names):
-                yield dataclasses.replace(cells, sites=family)
+                yield dataclasses.replace(grid, sites=family)
 
 
-def _family(model: Any, cells: Cells, analysis: str) -> dict[str, list[Place]]:
-    role, quantity, _ = FAMILIES[cells.sites]
-    table, layers = model.sites(), cells.only.get("layer")
+def _family(model: Model, grid: SiteGrid, analysis: str) -> dict[str, list[GridSite]]:
+    role, quantity, _ = FAMILIES[grid.sites]
+    table, layers = model.sites(), grid.only.get("layer")
     depth = max(len(stack.blocks) for stack in model.stacks.values())
     if layers is not None:
-        _kept("layer", layers, depth, analysis)
-    several, groups = len(model.stacks) > 1, dict[str, list[Place]]()
+        _coordinates("layer", layers, depth, analysis)
+    several, groups = len(model.stacks) > 1, dict[str, list[GridSite]]()
     for stack, found in model.stacks.items():
-        kept = None if layers is None else [i % len(found.blocks) for i in layers]
-        for layer, name in _quantities(found, role, quantity, kept):
+        own = None if layers is None else [i % len(found.blocks) for i in layers]
+        for layer, name in _quantities(found, role, quantity, own):
             if layer is not None and quantity in _LACKS and name not in table:
                 _refuse(layer, quantity, analysis)
             part = "" if layer is None or layer.name in ("attn", "mlp") else layer.name
-            words = [stack if several else "", part, cells.sites]
+            words = [stack if several else "", part, grid.sites]
             if quantity == "resid_mid":
                 words[-1] = table[name].quantity
-            groups.setdefault(" ".join(filter(None, words)), []).append(Place(table[name], stack))
+            groups.setdefault(" ".join(filter(None, words)), []).append(
+                GridSite(table[name], stack, _is_causal(model, table[name]))
+            )
     if not groups:
         what = {"mlp": "MLP", "attn": "attention"}.get(role, quantity)
-        raise AnalysisUnavailable(f'{analysis}: no layer has "{cells.sites}": there is no {what} in it.')
+        raise AnalysisUnavailable(f'{analysis}: no layer has "{grid.sites}": there is no {what} in it.')
     return groups
 
 
-def _family_by_name(model: Foreign, cells: Cells, analysis: str) -> dict[str, list[Place]]:
-    """Return the places of a family in a module seen through a spec: those that the spec names."""
-    found = _named_sites(model, cells.sites)
+def _family_by_name(model: Foreign, grid: SiteGrid, analysis: str) -> dict[str, list[GridSite]]:
+    """Return the sites of a family in a module seen through a spec: those that the spec names."""
+    found = _named_sites(model, grid.sites)
     if not found:
         raise AnalysisUnavailable(
-            f'{analysis}: the spec names no site of the family "{cells.sites}"; it names '
+            f'{analysis}: the spec names no site of the family "{grid.sites}"; it names '
             f"{', '.join(_brief(model.sites()))}.\n    Add one to its sites, or give a glob of those it has."
         )
-    layers = cells.only.get("layer")
+    layers = grid.only.get("layer")
     if layers is not None:
         depth = 1 + max(layer for site in found if (layer := site.layer) is not None)
-        kept = _kept("layer", layers, depth, analysis)
-        found = [site for site in found if site.layer in kept]
-    groups: dict[str, list[Place]] = {}
+        chosen = _coordinates("layer", layers, depth, analysis)
+        found = [site for site in found if site.layer in chosen]
+    groups, built = dict[str, list[GridSite]](), parts_of(model)
     for site in found:
-        words = [site.part if site.part not in ("attn", "mlp") else "", cells.sites]
-        groups.setdefault(" ".join(filter(None, words)), []).append(Place(site))
+        words = [site.part if site.part not in ("attn", "mlp") else "", grid.sites]
+        groups.setdefault(" ".join(filter(None, words)), []).append(GridSite(site, causal=_is_causal(built, site)))
     return groups
 
 
@@ -223,19 +227,19 @@ def _brief(names: Iterable[str]) -> list[str]:
 
 
 def _quantities(
-    stack: Stack, role: str, quantity: str, kept: Sequence[int] | None = None
+    stack: Stack, role: str, quantity: str, layers: Sequence[int] | None = None
 ) -> Iterator[tuple[SubLayer | None, str]]:
-    """Yield sub-layer (none for the stream) and site name for every place of some blocks that belongs to a family."""
+    """Yield sub-layer (none for the stream) and site name for every site of a family in some blocks."""
     if not role:
         for block in stack.blocks:
-            if kept is None or block.layer in kept:
+            if layers is None or block.layer in layers:
                 yield from ((None, name) for name in block.at_resid[STREAM[quantity]])
         return
-    for layer in stack.sub_layers():
-        attention = layer.attention
-        if (attention is not None) == (role == "attn") and (kept is None or layer.layer in kept):
+    for part in stack.sub_layers():
+        attention = part.attention
+        if (attention is not None) == (role == "attn") and (layers is None or part.layer in layers):
             named = write_site(attention) if quantity == "write" and attention is not None else quantity
-            yield layer, f"{layer.path}.{named}"
+            yield part, f"{part.path}.{named}"
 
 
 def write_site(layer: AttentionLayer) -> str:
@@ -250,78 +254,84 @@ def _refuse(layer: SubLayer, quantity: str, analysis: str) -> None:
     error = NoPattern if quantity == "pattern" else AnalysisUnavailable
     raise error(
         f'{analysis}: "{layer.path}" uses "{kind}" ({trait}), which has no {quantity} to replace.\n'
-        f'    Take "z", or leave the layer out with Cells("{quantity}", only={{"layer": [...]}}).'
+        f'    Take "z", or leave the layer out with SiteGrid("{quantity}", only={{"layer": [...]}}).'
     )
 
 
-def _by_glob(model: Any, cells: Cells, analysis: str) -> list[Place]:
-    table: SiteTable = (model if hasattr(model, "sites") else Foreign(model)).sites()
+def _by_glob(model: ModuleLike, grid: SiteGrid, analysis: str) -> list[GridSite]:
+    table = (model if isinstance(model, HasSites) else Foreign(model)).sites()
     try:
-        names = table.match(cells.sites)
+        names = table.match(grid.sites)
     except UnknownSite as error:
         raise UnknownSite(
-            f'{analysis}: no site or family "{cells.sites}".{nearest(cells.sites, [*FAMILIES, *BUNDLES, *table])}\n'
+            f'{analysis}: no site or family "{grid.sites}".{nearest(grid.sites, [*FAMILIES, *BUNDLES, *table])}\n'
             f"    Families: {', '.join(FAMILIES)}; bundles: {', '.join(BUNDLES)}. Sites: model.sites()."
         ) from error
-    stacks: list[str] = list(getattr(model, "stacks", [""]))
-    sites = [table[name] for name in names]
-    return [Place(site, site.stack if site.stack in stacks else stacks[-1]) for site in sites]
+    stacks = list(model.stacks) if isinstance(model, Model) else [""]
+    sites, built = [table[name] for name in names], parts_of(model)
+    return [
+        GridSite(site, site.stack if site.stack in stacks else stacks[-1], _is_causal(built, site)) for site in sites
+    ]
 
 
-def _grid(
+def _is_causal(model: nn.Module, site: Site) -> bool:
+    """Whether it is known that no query of a site sees a later key; nothing says so of a module without parts."""
+    return isinstance(model, Model) and not site.crosses and not model.reads_ahead(site.stack)
+
+
+def _resolved(
     name: str,
-    places: Sequence[Place],
+    sites: Sequence[GridSite],
     by: Sequence[str],
-    asked: Cells,
+    asked: SiteGrid,
     lengths: Mapping[str, int],
     analysis: str,
-) -> Grid:
-    first, only = places[0].site, asked.only
+) -> ResolvedGrid:
+    first, only = sites[0].site, asked.only
     axes: dict[str, Sequence[Coordinate]] = {}
     stacks: dict[str, str] = {}
     for wanted in by:
         if wanted == "site":
-            axes["site"] = [place.site.name for place in places]
+            axes["site"] = [one.site.name for one in sites]
         elif wanted == "layer":
-            axes["layer"] = list(dict.fromkeys(p.site.layer for p in places if p.site.layer is not None))
+            axes["layer"] = list(dict.fromkeys(one.site.layer for one in sites if one.site.layer is not None))
         else:
             axis = _own(wanted, first, analysis)
-            sizes = [_size(axis, place, lengths, analysis) for place in places]
-            axes[axis] = _kept(axis, only.get(wanted, only.get(axis)), max(sizes), analysis)
+            longest = max(_size(axis, one, lengths, analysis) for one in sites)
+            axes[axis] = _coordinates(axis, only.get(wanted, only.get(axis)), longest, analysis)
             if axis in ("pos", "query", "key"):
-                stacks[axis] = "encoder" if axis == "key" and places[0].site.crosses else places[0].stack
+                stacks[axis] = "encoder" if axis == "key" and first.crosses else sites[0].stack
     rest = {
         _own(a, first, analysis): list(w)
         for a, w in only.items()
         if a != "layer" and _own(a, first, analysis) not in axes
     }
-    cells = []
+    entries: list[GridEntry] = []
     for index in itertools.product(*(range(len(labels)) for labels in axes.values())):
         at = {axis: labels[i] for (axis, labels), i in zip(axes.items(), index)}
-        parts = tuple(_parts(places, at, rest, lengths, analysis))
+        parts = tuple(_parts(sites, at, rest, lengths, analysis))
         if parts:
-            cells.append(Cell(index, parts))
-    return Grid(name, axes, cells, stacks, asked.sites if asked.sites in FAMILIES else "")
+            entries.append(GridEntry(index, parts))
+    return ResolvedGrid(name, axes, entries, stacks, asked.sites if asked.sites in FAMILIES else "")
 
 
 def _parts(
-    places: Sequence[Place],
+    sites: Sequence[GridSite],
     at: Mapping[str, Coordinate],
     rest: Mapping[str, list[int]],
     lengths: Mapping[str, int],
     analysis: str,
 ) -> Iterator[tuple[Site, At]]:
     where = {axis: int(i) for axis, i in at.items() if axis not in ("site", "layer")}
-    for place in places:
-        if at.get("site", place.site.name) != place.site.name or at.get("layer", place.site.layer) != place.site.layer:
+    for one in sites:
+        if at.get("site", one.site.name) != one.site.name or at.get("layer", one.site.layer) != one.site.layer:
             continue
-        if any(i >= _size(axis, place, lengths, analysis) for axis, i in where.items()):
+        if any(i >= _size(axis, one, lengths, analysis) for axis, i in where.items()):
             continue
         # what lies above the diagonal of a causal pattern is zero in every run
-        causal = place.stack != "encoder" and not place.site.crosses
-        if causal and "query" in where and "key" in where and where["key"] > where["query"]:
+        if one.causal and "query" in where and "key" in where and where["key"] > where["query"]:
             continue
-        yield place.site, At(**where, **rest)
+        yield one.site, At(**where, **rest)
 
 
 def _own(axis: str, site: Site, analysis: str) -> str:
@@ -338,22 +348,22 @@ def _own(axis: str, site: Site, analysis: str) -> str:
     )
 
 
-def _size(axis: str, place: Place, lengths: Mapping[str, int], analysis: str) -> int:
-    if axis not in place.site.axes:
-        raise UnknownAxis(f'{analysis}: "{place.site.name}" has no axis "{axis}", which other sites here have.')
-    if axis in place.site.sizes:
-        return place.site.sizes[axis]
+def _size(axis: str, found: GridSite, lengths: Mapping[str, int], analysis: str) -> int:
+    if axis not in found.site.axes:
+        raise UnknownAxis(f'{analysis}: "{found.site.name}" has no axis "{axis}", which other sites here have.')
+    if axis in found.site.sizes:
+        return found.site.sizes[axis]
     if axis == "batch":
         raise UnknownAxis(f"{analysis}: prompts are kept apart already; values have an axis `batch` in any case.")
     if axis not in ("pos", "query", "key"):
         raise UnknownAxis(
-            f'{analysis}: nothing says how long the axis "{axis}" of "{place.site.name}" is; give it in the sizes of '
+            f'{analysis}: nothing says how long the axis "{axis}" of "{found.site.name}" is; give it in the sizes of '
             "the spec."
         )
-    return lengths["encoder" if axis == "key" and place.site.crosses else place.stack]
+    return lengths["encoder" if axis == "key" and found.site.crosses else found.stack]
 
 
-def _kept(axis: str, only: Sequence[int] | None, size: int, analysis: str) -> list[Coordinate]:
+def _coordinates(axis: str, only: Sequence[int] | None, size: int, analysis: str) -> list[Coordinate]:
     if only is None:
         return list(range(size))
     if outside := [i for i in only if not -size <= i < size]:

@@ -1,6 +1,6 @@
 """Causal tracing: which hidden state, restored, rescues the answer after the subject is corrupted?
 
-    corrupt     noise on the token vectors of the subject, the same for every cell
+    corrupt     noise on the token vectors of the subject, the same for every state
     total effect     p(clean) - p(corrupt)
     indirect effect  p(corrupt, one state restored) - p(corrupt)
 
@@ -11,7 +11,7 @@ state does through them is lost. Norms are live.
 Probabilities saturate, so the logit difference stands beside them. A window restores many outputs and looks more local
 than it is; how much noise is a choice: look at p(corrupt).
 
-Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", sections 2 and appendix B.
+Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", section 2 and appendix B.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import figures
@@ -35,12 +35,13 @@ from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Model, require_model
-from glassformer.models.stack import Stack
+from glassformer.models import Block, Model, ModuleLike, Stack, require_model
 from glassformer.trace import Add, At, Set, parts_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
+# what a token is to the subject
+ROLES = ("before", "first subject", "middle subject", "last subject", "next", "further", "last")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,9 +96,42 @@ class CausalTrace(Result):
         return dataclasses.replace(self.values, values=self.values.values - corrupt)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracesByRole(Result):
+    """Indirect effects of many prompts by what a token is to the subject.
+
+    Args:
+        values: Indirect effect, mean over the tokens of a role, `metric kind role layer prompt`; NaN where a prompt has
+            no such token. A subject of one token is all `last subject`.
+        total: Total effect, `metric prompt`.
+    """
+
+    values: Labelled
+    total: Labelled
+
+    def plot(self, *fields: str) -> Any:
+        """Return maps of the average indirect effect, one for each metric and kind; of other properties, if named."""
+        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "average indirect effect")
+
+    @property
+    def mean(self) -> Labelled:
+        """Average indirect effect, `metric kind role layer`."""
+        return mean(self.values)
+
+    @property
+    def error(self) -> Labelled:
+        """Its standard error over prompts."""
+        return standard_error(self.values)
+
+    @property
+    def average_total(self) -> Labelled:
+        """Average total effect, `metric`."""
+        return mean(self.total)
+
+
 @question("Which states bring a corrupted subject's answer back?", of="texts")
 def causal_trace(
-    model: Any,
+    model: ModuleLike,
     inputs: Any,
     subject: str | Sequence[int],
     answer: str | int | None = None,
@@ -130,12 +164,12 @@ def causal_trace(
         samples: Draws of noise.
         noise: Its standard deviation, in units of the deviation of the subject's token vectors.
         deviation: That unit, for prompts that are to share one (`subject_deviation`); the prompt's own by default.
-        seed: Source of the noise; each cell gets the same.
+        seed: Source of the noise; it is the same for every state.
         stack: In an encoder-decoder, where the subject lies: `encoder` (default) or `decoder`.
         target: What an encoder-decoder's decoder reads.
         rows: As in `sweep`.
         memory: As in `sweep`.
-        report: Called with (cells done, cells in all).
+        report: Called with (states done, states in all).
         save_to: As in `sweep`.
 
     Raises:
@@ -193,7 +227,7 @@ def causal_trace(
 
 
 def subject_deviation(
-    model: Any, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+    model: ModuleLike, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     built = require_model(parts_of(model), "subject_deviation")
@@ -202,21 +236,61 @@ def subject_deviation(
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
-def _traced(model: Any, stack: str | None) -> Stack:
-    model = parts_of(model)
-    if not isinstance(model, Model):
+def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
+    """Average the traces of several prompts by role: before, first, middle and last subject token, next, further, last.
+
+    Raises:
+        ShapeMismatch: There are none, or they differ in kinds, layers or window.
+    """
+    if not traces:
+        raise ShapeMismatch("average_traces: give at least one trace.")
+    first = traces[0]
+    for trace in traces:
+        same = trace.values.labels("kind") == first.values.labels("kind") and trace.window == first.window
+        if not same or trace.values.size("layer") != first.values.size("layer"):
+            raise ShapeMismatch("average_traces: the traces differ in kinds, window or layers; trace them alike.")
+    found = [_by_role(trace) for trace in traces]
+    coords = {"metric": first.values.labels("metric"), "kind": first.values.labels("kind"), "role": list(ROLES)}
+    return TracesByRole(
+        Labelled(torch.stack(found, -1), ("metric", "kind", "role", "layer", "prompt"), coords),
+        Labelled(
+            torch.stack([trace.total_effect.values for trace in traces], -1), ("metric", "prompt"),
+            {"metric": first.values.labels("metric")},
+        ),
+    )  # fmt: skip
+
+
+def token_roles(subject: Sequence[int], length: int) -> list[str]:
+    """Return what each position is to the subject."""
+    first, last = min(subject), max(subject)
+
+    def role(pos: int) -> str:
+        if pos in subject:
+            return "last subject" if pos == last else "first subject" if pos == first else "middle subject"
+        if pos < first:
+            return "before"
+        if pos == length - 1:
+            return "last"
+        return "next" if pos == last + 1 else "further"
+
+    return [role(pos) for pos in range(length)]
+
+
+def _traced(model: ModuleLike, stack: str | None) -> Stack:
+    built = parts_of(model)
+    if not isinstance(built, Model):
         raise AnalysisUnavailable(
             "causal_trace restores layers of a Decoder, an Encoder or an EncoderDecoder; "
-            f"{type(model).__name__} is none of them.\n"
+            f"{type(built).__name__} is none of them.\n"
             "    patch(model, …, sites=GLOB) replaces values at any module's boundary."
         )
-    name = stack or next(iter(model.stacks))
-    if name not in model.stacks:
-        raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, model.stacks))}.')
-    return model.stacks[name]
+    name = stack or next(iter(built.stacks))
+    if name not in built.stacks:
+        raise AnalysisUnavailable(f'causal_trace: no stack "{name}". Stacks: {", ".join(map(repr, built.stacks))}.')
+    return built.stacks[name]
 
 
-def _outputs(block: Any, kind: str) -> list[str]:
+def _outputs(block: Block, kind: str) -> list[str]:
     """Return the sites of what a block's MLPs, attentions or the whole block put out."""
     if kind == "state":
         return [block.at_resid[-1]]
@@ -246,7 +320,7 @@ def _restored(
     stack: Stack, kind: str, pos: int, layer: int, window: int, clean: Donor, corrupt: Donor
 ) -> Iterator[EditLike]:
     at = At(pos=pos)
-    blocks: list[Any] = list(stack.blocks)
+    blocks = list(stack.blocks)
     severed = kind.removeprefix("state_without_") if kind.startswith("state_without_") else None
     if kind in ("mlp", "attn"):
         # as many layers after as before, one more before if the window is even
@@ -281,7 +355,7 @@ def _copies(asked: Prompts, n: int) -> tuple[Any, Any]:
 
 
 def _tokens(
-    model: Any, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
+    model: ModuleLike, asked: Prompts, many: tuple[Any, Any], edit: Sequence[EditLike], answer: Any, wrong: Any, at: int
 ) -> tuple[int, int]:
     if answer is None:
         answer = int(run(model, *_copies(asked, 1)).predictions()[0, at].argmax())
@@ -294,7 +368,7 @@ def _tokens(
     return answer, token_id(model, wrong)
 
 
-def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:
+def _positions(model: ModuleLike, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:
     length = len(ids)
     if not isinstance(subject, str):
         found = [int(i) for i in subject]
@@ -303,7 +377,7 @@ def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int
         if outside := [i for i in found if not -length <= i < length]:
             raise ShapeMismatch(f"causal_trace: position {outside[0]} is not in the prompt of {length} tokens.")
         return tuple(sorted({i % length for i in found}))
-    tokenizer = model.tokenizer
+    tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise TextError("causal_trace: this model has no tokenizer; give the subject as positions.")
     row = ids.tolist()
@@ -315,3 +389,13 @@ def _positions(model: Any, ids: Int[Tensor, " pos"], subject: str | Sequence[int
     ends = [len(tokenizer.decode(row[: i + 1])) for i in range(length)]
     starts = [0, *ends[:-1]]
     return tuple(i for i in range(length) if starts[i] < start + len(subject) and ends[i] > start)
+
+
+def _by_role(trace: CausalTrace) -> Float[Tensor, "metric kind role layer"]:
+    effect = trace.indirect_effect.values
+    roles = token_roles(trace.subject, effect.shape[2])
+    found = []
+    for role in ROLES:
+        members = [i for i, other in enumerate(roles) if other == role]
+        found.append(effect[:, :, members].mean(2))
+    return torch.stack(found, 2)

@@ -44,7 +44,7 @@ from glassformer.weights import AttentionWeights, WeightsLike
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]
 
 
-class Edge(NamedTuple):
+class ComposingHeads(NamedTuple):
     """One pair of heads that compose.
 
     Args:
@@ -99,7 +99,7 @@ class Composition(Result):
         values = (self.scores.values - self.null_mean.values) / self.null_sd.values
         return Labelled(values, self.scores.axes, self.scores.coords)
 
-    def edges(self, deviations: float = 4.0, *, kind: str | None = None) -> list[Edge]:
+    def edges(self, deviations: float = 4.0, *, kind: str | None = None) -> list[ComposingHeads]:
         """Return the pairs that score above what random matrices give, the highest score first.
 
         Args:
@@ -108,13 +108,13 @@ class Composition(Result):
         """
         excess, scores, mean = self.excess().values, self.scores.values, self.null_mean.values
         earlier, later = self.scores.labels("earlier"), self.scores.labels("later")
-        found: list[Edge] = []
+        found: list[ComposingHeads] = []
         for at in (excess > deviations).nonzero().tolist():
             c, i, j = at
             if kind in (None, KINDS[c]):
                 score = float(scores[c, i, j])
                 names = KINDS[c], str(earlier[i]), str(later[j])
-                found.append(Edge(*names, score, score / float(mean[c, i, j]), float(excess[c, i, j])))
+                found.append(ComposingHeads(*names, score, score / float(mean[c, i, j]), float(excess[c, i, j])))
         return sorted(found, key=lambda edge: -edge.score)
 
 

@@ -313,7 +313,7 @@ def _by_offset(pattern: Tensor, labels: Sequence[str], offsets: int, first_query
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Parts:
+class _QueriesAndKeys:
     """Queries and keys as random tokens give them: the mean at each position, and the covariance over tokens."""
 
     layer: AttentionWeights
@@ -360,7 +360,7 @@ class _Parts:
         return torch.stack([positions.placed(positions.placed(spread, i).mT, i) for i in range(n)], -3)
 
 
-def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:
+def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _QueriesAndKeys:
     means: list[Tensor] = []
     spreads: list[Tensor] = []
     sides: tuple[Side, Side] = ("query", "key")
@@ -374,7 +374,7 @@ def _parts(w: HeadWeights, layer: AttentionWeights, length: int) -> _Parts:
         if "position" in w.sources(layer):
             mean = mean + w.projected(layer, side, "position")[..., :length, :]
         means.append(mean.expand(*mean.shape[:-2], length, mean.shape[-1]))
-    return _Parts(layer, *means, *spreads, allowed=_allowed(w, layer, length))
+    return _QueriesAndKeys(layer, *means, *spreads, allowed=_allowed(w, layer, length))
 
 
 def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, " head"]:

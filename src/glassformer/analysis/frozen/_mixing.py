@@ -148,7 +148,7 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
     require_patterns(run.model, analysis, name)
     run.require(flow_sites(run.model, name), analysis)
     length, source = len(token_row(run, name, row)), len(run.source_rows[row]) if run.source_rows else 0
-    row_of = _Row(run, row, length, source)
+    row_of = _RowSites(run, row, length, source)
     # sub-layers that read one stream also add to one: they are one step
     for _, group in itertools.groupby(run.model.sub_layers(name), lambda layer: layer.entry):
         yield _unit(row_of, list(group))
@@ -208,7 +208,7 @@ def has_source(model: ModelLike, stack: str | None) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Row:
+class _RowSites:
     """Sites of one row, cut to its real tokens."""
 
     run: Run
@@ -227,7 +227,7 @@ class _Row:
         return FrozenNorm.of(norm, self.at_positions)
 
 
-def _unit(row: _Row, layers: Sequence[SubLayer]) -> Unit:
+def _unit(row: _RowSites, layers: Sequence[SubLayer]) -> Unit:
     kept, result = row.at_positions(layers[0].at_stream), row.at_positions(layers[0].at_behind)
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for layer in layers:
@@ -248,7 +248,7 @@ def _unit(row: _Row, layers: Sequence[SubLayer]) -> Unit:
     return Unit(_label((mixing or layers)[0]), kept, tuple(moves), tuple(writes), bias, result)
 
 
-def _moves(row: _Row, layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
+def _moves(row: _RowSites, layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
     n, keys = row.length, row.source if layer.crosses else row.length
     pattern = row(part.at.pattern)[:, :n, :keys]
     value = per_query_head(row(part.at.value)[:, :keys], pattern)

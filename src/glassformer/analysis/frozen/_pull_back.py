@@ -119,7 +119,7 @@ class Write:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Path:
+class PulledDirections:
     """Directions at every sub-layer, in the order of the forward pass, and of token and position vectors at the bottom.
 
     `entry_bias` is what a norm on those adds by its bias; `final` are the directions before the final norm, and
@@ -133,7 +133,7 @@ class Path:
     entry_bias: Float[Tensor, "row place"] | None = None
 
 
-def pull_back(run: Run, directions: Directions, at: Places, site: str | None = None) -> Path:
+def pull_back(run: Run, directions: Directions, at: Places, site: str | None = None) -> PulledDirections:
     """Carry directions down to everything that wrote to the stream.
 
     Args:
@@ -156,9 +156,9 @@ def pull_back(run: Run, directions: Directions, at: Places, site: str | None = N
         writes.append(Write(layer, written, None if shift is None else above.constant(shift)))
         u = written if layer.stream_norm else above
     if norm is None:
-        return Path(writes[::-1], u, final, final_bias)
+        return PulledDirections(writes[::-1], u, final, final_bias)
     entry_bias = None if norm.shift is None else u.constant(norm.shift)
-    return Path(writes[::-1], before(norm, u), final, final_bias, entry_bias)
+    return PulledDirections(writes[::-1], before(norm, u), final, final_bias, entry_bias)
 
 
 def carried_down(layers: Sequence[SubLayer], u: U, before: Callable[[Norm, U], U]) -> Iterator[tuple[SubLayer, U, U]]:

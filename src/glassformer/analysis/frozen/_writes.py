@@ -26,7 +26,6 @@ from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
-from glassformer.trace import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +109,7 @@ def source_sites(model: ModelLike) -> list[str]:
 
 def _stack_sites(model: ModelLike, site: str | None) -> list[str]:
     """Return what `writes` reads to take apart the stack that a place lies in."""
-    return residual_sites(model, None if site is None else Site.named(site).stack or None)
+    return residual_sites(model, _stack_of(require_model(model), site))
 
 
 def _write_source_sites(model: ModelLike) -> list[str]:
@@ -331,9 +330,7 @@ def _written(run: Run, layer: SubLayer, row: int) -> tuple[list[Component], Tens
 def _place(run: Run, site: str | None) -> tuple[str, str]:
     """Return the name of a place in a residual stream, and of its stack."""
     model = require_model(run.model)
-    table = model.sites()
-    found = model.output if site is None or site not in table else table[site].stack
-    name = found if found in model.stacks else model.output
+    name = _stack_of(model, site)
     places = [place for block in model.stacks[name].blocks for place in block.at_resid]
     if site is None:
         if not places:
@@ -344,6 +341,13 @@ def _place(run: Run, site: str | None) -> tuple[str, str]:
         raise UnknownSite(f'writes: "{site}" is no place in a residual stream.{nearest(site, places)}')
     run.require([site], "writes")
     return site, name
+
+
+def _stack_of(model: Model, site: str | None) -> str:
+    """Return the name of the stack that a site lies in; of the one that ends in the logits if it lies in none."""
+    table = model.sites()
+    found = model.output if site is None or site not in table else table[site].stack
+    return found if found in model.stacks else model.output
 
 
 def _index(run: Run, stack: str, position: int, row: int) -> int:

@@ -109,7 +109,7 @@ def evaluate_heads(
         raise no_patterns("evaluate_heads", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
     settings = settings_of(model, text, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
     ids = torch.cat(list(settings.values()))
-    meter = _Meter(model, ids)
+    meter = _ScoreMeter(model, ids)
     with torch.no_grad():
         run(model, ids, read=[read for path in dict.fromkeys(h.path for h in known) for read in meter.reads(path)])
     return _summarise(meter, known, {name: len(rows) for name, rows in settings.items()})
@@ -213,7 +213,7 @@ def find_pattern(
     return Labelled(values, ("head",), {"head": [h.label for h in known]})
 
 
-class _Meter:
+class _ScoreMeter:
     """Reduces each layer's pattern and writes to scores per row as they are made."""
 
     def __init__(self, model: Decoder, ids: Tensor) -> None:
@@ -274,7 +274,7 @@ class _Meter:
         raise AssertionError("every path is a sub-layer's")
 
 
-def _summarise(meter: _Meter, known: list[Head], sizes: dict[Setting, int]) -> HeadEvaluation:
+def _summarise(meter: _ScoreMeter, known: list[Head], sizes: dict[Setting, int]) -> HeadEvaluation:
     """Average over queries and rows, with the standard error over rows."""
     defined = meter.masks.any(-1)
     induction = ROLES.index("induction")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis.losses import Place, icl_places, icl_score, token_losses
+from glassformer.analysis.losses import TokenPlace, icl_places, icl_score, token_losses
 from glassformer.analysis.question import question
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch
@@ -52,8 +52,8 @@ class InContextLearning(Result):
 def in_context_learning(
     model: ModelLike,
     *batches: Batch,
-    early: Place | None = None,
-    late: Place | None = None,
+    early: TokenPlace | None = None,
+    late: TokenPlace | None = None,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -80,8 +80,8 @@ def summarise(
     losses: Float[Tensor, "row pos"],
     weight: Bool[Tensor, "row pos"],
     *,
-    early: Place | None = None,
-    late: Place | None = None,
+    early: TokenPlace | None = None,
+    late: TokenPlace | None = None,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,

@@ -256,7 +256,7 @@ def source_map(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Question:
+class _SplitLogit:
     """Which logit is split, and its direction above the last sub-layer, `1 pos d_model`."""
 
     steps: Steps
@@ -271,7 +271,7 @@ class _Question:
 @torch.no_grad()
 def _ask(
     run: Run, answer: str | int | None, against: str | int | None, position: int, row: int, analysis: str
-) -> _Question:
+) -> _SplitLogit:
     steps = steps_of(run, analysis).row(row)
     at = run.place(position, row)
     assert run.logits is not None, "a run of one of our models has logits"
@@ -288,10 +288,10 @@ def _ask(
     top[0, at] = u
     raw = run.logits[row, at] if unembed.cap is None else run[unembed.at_raw].values[row, at]
     total = float(raw[chosen] - (0 if other is None else raw[other]))
-    return _Question(steps, steps.final.adjoint(top), chosen, other, at, total, tuple(constants))
+    return _SplitLogit(steps, steps.final.adjoint(top), chosen, other, at, total, tuple(constants))
 
 
-def _terms(question: _Question, max_order: int | None) -> Iterator[Path]:
+def _terms(question: _SplitLogit, max_order: int | None) -> Iterator[Path]:
     yield from (Path(name, (), value) for name, value in question.constants)
     with torch.no_grad():
         above = _Above(question.direction[None], ((),), len(question.steps.steps))

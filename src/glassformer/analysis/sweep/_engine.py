@@ -35,13 +35,13 @@ from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.models import Model, require_module
+from glassformer.models import Model, ModuleLike, require_module
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 
 @question("What does each of many interventions do to a metric?", of="texts")
 def sweep(
-    model: Any,
+    model: ModuleLike,
     base: Any,
     plan: Plan | Sequence[Sequence[EditLike]],
     metric: MetricsLike,
@@ -111,7 +111,7 @@ class _Engine:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         given: Inputs,
         common: Sequence[tuple[Site, Edit]],
         rows: Sequence[Sequence[tuple[Site, Edit]]],

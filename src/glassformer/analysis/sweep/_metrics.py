@@ -16,7 +16,6 @@ the axes that the metric keeps.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +24,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import token_id
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
 
 Token = str | int
@@ -54,7 +54,7 @@ class Metric:
     at: At = field(default_factory=At)
     axes: tuple[str, ...] = ()
 
-    def ids(self, model: Any, batch: int, device: torch.device) -> list[Int[Tensor, " batch"]]:
+    def ids(self, model: ModuleLike, batch: int, device: torch.device) -> list[Int[Tensor, " batch"]]:
         """Return the tokens as ids, one per row of the batch.
 
         Raises:
@@ -232,7 +232,7 @@ def _log_probs(logits: Tensor) -> Tensor:
     return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
-def _ids(model: Any, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " batch"]:
+def _ids(model: ModuleLike, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " batch"]:
     if isinstance(tokens, (str, int)):
         return torch.tensor(token_id(model, tokens)).expand(batch)
     ids = [token_id(model, int(token) if isinstance(token, Tensor) else token) for token in tokens]

@@ -20,12 +20,12 @@ from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._worlds import circle
-from glassformer.models import require_module
+from glassformer.models import ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
 
 
 def one_by_one(
-    model: Any,
+    model: ModuleLike,
     base: Any,
     plan: Plan | Sequence[Sequence[EditLike]],
     metric: MetricsLike,
@@ -52,7 +52,7 @@ class Loop:
 
     def __init__(
         self,
-        model: Any,
+        model: ModuleLike,
         inputs: Any,
         target: Any,
         base_edit: Sequence[EditLike],

@@ -12,11 +12,13 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.sweep._metrics import Metric, MetricsLike, named_metrics
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Model
+from glassformer.models import Model, ModuleLike
 from glassformer.trace import Edit, Foreign, HeadAddress, Site, SiteTable, Take, Tape
 
 
-def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike, model: Any) -> tuple[Plan, dict[str, Metric]]:
+def asked(
+    plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike, model: ModuleLike
+) -> tuple[Plan, dict[str, Metric]]:
     """Return rows as a plan and metrics by name; raises `ShapeMismatch` if both have an axis of one name."""
     plan = Plan.of(plan)
     metrics = {name: _of_head(found, model) for name, found in named_metrics(metric).items()}
@@ -29,7 +31,7 @@ def asked(plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike, model:
     return plan, metrics
 
 
-def _of_head(metric: Metric, model: Any) -> Metric:
+def _of_head(metric: Metric, model: ModuleLike) -> Metric:
     """Return a metric by site and part, if it names a head."""
     if HeadAddress.parse(metric.site) is None:
         return metric
@@ -51,7 +53,7 @@ def resolved(edits: Sequence[EditLike], table: SiteTable) -> list[tuple[Site, Ed
     return found
 
 
-def lend(model: Any, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
+def lend(model: ModuleLike, pairs: Sequence[tuple[Site, Edit]], grad: bool) -> None:
     """Run every donor once, reading the sites that are copied from it."""
     wanted: dict[int, tuple[Donor, set[str]]] = {}
     for site, edit in pairs:

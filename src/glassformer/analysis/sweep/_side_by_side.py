@@ -60,7 +60,7 @@ def side_by_side(
             "sweep: the module gives other numbers when it runs again on the same inputs: it keeps a state, or draws "
             "at random.\n    Leave caches out of its arguments, and give it no randomness of its own."
         )
-    batches = _Batches(loop, prepare(model, base, target), whole.shape[1])
+    batches = _Batches(model, loop, prepare(model, base, target), whole.shape[1])
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
     alone = len(units) < 2 or rows == 1
     refused = "" if alone else batches.refusal()
@@ -88,8 +88,8 @@ def side_by_side(
 class _Batches:
     """Passes of several rows of one loop."""
 
-    def __init__(self, loop: Loop, given: Inputs, batch: int) -> None:
-        self.loop, self.given, self.batch = loop, given, batch
+    def __init__(self, model: Foreign, loop: Loop, given: Inputs, batch: int) -> None:
+        self.model, self.loop, self.given, self.batch = model, loop, given, batch
         self.length = None if given.ids is None else given.ids.shape[1]
         touched = {name for row in (loop.common, *loop.rows) for name in _touched(row)}
         measured = {metric.site for metric in loop.metrics.values()} - {"logits"}
@@ -169,11 +169,11 @@ class _Batches:
             for site, edit in (*self.loop.common, *own):
                 by_site[site.name][world].append(localised(edit, site, 0, self.length or 0))
         edits = [Worlds(name, parts, worlds, order) for name, parts in by_site.items()]
-        tape = Tape(self.loop.model, self.read, edits, grad=self.loop.grad)
-        with evaluating(self.loop.model), torch.set_grad_enabled(self.loop.grad):
+        tape = Tape(self.model, self.read, edits, grad=self.loop.grad)
+        with evaluating(self.model), torch.set_grad_enabled(self.loop.grad):
             args = [self._repeated(a, worlds) for a in self.given.args]
             kwargs = {name: self._repeated(a, worlds) for name, a in self.given.kwargs.items()}
-            output = self.loop.model(*args, **kwargs, tape=tape)
+            output = self.model(*args, **kwargs, tape=tape)
         tape.check_visited()
         return output_logits(output), tape
 
@@ -188,7 +188,7 @@ class _Batches:
             else:
                 value = tape.values[metric.site].unflatten(0, (worlds, self.batch))
                 value = in_worlds(metric.at, value, self.loop.table[metric.site])
-            ids = metric.ids(self.loop.model, self.batch, value.device)
+            ids = metric.ids(self.model, self.batch, value.device)
             found.append(apply_metric(metric, value, ids))
         return stacked(self.loop.metrics, found)
 
@@ -202,9 +202,9 @@ class _Batches:
     def sizes(self) -> dict[str, tuple[int, int]]:
         """(Rows, bytes) of sites' values in the base's pass."""
         reads = [Read(name, reduce=_rows_and_bytes) for name in self.looked]
-        tape = Tape(self.loop.model, reads)
-        with evaluating(self.loop.model), torch.no_grad():
-            self.loop.model(*self.given.args, **self.given.kwargs, tape=tape)
+        tape = Tape(self.model, reads)
+        with evaluating(self.model), torch.no_grad():
+            self.model(*self.given.args, **self.given.kwargs, tape=tape)
         tape.check_visited()
         return {name: (int(value[0]), int(value[1])) for name, value in tape.values.items()}
 
@@ -213,7 +213,7 @@ class _Batches:
         return 24 * max((size for _, size in self.sizes.values()), default=0)
 
     def _device(self) -> torch.device:
-        return next((p.device for p in self.loop.model.parameters()), torch.device("cpu"))
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
 
 def _touched(edits: Edits) -> list[str]:

@@ -7,7 +7,7 @@ edit belongs to one world, and is made for the positions that the pass computes.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Worlds(Edit):
     def entries(self, axis: str, size: int) -> list[int]:
         return sorted({entry for edits in self.parts.values() for edit in edits for entry in edit.entries(axis, size)})
 
-    def change(self, part: Tensor, whole: Tensor, site: Any, earlier: Earlier) -> Tensor:
+    def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         # no address: the part is the site's value
         value = part
         if "batch" not in site.axes:

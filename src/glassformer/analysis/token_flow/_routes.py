@@ -235,7 +235,7 @@ class _Tracer:
         labels: Sequence[Coordinate],
         q: int,
         importance: float,
-        parts: "_Parts",
+        parts: "_NodeParts",
         below: Float[Tensor, " pos"],
     ) -> None:
         above = f"{place} | {labels[q]}"
@@ -261,7 +261,7 @@ class _Tracer:
             else:
                 below[key] += importance * share
 
-    def _parts(self, unit: Unit, queries: Tensor) -> list["_Parts"]:
+    def _parts(self, unit: Unit, queries: Tensor) -> list["_NodeParts"]:
         """Return the parts of some nodes, absent ones (masked keys, no biases) left out."""
         w = unit.result[queries]
         size = w.abs().sum(-1)
@@ -274,11 +274,11 @@ class _Tracer:
             present.append((moves.weight[:, queries] != 0).transpose(0, 1).flatten(1))
         nearness = torch.cat(near, 1).double().clamp_min(self.eps) * torch.cat(present, 1)
         shares = (nearness / nearness.sum(-1, keepdim=True)).masked_fill(~torch.cat(present, 1), -1.0)
-        return [_Parts([name for name, _ in single], unit.moves, row) for row in shares.cpu()]
+        return [_NodeParts([name for name, _ in single], unit.moves, row) for row in shares.cpu()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Parts:
+class _NodeParts:
     """The parts of one node in a row: single ones, then every head's keys; shares of absent ones are negative."""
 
     single: list[str]

@@ -170,7 +170,7 @@ class Pairs(Sequence[Pair]):
         )  # fmt: skip
 
 
-class _Row(NamedTuple):
+class _EncodedPair(NamedTuple):
     clean: list[int]
     corrupt: list[int]
     answer: int
@@ -188,13 +188,13 @@ class _Reader:
         known = None if self.tokenizer is None else self.tokenizer.vocab_size
         self.vocab_size: int | None = getattr(config, "vocab_size", known)
 
-    def whole(self, pair: Pair, index: int) -> _Row:
+    def whole(self, pair: Pair, index: int) -> _EncodedPair:
         row = self(pair)
         if isinstance(row, str):
             raise DataError(f"pair {index}: {row}\n    .fitting(model) keeps the pairs that can be used.")
         return row
 
-    def __call__(self, pair: Pair) -> _Row | str:
+    def __call__(self, pair: Pair) -> _EncodedPair | str:
         texts = [value for value in (pair.clean, pair.corrupt, pair.answer, pair.wrong) if isinstance(value, str)]
         if texts and self.tokenizer is None:
             return "it is text, and the model has no tokenizer. Set model.tokenizer, or give token ids."
@@ -212,7 +212,7 @@ class _Reader:
             return f"answer {pair.answer!r} and wrong answer {pair.wrong!r} are one token."
         if clean == corrupt:
             return f"clean and corrupt prompt are the same tokens: {self._shown(clean)}."
-        return self._seams(pair) or _Row(clean, corrupt, answer, wrong, self._roles(pair, clean))
+        return self._seams(pair) or _EncodedPair(clean, corrupt, answer, wrong, self._roles(pair, clean))
 
     def _prompt(self, prompt: Prompt) -> list[int] | str:
         if isinstance(prompt, str):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.analysis import run
-from glassformer.analysis.causal import AblationTable, Cells, ablation_table
+from glassformer.analysis.causal import AblationTable, SiteGrid, ablation_table
 from glassformer.analysis.sweep import Metric, logit, logit_difference
 from glassformer.attention import Attention
 from glassformer.data import Batch
@@ -106,7 +106,7 @@ def test_means_over_all_positions_come_from_the_reference() -> None:
 
 def test_parts_of_every_sort_share_one_table() -> None:
     model, given = prompts("llama")
-    parts = ["heads", "attentions", "mlps", "positions", "L1N3", "L1H0", Cells("value", only={"layer": [0]})]
+    parts = ["heads", "attentions", "mlps", "positions", "L1N3", "L1H0", SiteGrid("value", only={"layer": [0]})]
     found = ablation_table(model, metric=METRIC, parts=parts, **given)
     assert found.values.labels("part") == [
         *(f"L{i}H{h}" for i in range(2) for h in range(4)), "L0 attn", "L1 attn", "L0 mlp", "L1 mlp",
@@ -189,7 +189,7 @@ def test_parts_of_any_module_are_ablated_by_their_names() -> None:
     ids = torch.tensor([[1, 2], [3, 4], [0, 2]])
     metric = Metric("first", lambda logits: logits[..., -1, 0], (), None)
     for inputs in (ids, (ids,)):
-        found = ablation_table(module, inputs, metric, Cells("*.out"))
+        found = ablation_table(module, inputs, metric, SiteGrid("*.out"))
         assert found.values.labels("part") == ["0.out", "1.out", "2.out", "3.out"]
         mean = module[0](ids).mean(0, keepdim=True)
         close(found.values.values[0, 1, 0], module[1:](mean)[0, -1, 0].expand(3))
@@ -210,7 +210,7 @@ def test_what_cannot_be_ablated_is_said() -> None:
     with pytest.raises(ShapeMismatch, match="resampled from another prompt, and there is 1"):
         ablation_table(model, metric=METRIC, kinds=["resample"], **given)
     with pytest.raises(AnalysisUnavailable, match="pairs of positions"):
-        ablation_table(model, metric=METRIC, parts=Cells("pattern"), kinds=["mean"], mean_over="all", **given)
+        ablation_table(model, metric=METRIC, parts=SiteGrid("pattern"), kinds=["mean"], mean_over="all", **given)
     model, given = prompts("attention_only", batch=3)
     with pytest.raises(ShapeMismatch, match="allow 1 to 2 draws, found 3"):
         ablation_table(model, metric=METRIC, draws=3, **given)

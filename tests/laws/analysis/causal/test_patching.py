@@ -1,6 +1,7 @@
 """Patching: nothing where nothing differs, everything where everything is copied, and the wiring of known circuits."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given as drawn, strategies as st
 from torch import Tensor, nn
 
 from glassformer.analysis import run
-from glassformer.analysis.causal import Cells, patch
+from glassformer.analysis.causal import SiteGrid, patch
 from glassformer.analysis.causal._patching import Direction
 from glassformer.analysis.sweep import Donor, Metric, answer_rank, logit_difference, probability, sweep, token_loss
 from glassformer.attention import AttentionLayer
@@ -26,7 +27,7 @@ from glassformer.errors import (
 )
 from glassformer.handmade import induction_model, pointer_model
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, Subject, attention_decoders, subject
 from glassformer.trace import At, Set
 
 METRIC = logit_difference(1, 2)
@@ -55,8 +56,8 @@ def test_a_value_put_in_its_own_place_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_whole_layer_of_the_stream_is_the_whole_difference(name: str, direction: Any) -> None:
     found, pairs = pair(name)
-    cells = [Cells("resid_pre", ("layer",)), Cells("resid_post", ("layer",))]
-    for table, values in patch(found.model, pairs, METRIC, sites=cells, direction=direction).items():
+    grids = [SiteGrid("resid_pre", ("layer",)), SiteGrid("resid_post", ("layer",))]
+    for table, values in patch(found.model, pairs, METRIC, sites=grids, direction=direction).items():
         # the target is the same in both runs: what the decoder's own stream lacks comes from the source
         if not table.startswith("decoder"):
             arrived = values.clean if direction == "denoising" else values.corrupt
@@ -66,7 +67,7 @@ def test_a_whole_layer_of_the_stream_is_the_whole_difference(name: str, directio
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if not name.startswith("translator")])
 def test_positions_before_the_first_difference_do_nothing(name: str) -> None:
     found, pairs = pair(name, length=5, at=2)
-    tables = patch(found.model, pairs, METRIC, sites=["stream", Cells("z", ("layer", "pos"))])
+    tables = patch(found.model, pairs, METRIC, sites=["stream", SiteGrid("z", ("layer", "pos"))])
     for values in tables.values():
         change = values.change.values[:, :, :2]
         assert change.numel() and (change.abs() < 1e-12).all()
@@ -93,16 +94,16 @@ def test_patterns_and_values_of_a_group_of_heads_are_its_z(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
+def test_each_entry_is_one_run_with_one_edit(name: str) -> None:
     found, pairs = pair(name)
-    cells = [
+    grids = [
         "z",
         "query",
         "value",
-        Cells("key", ("layer", "head", "pos")),
-        Cells("pattern_entries", only={"layer": [1]}),
+        SiteGrid("key", ("layer", "head", "pos")),
+        SiteGrid("pattern_entries", only={"layer": [1]}),
     ]
-    tables = patch(found.model, pairs, METRIC, sites=cells)
+    tables = patch(found.model, pairs, METRIC, sites=grids)
     clean = run(found.model, pairs.clean, pairs.target, read=["*.z", "*.query", "*.value", "*.key", "*.pattern"])
     for path, table, at in (
         ("attn.z", "z", {"head": 1}),
@@ -122,8 +123,33 @@ def test_each_cell_is_one_run_with_one_edit(name: str) -> None:
             close(values.select(layer=layer, **place).values[0], logits[:, -1, 1] - logits[:, -1, 2])
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_entry_of_an_encoders_pattern_is_one_run_with_one_edit(name: str) -> None:
+    found, pairs = pair(name, length=3)
+    values = patch(found.model, pairs, METRIC, sites="pattern_entries")["pattern_entries"].values
+    clean = run(found.model, pairs.clean, read=["*.pattern"])
+    for layer, head, query, key in itertools.product(*map(range, values.values.shape[1:-1])):
+        edit = Set(f"blocks.{layer}.attn.pattern", clean, at=At(head=head, query=query, key=key))
+        logits = run(found.model, pairs.corrupt, edit=[edit]).logits
+        assert logits is not None
+        expected = logits[:, -1, 1] - logits[:, -1, 2]
+        close(values.select(layer=layer, head=head, query=query, key=key).values[0], expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "masked_pre", "translator_pre"])
+def test_entries_are_left_out_where_no_query_sees_the_key_and_nowhere_else(name: str) -> None:
+    found, pairs = pair(name, length=4)
+    tables = patch(found.model, pairs, METRIC, sites="pattern_entries")
+    for table, patched in tables.items():
+        causal = "cross" not in table and not table.startswith("encoder") and not name.startswith("masked")
+        n_query, n_key = patched.values.size("query"), patched.values.size("key")
+        seen = torch.ones(n_query, n_key, dtype=torch.bool)
+        there = ~patched.values.values.isnan()
+        assert torch.equal(there, (seen.tril() if causal else seen)[..., None].expand_as(there))
+
+
 @drawn(attention_decoders(mlps=True), st.data())
-def test_any_cell_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: st.DataObject) -> None:
+def test_any_entry_of_any_decoder_is_one_run_with_one_edit(found: Subject, data: st.DataObject) -> None:
     clean = found.inputs[0]
     corrupt = (clean + data.draw(st.integers(1, 10))) % 11
     direction: Direction = data.draw(st.sampled_from(["denoising", "noising"]))
@@ -175,7 +201,7 @@ def test_patching_finds_the_wiring_and_nothing_else(kind: str, direction: Any) -
     clean, corrupt = induction_prompts()
     metric = logit_difference([2, 7], [3, 8])
     found = patch(
-        model, (clean, corrupt), metric, ["everything", Cells("z", ("layer", "head", "pos"))], direction=direction
+        model, (clean, corrupt), metric, ["everything", SiteGrid("z", ("layer", "head", "pos"))], direction=direction
     )
     arrived = 1.0 if direction == "denoising" else 0.0
     for family in ("query", "key", "value", "pattern"):
@@ -214,7 +240,7 @@ def test_two_heads_that_do_the_same_hide_from_noising_and_not_from_denoising() -
     close(found["noising"].recovered.values[0, 1], torch.ones(2).double(), 0.02)
 
 
-def test_shorter_prompts_have_no_cells_beyond_their_end() -> None:
+def test_shorter_prompts_have_no_entries_beyond_their_end() -> None:
     model = subject("gpt2").model
     long, short = [1, 2, 3, 4, 5], [6, 7, 8]
     tokens = torch.tensor([long, [*short, 0, 0]])
@@ -268,8 +294,8 @@ def test_prompts_with_next_to_no_difference_have_no_fraction() -> None:
 def test_one_sweep_serves_all_families_and_names_what_it_cut() -> None:
     found, pairs = pair("llama", batch=1)
     seen: list[tuple[int, ...]] = []
-    cells = ["everything", Cells("z", ("layer", "head", "pos")), Cells("blocks.*.attn.norm", ("site", "pos"))]
-    tables = patch(found.model, pairs, METRIC, sites=cells, report=lambda *at: seen.append(at))
+    grids = ["everything", SiteGrid("z", ("layer", "head", "pos")), SiteGrid("blocks.*.attn.norm", ("site", "pos"))]
+    tables = patch(found.model, pairs, METRIC, sites=grids, report=lambda *at: seen.append(at))
     assert list(tables) == [
         "resid_pre", "attn_out", "mlp_out", "z by layer head", "query", "key", "value", "pattern",
         "z by layer head pos", "blocks.*.attn.norm",
@@ -307,8 +333,8 @@ def test_prompt_pairs_are_patched_as_they_come() -> None:
 
 def test_only_some_neurons_at_one_position_are_patched() -> None:
     found, pairs = pair("gpt2")
-    cells = Cells("neurons", only={"layer": [0], "neuron": [3, -1], "pos": [1]})
-    table = patch(found.model, pairs, METRIC, sites=cells)["neurons"]
+    grid = SiteGrid("neurons", only={"layer": [0], "neuron": [3, -1], "pos": [1]})
+    table = patch(found.model, pairs, METRIC, sites=grid)["neurons"]
     assert table.values.coords["neuron"] == [3, 63] and table.values.coords["layer"] == [0]
     clean = run(found.model, pairs.clean, read=["blocks.0.mlp.hidden"])
     edit = Set("blocks.0.mlp.hidden", clean, at=At(pos=1, neuron=3))
@@ -364,11 +390,11 @@ def test_what_cannot_be_patched_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(AnalysisUnavailable, match="no MLP"):
         patch(found.model, pairs, METRIC, sites="neurons")
     with pytest.raises(UnknownAxis, match=r'no axis "neuron".*Axes: batch head pos d_value'):
-        patch(found.model, pairs, METRIC, sites=Cells("z", ("neuron",)))
+        patch(found.model, pairs, METRIC, sites=SiteGrid("z", ("neuron",)))
     with pytest.raises(ShapeMismatch, match="the axis has 2 entries"):
-        patch(found.model, pairs, METRIC, sites=Cells("z", only={"head": [2]}))
+        patch(found.model, pairs, METRIC, sites=SiteGrid("z", only={"head": [2]}))
     with pytest.raises(ShapeMismatch, match="the axis has 2 entries"):
-        patch(found.model, pairs, METRIC, sites=Cells("z", only={"layer": [5]}))
+        patch(found.model, pairs, METRIC, sites=SiteGrid("z", only={"layer": [5]}))
     linear, pairs = pair("linear")
     with pytest.raises(AnalysisUnavailable, match=r'"linear" \(has_scores=False\).*no scores'):
         patch(linear.model, pairs, METRIC, sites="scores")
@@ -379,6 +405,6 @@ def test_what_cannot_be_patched_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(mixer, "traits", dataclasses.replace(mixer.traits, linear_in_value="no"))
     with pytest.raises(NoPattern, match=r'"blocks.0.attn" uses "softmax".*no pattern'):
         patch(without.model, (pairs.clean, pairs.corrupt), METRIC, "pattern")
-    only = Cells("pattern", only={"layer": [1]})
+    only = SiteGrid("pattern", only={"layer": [1]})
     assert "pattern" in patch(without.model, (pairs.clean, pairs.corrupt), METRIC, only)
     assert "pattern" not in patch(without.model, (pairs.clean, pairs.corrupt), METRIC, "everything")

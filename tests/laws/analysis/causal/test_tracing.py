@@ -7,8 +7,7 @@ import torch
 
 from glassformer.analysis import run
 from glassformer.analysis.causal import average_traces, causal_trace, subject_deviation
-from glassformer.analysis.causal._traces_by_role import token_roles
-from glassformer.analysis.causal._tracing import KINDS
+from glassformer.analysis.causal._tracing import KINDS, token_roles
 from glassformer.data import Batch
 from glassformer.data.tokenizer import word_tokenizer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
