@@ -77,9 +77,9 @@ def attribute(
     loaded = model_of(model, specials)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
-        run, encoded = clean_run(loaded, pairs, fitting, [analysis.attribution.direct_effects])
-        split = analysis.attribution.direct_effects(
-            run, answer=encoded.answer, against=encoded.wrong, positions=encoded.last[:, None], norm=norm
+        run, encoded = clean_run(loaded, pairs, fitting, [analysis.attribution.direct_logit_attribution])
+        split = analysis.attribution.direct_logit_attribution(
+            run, answer=encoded.answer, against=encoded.wrong, position=encoded.last[:, None], row=None, norm=norm
         )
         read = tokens_of(run)
         Console().print(read.shown(), largest(split, top))
@@ -91,7 +91,7 @@ def attribute(
     given_target = None if target is None else prompt_of(loaded, target)
     ids = [None if token is None else token_of(loaded, token) for token in (answer, against)]
     methods = tuple(dict.fromkeys(method or ("direct", "integrated")))
-    run = analysis.run(loaded, given, given_target, read=_questions(methods, norm))
+    run = analysis.run(loaded, given, given_target, read=_questions(methods))
     place = position_in(run, position)
     chosen = int(run.predictions()[0, place].argmax()) if ids[0] is None else ids[0]
     ids[0] = chosen
@@ -119,27 +119,28 @@ def attribute(
     deliver("attribute", loaded, asked | {"against": ids[1]}, found, output, read)
 
 
-def _questions(methods: tuple[str, ...], norm: str) -> list[Any]:
+def _questions(methods: tuple[str, ...]) -> list[Any]:
     """Return the analyses of one pass that are asked for."""
     from glassformer import analysis
 
     room = analysis.attribution
-    direct = room.direct_logit_attribution if norm == "frozen" else room.direct_effects
-    asked = {"direct": direct, "sources": room.source_effects, "neurons": room.neuron_effects}
+    asked = {"direct": room.direct_logit_attribution, "sources": room.source_effects, "neurons": room.neuron_effects}
     flow = analysis.token_flow
     asked |= {"rollout": flow.rollout, "alti": flow.alti, "norms": flow.value_norms}
     return [asked[name] for name in methods if name not in GRADIENTS]
 
 
-def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) -> Any:
+def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: Literal["frozen", "live"]) -> Any:
     from glassformer import analysis
 
-    if name == "direct" and norm == "frozen":
-        return analysis.attribution.direct_logit_attribution(run, answer=ids[0], against=ids[1], position=place)
+    answer, against = ids
     if name == "direct":
-        return analysis.attribution.direct_effects(run, answer=ids[0], against=ids[1], positions=place, norm="live")
+        return analysis.attribution.direct_logit_attribution(
+            run, answer=answer, against=against, position=place, norm=norm
+        )
     split = analysis.attribution.source_effects if name == "sources" else analysis.attribution.neuron_effects
-    return split(run, answer=ids[0], against=ids[1], positions=place)
+    # as many axes as there are for many places: files of results keep their layout
+    return split(run, answer=answer, against=against, position=[place], row=None)
 
 
 def _by_gradient(

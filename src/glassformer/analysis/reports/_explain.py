@@ -12,13 +12,18 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds
 from glassformer.analysis.attribution._direct_logit_attribution import (
-    Attribution,
+    DirectLogitAttribution,
+    aim,
     direct_logit_attribution,
-    sources,
 )
+from glassformer.analysis.attribution._parts_of_effects import SourceEffects, by_key
+from glassformer.analysis.components import head_labels
+from glassformer.analysis.frozen._pull_back import pull_back
+from glassformer.analysis.frozen._writes import source_sites
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
+from glassformer.analysis.places import places
 from glassformer.analysis.prepare import asked_position, decoded, token_id
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
@@ -60,8 +65,9 @@ MAP_WORK = 10_000_000_000
 def explained_sites(model: ModelLike) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     patterns = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
-    asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
-    sites = [*patterns, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
+    questions = direct_logit_attribution, logit_lens, roles.head_roles
+    asked = [site for one in questions for site in card_of(one).reads(model)]
+    sites = [*patterns, *pipeline.stage_sites(model), *asked, *source_sites(model), *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
@@ -266,15 +272,15 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
     return found, [] if len(chosen) == length else [short]
 
 
-def _contributions(split: Attribution) -> Contributions:
+def _contributions(split: DirectLogitAttribution) -> Contributions:
     values = split.contributions.values.tolist()
     parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
     raw, difference = split.cap is not None, split.against is not None
     target = ("raw difference" if difference else "raw logit") if raw else "difference" if difference else "logit"
-    return Contributions(target, split.total, split.sum, tuple(parts))
+    return Contributions(target, float(split.total), float(split.sum), tuple(parts))
 
 
-def _heads(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
+def _heads(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
     """Return every head with its roles, and what could not be said about some."""
     scores: dict[str, tuple[RoleScore, ...]] = {}
     notes: list[str] = []
@@ -329,7 +335,7 @@ def _sink(run: Run, head: roles.Head) -> Sink | None:
     return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
 
 
-def _top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
+def _top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
     """Choose the heads that add most either way, then the best head of each role that any head plays well."""
     candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
     by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
@@ -339,22 +345,33 @@ def _top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tupl
         score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
         if head is not None and score >= TELLING_SCORE:
             chosen.setdefault(head.label, (head, role))
-    return tuple(_top_head(run, split, head, because) for head, because in chosen.values())
+    taken = _taken(run, split, list(chosen))
+    return tuple(_top_head(run, int(split.position), taken, head, because) for head, because in chosen.values())
 
 
-def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> TopHead:
+def _taken(run: Run, split: DirectLogitAttribution, labels: Iterable[str]) -> SourceEffects:
+    """Return what some heads, all with patterns, take from each token: `source_effects` refuses layers without one."""
+    at = places(run, int(split.position), row=0)
+    against = None if split.against is None else int(split.against)
+    assert split.answer is not None, "a token is explained"
+    path = pull_back(run, aim(run, int(split.answer), against, None, at, "explain").directions, at)
+    wanted = set(labels)
+    return by_key(run, path, at, [layer for layer in run.model.sub_layers() if wanted & set(head_labels(layer))])
+
+
+def _top_head(run: Run, position: int, taken: SourceEffects, head: HeadFacts, because: str) -> TopHead:
     path = next(h.path for h in roles.heads(run.model) if h.label == head.label)
-    row = run[f"{path}.pattern"].values[0, head.head, split.position].double()
+    row = run[f"{path}.pattern"].values[0, head.head, position].double()
     basis: Literal["pattern", "norm"] = "pattern" if head.reading == "mass" else "norm"
     if basis == "norm":
         value = per_query_head(run[f"{path}.value"].values, run[f"{path}.pattern"].values)[0, head.head]
         row = row.abs() * value.double().norm(dim=-1)
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
-    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
     crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
-    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
+    by_token = tuple(taken[head.label].values.tolist())
+    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), by_token, key)
 
 
 def _patterns(run: Run) -> tuple[Pattern, ...]:
