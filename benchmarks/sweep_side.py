@@ -114,7 +114,7 @@ def glassformer_side(task: Task, shape: Shape, w: Weights) -> Job:
 def _reading(model: Any, task: Task, ids: Tensor) -> Job:
     """Return the lens, or direct effects, of a run that is there already."""
     from glassformer import run
-    from glassformer.analysis.attribution import direct_effects
+    from glassformer.analysis.attribution import direct_logit_attribution
     from glassformer.analysis.lens import lens_grid
     from glassformer.analysis.question import card_of
 
@@ -129,11 +129,11 @@ def _reading(model: Any, task: Task, ids: Tensor) -> Job:
         return Job(lambda: run(model, ids, read=sites), lens)
 
     def effects(found: Any, _: Sequence[int]) -> Tensor:
-        split = direct_effects(found, answer=RIGHT, against=WRONG)
+        split = direct_logit_attribution(found, answer=RIGHT, against=WRONG, position=None, row=None)
         heads = [i for i, part in enumerate(split.components) if part.kind == "head"]
         return split.contributions.values[..., heads].permute(2, 0, 1)
 
-    return Job(lambda: run(model, ids, read=[direct_effects]), effects)
+    return Job(lambda: run(model, ids, read=[direct_logit_attribution]), effects)
 
 
 def transformer_lens_side(task: Task, shape: Shape, w: Weights) -> Job:

@@ -73,7 +73,8 @@ def _sample(name: str) -> Sequence[Result]:
         return [analysis.token_flow.information_flow_routes(done)]
     if name == "flow":
         return [analysis.token_flow.rollout(done), analysis.token_flow.value_norms(done)]
-    return [analysis.attribution.direct_effects(done), analysis.attribution.direct_logit_attribution(done)]
+    attribute = analysis.attribution.direct_logit_attribution
+    return [attribute(done, position=None, row=None), attribute(done)]
 
 
 def _read(model: Any, text: str, target: str | None = None) -> analysis.Run:

@@ -1,6 +1,7 @@
 """Labelled tensors and the base of every result.
 
-`Labelled` is values + axis names + coordinates. It selects, ranks and exports; it does no algebra: use `.values`.
+`Labelled` is values + axis names + coordinates. It selects, ranks and exports; it does no algebra: use `.values`, or
+`float` of one entry.
 """
 # torch does not type `tolist`, JSON has no static type, and pandas ships no stubs
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -133,10 +134,26 @@ class Labelled:
         values = torch.view_as_complex(values) if data.get("complex") else values
         return cls(values, tuple(data["axes"]), data["coords"], data.get("of", ""))
 
+    def __float__(self) -> float:
+        """Return the one entry of values without axes; raises `ShapeMismatch` for others."""
+        return float(self._entry())
+
+    def __int__(self) -> int:
+        """Return the one entry of values without axes; raises `ShapeMismatch` for others."""
+        return int(self._entry())
+
     def __repr__(self) -> str:
-        sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape))
+        sizes = " ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape)) or _number(self.values)
         of = f", of {self.of}" if self.of else ""
         return f"Labelled({sizes}, {str(self.values.dtype).removeprefix('torch.')}{of})"
+
+    def _entry(self) -> Tensor:
+        if self.axes:
+            raise ShapeMismatch(
+                f"{self!r} is no single number: it has axes {' '.join(self.axes)}; select one entry, "
+                f".select({', '.join(f'{axis}=…' for axis in self.axes)})."
+            )
+        return self.values
 
     def _position(self, axis: str, label: str) -> int:
         labels = self.labels(axis)
@@ -159,7 +176,7 @@ class Result:
             cls.__repr__ = Result.__repr__
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
-        """Return JSON data: the class under `result`, and its fields.
+        """Return JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
 
         Args:
             packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
@@ -223,6 +240,11 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+def _number(value: Tensor) -> str:
+    number = value.item()
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
 def _numbers(values: Tensor) -> Any:
     values = _wide(values)
     values = torch.view_as_real(values) if values.is_complex() else values
@@ -257,6 +279,8 @@ def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _plain(value: Any, packed: bool = False) -> Any:
+    if isinstance(value, Labelled) and not value.axes:
+        return _numbers(value.values)
     if isinstance(value, (Labelled, Result)):
         return value.to_dict(packed)
     if isinstance(value, Tensor):

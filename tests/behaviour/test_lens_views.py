@@ -1,4 +1,4 @@
-"""Direct effects, lenses and words in context as text and as figures."""
+"""Direct logit attribution, lenses and words in context as text and as figures."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glassformer.analysis import run
-from glassformer.analysis.attribution import direct_effects, meaning_shift
+from glassformer.analysis.attribution import direct_logit_attribution, meaning_shift
 from glassformer.analysis.lens import TunedLens, lens_divergence, lens_grid
 from glassformer.handmade import senses_model
 from glassformer.labelled import Labelled
@@ -17,7 +17,7 @@ from glassformer.testing.models import subject
 @pytest.fixture(scope="module")
 def done() -> Any:
     model = senses_model()
-    return run(model, "a fluffy blue creature", read=[direct_effects, lens_grid])
+    return run(model, "a fluffy blue creature", read=[direct_logit_attribution, lens_grid])
 
 
 def test_a_word_in_two_contexts_reads_as_a_story() -> None:
@@ -43,9 +43,9 @@ def test_a_lens_without_likeliest_tokens_says_nothing_of_them(done: Any) -> None
 
 
 @pytest.mark.parametrize("norm", ["frozen", "live"])
-def test_direct_effects_name_their_norm_and_the_largest_first(norm: Any, done: Any) -> None:
-    text = list(lines(direct_effects(done, norm=norm), 80))
-    assert text[0] == f"Direct effects over 5 places, norm {norm} (mean size in logits)"
+def test_attributions_of_a_batch_name_their_norm_and_the_largest_first(norm: Any, done: Any) -> None:
+    text = list(lines(direct_logit_attribution(done, position=None, row=None, norm=norm), 80))
+    assert text[0] == f"Direct logit attribution over 5 places, norm {norm} (mean size in logits)"
     # the noun names its verbs and the texture picks one, by 10 logits each; colours say nothing
     assert {text[2].split()[0], text[3].split()[0]} == {"token", "L0H0"}
     assert text[4].split()[:2] == ["L0H1", "0.000"]
@@ -63,7 +63,7 @@ def test_results_draw_themselves_and_export(done: Any) -> None:
     shift = meaning_shift(senses_model(), "a fashion model", "a language model", "model")
     grid = lens_grid(done)
     assert len(shift.plot().axes) >= 4 and len(grid.plot().axes) >= 3
-    for result in (shift, grid, direct_effects(done)):
+    for result in (shift, grid, direct_logit_attribution(done)):
         data = result.to_dict()
         found = [Labelled.from_dict(value) for value in data.values() if isinstance(value, dict) and "axes" in value]
         assert found and result.to_json()

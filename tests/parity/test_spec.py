@@ -476,7 +476,7 @@ def test_lens_and_attribution_take_runs_of_the_module(name: str) -> None:
     run, mine = gf.run(model, CLEAN, read=sites), gf.run(model.parts(), CLEAN, read=sites)
     close(analysis.lens.logit_lens(run, row=1).logits.values, analysis.lens.logit_lens(mine, row=1).logits.values)
     found = analysis.attribution.direct_logit_attribution(run, answer=3, against=5, row=1)
-    close(torch.tensor(found.sum), torch.tensor(found.total, dtype=torch.float64), 1e-7)
+    close(found.sum.values, found.total.values, 1e-7)
     close(
         found.contributions.values,
         analysis.attribution.direct_logit_attribution(mine, answer=3, against=5, row=1).contributions.values,

@@ -106,6 +106,10 @@ class Run(Mapping[str, Labelled]):
                     return dataclasses.replace(value.select(**{axis: places[0]}), of=str(value.labels(axis)[places[0]]))
         return None
 
+    def __contains__(self, name: object) -> bool:
+        # a mapping's own asks for the value, and for what is missing the message with the nearest name is made up
+        return isinstance(name, str) and (name in self.sites or self._of_head(name) is not None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.sites)
 

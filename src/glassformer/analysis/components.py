@@ -80,6 +80,6 @@ def require_next_tokens(model: ModelLike, analysis: str) -> None:
     if not require_model(model, analysis).predicts_next:
         raise AnalysisUnavailable(
             f"{analysis} asks how well next tokens are predicted; an encoder reads both ways, so it sees them.\n"
-            "    What it makes of a masked position: analysis.attribution.direct_effects(run), "
+            "    What it makes of a masked position: analysis.attribution.direct_logit_attribution(run), "
             "analysis.lens.logit_lens(run)."
         )

@@ -1,7 +1,7 @@
 """Rows and positions of a run that an analysis looks at: how they are asked for, and what they are called."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import token_id
 from glassformer.errors import ShapeMismatch
+from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import ModelLike
 
-Positions = int | Sequence[int] | Int[Tensor, "batch place"] | None
+Positions = int | Sequence[int] | Int[Tensor, "..."] | None
 Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None
 
 
@@ -25,11 +26,13 @@ class Places:
         rows: Index of each row.
         positions: Indices of positions in each row, from 0.
         whole: They are all there are, in order.
+        axes: Those of `batch pos` that results keep: one row or one position asked for by its index drops its axis.
     """
 
     rows: Int[Tensor, " row"]
     positions: Int[Tensor, "row place"]
     whole: bool = False
+    axes: tuple[str, ...] = ("batch", "pos")
 
     def of_stream(self, values: Float[Tensor, "batch pos *rest"]) -> Float[Tensor, "row place *rest"]:
         return values if self.whole else values[self.rows[:, None], self.positions]
@@ -40,32 +43,67 @@ class Places:
     def of_rows(self, values: Tensor) -> Tensor:
         return values if self.whole else values[self.rows]
 
+    def fitted(self, given: Tensor, what: str, rest: int = 0) -> Tensor:
+        """Return what is given for all places, or by row, or each place, as `rows places`; axes are 1 where they share.
+
+        Args:
+            given: Has the axes that results keep, or none, or `batch` alone; or all of `batch pos`.
+            what: Its name, for the message.
+            rest: How many axes of its own stand behind.
+
+        Raises:
+            ShapeMismatch: It fits neither the rows nor the positions.
+        """
+        rows, places = self.positions.shape
+        lead = tuple(given.shape[: given.ndim - rest])
+        fitting = {(): (1, 1), (rows, places): (rows, places)}
+        if "batch" in self.axes:
+            fitting[rows,] = (rows, 1)
+        elif "pos" in self.axes:
+            fitting[places,] = (1, places)
+        if lead not in fitting:
+            raise ShapeMismatch(f"{what} have shape {'x'.join(map(str, given.shape))}; give {self._fitting()}.")
+        return given.reshape(*fitting[lead], *given.shape[given.ndim - rest :])
+
+    def _fitting(self) -> str:
+        rows, places = self.positions.shape
+        if self.axes == ("batch", "pos"):
+            return f"one, one per row (batch={rows}), or one per row and position (batch={rows} pos={places})"
+        if self.axes == ("batch",):
+            return f"one, or one per row (batch={rows}); position=None takes all positions"
+        more = "row=None takes all rows"
+        return f"one, or one per position (pos={places}); {more}" if self.axes else f"one, as for one place; {more}"
+
 
 def places(run: Run, positions: Positions = None, row: int | None = None) -> Places:
-    """Return places of a run; raises `ShapeMismatch` for positions that its text does not have.
+    """Return places of a run; raises `ShapeMismatch` for rows and positions that its text does not have.
 
     Args:
         run: A forward pass of one of our models.
-        positions: One or several, negative ones counted from the end of each row's real tokens; a tensor gives every
-            row its own. All by default, those of padding included.
+        positions: One or several, negative ones counted from the end of each row's real tokens; a tensor `batch place`
+            gives every row its own. All by default, those of padding included.
         row: Only this row of the batch.
     """
     assert run.ids is not None, "a run of one of our models has ids"
     batch, length = run.ids.shape
     device = run.ids.device
-    rows = range(batch) if row is None else [row]
+    if row is not None and not -batch <= row < batch:
+        raise ShapeMismatch(f"row {row}: the run has {batch} rows; row=None takes them all.")
+    rows = range(batch) if row is None else [row % batch]
+    one = isinstance(positions, int) or (isinstance(positions, Tensor) and positions.ndim == 0)
+    axes = (*(["batch"] if row is None else []), *([] if one else ["pos"]))
     if positions is None:
         every = torch.arange(length, device=device).expand(len(rows), -1)
-        return Places(torch.tensor(rows, device=device), every, whole=len(rows) == batch)
+        return Places(torch.tensor(rows, device=device), every, len(rows) == batch, axes)
+    asked: Any = positions.tolist() if isinstance(positions, Tensor) else positions
     if isinstance(positions, Tensor) and positions.ndim > 1:
-        given: Any = positions.tolist()
-        if len(given) != len(rows):
-            raise ShapeMismatch(f"positions for {len(given)} rows were given; the run has {len(rows)}.")
+        if len(asked) != len(rows):
+            there = f"the run has {batch}" if row is None else f"row={row} asks for one; row=None takes all {batch}"
+            raise ShapeMismatch(f"positions for {len(asked)} rows were given; {there}.")
     else:
-        one = [positions] if isinstance(positions, int) else [int(p) for p in positions]
-        given = [one] * len(rows)
-    found = [[run.place(p, r) for p in of_row] for r, of_row in zip(rows, given)]
-    return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device))
+        asked = [[asked] if one else list(asked)] * len(rows)
+    found = [[run.place(int(p), r) for p in of_row] for r, of_row in zip(rows, asked)]
+    return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device), axes=axes)
 
 
 def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
@@ -76,6 +114,25 @@ def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
     tokens = run.token_rows[int(at.rows[0])]
     known = [p for p in at.positions[0].tolist() if p < len(tokens)]
     return {"pos": [f"{p}:{tokens[p]}" for p in known]} if len(known) == at.positions.shape[1] else {}
+
+
+def labelled_at(
+    run: Run, at: Places, values: Tensor, coords: Mapping[str, Sequence[Coordinate] | None] | None = None
+) -> Labelled:
+    """Return numbers of places with those axes of places that results keep.
+
+    Args:
+        run: A forward pass.
+        at: Its places.
+        values: `row place` and more.
+        coords: Names of the axes behind these two, with their labels; None for an axis without labels.
+    """
+    coords = coords or {}
+    known = {axis: labels for axis, labels in coords.items() if labels is not None}
+    places = {axis: labels for axis, labels in place_labels(run, at).items() if axis in at.axes}
+    values = values if "pos" in at.axes else values[:, 0]
+    values = values if "batch" in at.axes else values[0]
+    return Labelled(values, (*at.axes, *coords), places | known)
 
 
 def tokens_at(model: ModelLike, given: Answers, at: Places) -> Int[Tensor, "row place"]:
@@ -91,11 +148,4 @@ def tokens_at(model: ModelLike, given: Answers, at: Places) -> Int[Tensor, "row 
     else:
         assert given is not None
         ids = torch.tensor([token_id(model, token) for token in given], device=device)
-    if tuple(ids.shape) == shape[:1]:
-        return ids[:, None].expand(shape)
-    if tuple(ids.shape) != shape:
-        raise ShapeMismatch(
-            f"answers have shape {'x'.join(map(str, ids.shape))}; give one token, one per row (batch={shape[0]}), or "
-            f"one per row and position (batch={shape[0]} pos={shape[1]})."
-        )
-    return ids
+    return at.fitted(ids, "answers").expand(shape)

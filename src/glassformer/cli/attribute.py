@@ -83,7 +83,7 @@ def attribute(
     given_target = None if target is None else prompt_of(loaded, target)
     ids = [None if token is None else token_of(loaded, token) for token in (answer, against)]
     methods = tuple(dict.fromkeys(method or ("direct", "integrated")))
-    run = analysis.run(loaded, given, given_target, read=_questions(methods, norm))
+    run = analysis.run(loaded, given, given_target, read=_questions(methods))
     place = position_in(run, position)
     chosen = int(run.predictions()[0, place].argmax()) if ids[0] is None else ids[0]
     ids[0] = chosen
@@ -112,22 +112,21 @@ def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: 
     from glassformer import analysis
     from glassformer.render.terminal import largest
 
-    run, encoded = clean_run(model, pairs, fitting, [analysis.attribution.direct_effects])
-    split = analysis.attribution.direct_effects(
-        run, answer=encoded.answer, against=encoded.wrong, positions=encoded.last[:, None], norm=norm
+    run, encoded = clean_run(model, pairs, fitting, [analysis.attribution.direct_logit_attribution])
+    split = analysis.attribution.direct_logit_attribution(
+        run, answer=encoded.answer, against=encoded.wrong, position=encoded.last[:, None], row=None, norm=norm
     )
     read = tokens_of(run)
     Console().print(read.shown(), largest(split, top))
     deliver("attribute", model, {"pairs": str(pairs), "n": len(encoded), "norm": norm}, [split], output, read)
 
 
-def _questions(methods: tuple[str, ...], norm: str) -> list[Any]:
+def _questions(methods: tuple[str, ...]) -> list[Any]:
     """Return the analyses of one pass that are asked for."""
     from glassformer import analysis
 
     room = analysis.attribution
-    direct = room.direct_logit_attribution if norm == "frozen" else room.direct_effects
-    asked = {"direct": direct, "sources": room.source_effects, "neurons": room.neuron_effects}
+    asked = {"direct": room.direct_logit_attribution, "sources": room.source_effects, "neurons": room.neuron_effects}
     return [(asked | _flows())[name] for name in methods if name not in GRADIENTS]
 
 
@@ -137,15 +136,17 @@ def _flows() -> dict[str, Any]:
     return dict(zip(FLOWS, (token_flow.rollout, token_flow.alti, token_flow.value_norms)))
 
 
-def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: str) -> Any:
+def _by_part(run: Any, name: str, ids: list[int | None], place: int, norm: Literal["frozen", "live"]) -> Any:
     from glassformer import analysis
 
-    if name == "direct" and norm == "frozen":
-        return analysis.attribution.direct_logit_attribution(run, answer=ids[0], against=ids[1], position=place)
+    answer, against = ids
     if name == "direct":
-        return analysis.attribution.direct_effects(run, answer=ids[0], against=ids[1], positions=place, norm="live")
+        return analysis.attribution.direct_logit_attribution(
+            run, answer=answer, against=against, position=place, norm=norm
+        )
     split = analysis.attribution.source_effects if name == "sources" else analysis.attribution.neuron_effects
-    return split(run, answer=ids[0], against=ids[1], positions=place)
+    # as many axes as there are for many places: files of results keep their layout
+    return split(run, answer=answer, against=against, position=[place], row=None)
 
 
 def _by_gradient(

@@ -231,8 +231,7 @@ class Unembedding(VocabularyMatrix):
             raise AnalysisUnavailable(
                 f"{analysis}: this model has a layer with a non-linearity between the stream and the unembedding "
                 "(readout), so no matrix leads from one to the other.\n"
-                "    Frozen at one text it does: analysis.attribution.direct_effects(run), "
-                "analysis.attribution.direct_logit_attribution(run)."
+                "    Frozen at one text it does: analysis.attribution.direct_logit_attribution(run)."
             )
 
     def _met(self, rows: Float[Tensor, "*n d_embed"]) -> Float[Tensor, "*n d_model"]:

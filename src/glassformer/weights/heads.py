@@ -192,7 +192,7 @@ class AttentionWeights:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} multiplies mixed values by a gate of the query's input, so what a "
                 "head moves differs by position.\n"
-                "    analysis.attribution.sources(run, …) freezes the gate at one position."
+                "    analysis.attribution.source_effects(run) freezes the gate at one position."
             )
         if not self.module.projection.values_by_position:
             raise AnalysisUnavailable(
@@ -203,7 +203,7 @@ class AttentionWeights:
         if (clip := self.module.projection.clip) is not None:
             raise AnalysisUnavailable(
                 f"{analysis}: layer {self.layer} cuts its values off at {clip:g} (clip), so no matrix says what a head "
-                "moves.\n    analysis.attribution.sources(run, …) takes values as they were in a run."
+                "moves.\n    analysis.attribution.source_effects(run) takes values as they were in a run."
             )
 
     def require_bilinear(self, analysis: str) -> None:

@@ -79,3 +79,27 @@ def test_what_cannot_be_drawn_says_what_can():
         _found().plot("tabel")
     with pytest.raises(ShapeMismatch, match="no labelled tensor"):
         Labelled(torch.zeros(()), ()).plot()
+
+
+def test_an_entry_without_axes_is_a_number_and_plain_in_json():
+    entry = Labelled(torch.tensor([1.5, float("nan")]), ("row",)).select(row=0)
+    assert (float(entry), int(entry)) == (1.5, 1)
+    assert repr(entry) == "Labelled(1.5, float32)"
+    counts = Labelled(torch.arange(3), ("row",))
+    assert [int(counts.select(row=i)) for i in range(3)] == [0, 1, 2]
+    for packed in (False, True):
+        data = dataclasses.replace(_found(), table=entry).to_dict(packed)
+        assert data["table"] == 1.5 and type(data["table"]) is float
+        data = dataclasses.replace(_found(), table=counts.select(row=2)).to_dict(packed)
+        assert data["table"] == 2 and type(data["table"]) is int
+        assert (
+            dataclasses.replace(_found(), table=_found().table.select(head=0, offset=1)).to_dict(packed)["table"]
+            is None
+        )
+
+
+def test_several_entries_are_no_number_and_say_how_to_select_one():
+    found = Labelled(torch.zeros(1, 1), ("batch", "pos"))
+    for number in (float, int):
+        with pytest.raises(ShapeMismatch, match=r"has axes batch pos; select one entry, \.select\(batch=…, pos=…\)"):
+            number(found)

@@ -12,8 +12,7 @@ import glassformer as gf
 from glassformer import analysis
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import (
-    Attribution,
-    direct_effects,
+    DirectLogitAttribution,
     direct_logit_attribution,
     neuron_effects,
     source_effects,
@@ -47,7 +46,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "write_projections": {"directions": torch.ones(16, dtype=torch.float64)},
     "write_sources": {"label": "L1H0"},
 }
-ONE_PASS = sorted(name for name, card in CARDS.items() if card.of == "one pass" and name != "sources")
+ONE_PASS = sorted(name for name, card in CARDS.items() if card.of == "one pass")
 
 
 def numbers(found: Any) -> list[torch.Tensor]:
@@ -146,10 +145,10 @@ def test_types_tell_a_run_from_a_model_and_keep_the_options() -> None:
     found = subject("gpt2")
     model: torch.nn.Module = found.model
     ids = found.inputs[0]
-    done: Run = gf.run(model, ids, read=[logit_lens, direct_logit_attribution, rollout, direct_effects])
+    done: Run = gf.run(model, ids, read=[logit_lens, direct_logit_attribution, rollout])
     assert_type(logit_lens(done), Lens)
     assert_type(logit_lens(model, ids, answer=3, position=-1), Lens)
-    assert_type(direct_logit_attribution(done, answer=3, against=5), Attribution)
+    assert_type(direct_logit_attribution(done, answer=3, against=5), DirectLogitAttribution)
     assert_type(rollout(model, ids, None, kept=0.5), TokenFlow)
     for wrong in (
         lambda: logit_lens(done, anser=3),  # pyright: ignore[reportCallIssue]

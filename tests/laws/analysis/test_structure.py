@@ -13,7 +13,7 @@ from torch import nn
 
 import glassformer as gf
 from glassformer.analysis._run import run
-from glassformer.analysis.attribution._direct_effects import direct_sites
+from glassformer.analysis.attribution._direct_logit_attribution import attribution_sites
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models import Model, written_before
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, subject
@@ -175,8 +175,8 @@ def test_what_is_no_model_is_refused_in_words_whoever_checks_first(name: str, no
 
 def test_a_module_without_a_spec_is_told_what_any_module_offers() -> None:
     with pytest.raises(AnalysisUnavailable, match="a spec says what it"):
-        direct_sites(nn.Linear(2, 2))  # type: ignore[arg-type]
+        attribution_sites(nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(AnalysisUnavailable, match=r"It carries its model: give it \.model"):
-        direct_sites(run(subject("gpt2").model, [1, 2, 3]))  # type: ignore[arg-type]
+        attribution_sites(run(subject("gpt2").model, [1, 2, 3]))  # type: ignore[arg-type]
     with pytest.raises(AnalysisUnavailable, match="Load a model first"):
-        direct_sites("gpt2")  # type: ignore[arg-type]
+        attribution_sites("gpt2")  # type: ignore[arg-type]

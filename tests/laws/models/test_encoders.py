@@ -7,7 +7,7 @@ import torch
 
 import glassformer as gf
 from glassformer import weights
-from glassformer.analysis.attribution import direct_effects, direct_logit_attribution
+from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.from_weights import position_scores, positional_heads
 from glassformer.analysis.frozen import writes
 from glassformer.analysis.lens import logit_lens
@@ -88,15 +88,15 @@ def test_contributions_sum_to_the_logit_of_a_masked_position(name: str) -> None:
     run = gf.run(
         found.model,
         *found.inputs,
-        read=[direct_logit_attribution, direct_effects],
+        read=[direct_logit_attribution],
     )
     split = direct_logit_attribution(run, answer=3, position=2, row=1)
-    close(torch.tensor(split.sum), torch.tensor(split.total))
-    close(torch.tensor(split.total), found()[1, 2, 3].float(), 1e-6)
-    every_place = direct_effects(run, answer=3, against=5)
+    close(split.sum.values, split.total.values)
+    close(split.total.values, found()[1, 2, 3], 1e-6)
+    every_place = direct_logit_attribution(run, answer=3, against=5, position=None, row=None)
     close(every_place.sum.values, every_place.total.values)
     direction = torch.randn(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    along = direct_effects(run, direction=direction)
+    along = direct_logit_attribution(run, direction=direction, position=None, row=None)
     close(along.sum.values, along.total.values)
     close(along.total.values, found.values("readout.norm")["readout.norm"] @ direction)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer import analysis, weights
-from glassformer.analysis.attribution import direct_effects, neuron_effects
+from glassformer.analysis.attribution import direct_logit_attribution, neuron_effects
 from glassformer.analysis.question import card_of
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.models import DecoderConfig, MixtureOfExperts, Mlp, RmsNorm, block
@@ -130,10 +130,10 @@ def test_work_is_counted_for_the_experts_that_run() -> None:
 # analyses -------------------------------------------------------------------------------------------------------------
 
 
-def test_direct_effects_call_experts_an_mlp_and_sum_to_the_logit() -> None:
+def test_direct_logit_attribution_calls_experts_an_mlp_and_sums_to_the_logit() -> None:
     case = subject("experts")
-    run = analysis.run(case.model, case.inputs[0], read=[direct_effects])
-    found = analysis.attribution.direct_effects(run, answer=3)
+    run = analysis.run(case.model, case.inputs[0], read=[direct_logit_attribution])
+    found = direct_logit_attribution(run, answer=3, position=None, row=None)
     assert {c.kind for c in found.components if c.label.endswith(" mlp")} == {"mlp"}
     close(found.contributions.values.sum(-1), case()[..., 3])
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from glassformer import weights
 from glassformer.analysis import run
-from glassformer.analysis.attribution import direct_effects
+from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.circuits import circuit_graph
 from glassformer.analysis.frozen import writes
 from glassformer.errors import AnalysisUnavailable, ConfigError
@@ -101,7 +101,7 @@ def test_norms_behind_sub_layers_only():
 def test_what_enters_the_first_block_is_the_norm_of_the_sum_and_its_parts_add_up(norm, positions):
     model = small(embed_norm=norm, positions=positions)
     places = ["embed.token", *(["embed.position"] if positions else []), "blocks.0.resid_pre"]
-    found = run(model, TOKENS, read=[*places, writes, direct_effects])
+    found = run(model, TOKENS, read=[*places, writes, direct_logit_attribution])
     entered = torch.stack([found[place].values for place in places[:-1]]).sum(0)
     twin = norm.build(8, "n", None).double()
     if model.embed.norm is not None:
@@ -109,7 +109,7 @@ def test_what_enters_the_first_block_is_the_norm_of_the_sum_and_its_parts_add_up
     close(found["blocks.0.resid_pre"].values, twin(entered))
     parts = writes(found, site="blocks.0.resid_pre", position=2)
     close(parts.vectors.values.sum(0), found["blocks.0.resid_pre"].values[0, 2])
-    split = direct_effects(found)
+    split = direct_logit_attribution(found, position=None, row=None)
     close(split.sum.values, split.total.values)
     biased = model.embed.norm is not None and model.embed.norm.shift is not None
     assert ("embed norm bias" in [c.label for c in split.components]) == biased
@@ -123,7 +123,7 @@ def test_what_a_norm_on_the_sum_of_tokens_and_positions_forbids_says_so():
     with pytest.raises(AnalysisUnavailable, match="embed_norm"):
         circuit_graph(model, split_embedding=True)
     with pytest.raises(AnalysisUnavailable, match="embed_norm"):
-        direct_effects(run(model, TOKENS, read=[direct_effects]), norm="live")
+        direct_logit_attribution(run(model, TOKENS, read=[direct_logit_attribution]), norm="live")
     # without positions each token has a vector of its own behind the norm
     alone = small(embed_norm=LayerNorm())
     close(weights.of(alone).E[TOKENS], run(alone, TOKENS, read=["blocks.0.resid_pre"])["blocks.0.resid_pre"].values)

@@ -1,14 +1,8 @@
 """What adds to this logit? Direct logit attribution by component, token and neuron; gradients of inputs."""
 
-from glassformer.analysis.attribution._direct_effects import (
-    DirectEffects as DirectEffects,
-    direct_effects as direct_effects,
-)
 from glassformer.analysis.attribution._direct_logit_attribution import (
-    Attribution as Attribution,
-    Sources as Sources,
+    DirectLogitAttribution as DirectLogitAttribution,
     direct_logit_attribution as direct_logit_attribution,
-    sources as sources,
 )
 from glassformer.analysis.attribution._input_gradients import (
     InputGradients as InputGradients,

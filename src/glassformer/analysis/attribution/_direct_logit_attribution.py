@@ -1,76 +1,81 @@
-"""Direct logit attribution of one position: one logit as the sum of what every component wrote to the stream.
+"""Direct logit attribution: a logit as the sum of what every component wrote to the stream.
 
-The direction of a token is pulled back from the unembedding through each norm with its scale frozen; what a component
-adds is the dot product of its write with the direction as it stands where it writes. With scales frozen all of this is
-linear, so the parts sum to the logit. In post-norm stacks the direction passes every later norm, and each of those
-norms contributes its bias. `direct_effects` does the same for whole batches.
+    logit = sum over components of  c . u  + constants,    u = the token's direction, carried back through the norms
+
+What a component adds is the dot product of its write with the direction as it stands where it writes. In post-norm
+stacks the direction passes every later norm, and each of those norms contributes its bias. Heads are read where their
+values are mixed, with the direction carried on through the output matrix (u_h = W_O u), so that no head's write is
+built. What later components made of a write is credited to them: effects are direct.
+
+Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (expansion into direct paths).
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Container, Iterator
+from typing import Any, Literal
 
-from glassformer.analysis._run import run_for
-from glassformer.analysis.attribution._direct_effects import aim, effects_at
-from glassformer.analysis.attribution._parts_of_effects import by_key
-from glassformer.analysis.components import Component, head_labels, vector_sites
-from glassformer.analysis.frozen._pull_back import pull_back, scale_sites
-from glassformer.analysis.frozen._writes import require_sources, source_sites
-from glassformer.analysis.places import places
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from glassformer.analysis._run import Run, run_for
+from glassformer.analysis.attribution._live_norm import FinalNorm
+from glassformer.analysis.components import Component, Kind, bias_of, vector_sites, written_by
+from glassformer.analysis.frozen._pull_back import Directions, PulledDirections, Write, products, pull_back, scale_sites
+from glassformer.analysis.places import Answers, Places, Positions, labelled_at, places, tokens_at
 from glassformer.analysis.question import question
-from glassformer.errors import AnalysisUnavailable
+from glassformer.attention import AttentionLayer
+from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 
+NormMode = Literal["frozen", "live"]
+_Parts = Iterator[tuple[list[Component], Tensor]]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Attribution(Result):
-    """Contributions to a logit, or to the difference of two.
+class DirectLogitAttribution(Result):
+    """Contributions to a logit, to a difference of two, or to a direction.
+
+    Where all rows or several positions were asked for, every number has the axes `batch` or `pos`; one row and one
+    position leave numbers without axes (`float(found.total)`).
 
     Args:
         contributions: In logits, over `component`.
         components: What each of them is, in the order of the forward pass.
-        answer: Token id.
+        answer: Token id; None if a direction was given.
         against: Token id subtracted, or None.
         position: Index of the position whose next token is in question.
-        total: The logit, or the difference, as the model computed it.
-        sum: Of the contributions; equal to `total` up to rounding unless the stream itself was edited.
-        cap: The model's soft cap on logits, or None. With a cap, `total` and the contributions are of the raw logit,
-            before the cap: what comes after it is no sum.
+        total: The logit, difference, or dot product with the direction, as the model computed it.
+        sum: Of the contributions. With frozen norms it is `total` up to rounding, unless the stream itself was edited;
+            with live norms nothing makes it so, and what is missing is how far the norm's scale ties components
+            together.
+        norm: `frozen`, the final norm divides by what it divided by; `live`, a contribution is what is lost if the
+            component's write is taken away and the final norm divides by the scale of what is left.
+        cap: The model's soft cap on logits, or None. With a cap, all numbers are of raw logits, before it: what comes
+            after it is no sum.
     """
 
     contributions: Labelled
     components: tuple[Component, ...]
-    answer: int
-    against: int | None
-    position: int
-    total: float
-    sum: float
-    cap: float | None = None
+    answer: Labelled | None
+    against: Labelled | None
+    position: Labelled
+    total: Labelled
+    sum: Labelled
+    norm: NormMode
+    cap: float | None
 
-    def __getitem__(self, label: str) -> float:
-        """Return one contribution by its label."""
-        return float(self.contributions.select(component=label).values)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sources(Result):
-    """What one head takes from each token.
-
-    Args:
-        contributions: In logits, over `key`; they sum to the head's contribution.
-        label: The head.
-    """
-
-    contributions: Labelled
-    label: str
+    def __getitem__(self, label: str) -> Labelled:
+        """Return what one component adds, by its label."""
+        return self.contributions.select(component=label)
 
 
 def attribution_sites(model: ModelLike) -> list[str]:
-    """Return the sites that `direct_logit_attribution` reads, to be passed as `read=`."""
-    names = vector_sites(require_model(model).output_embed)
-    for layer in model.sub_layers():
-        names.append(layer.at_out if layer.attention is None else layer.attention.at.head_out)
-    names += scale_sites(model)
+    """Return the sites that `direct_logit_attribution` reads."""
+    names = _component_sites(model)
+    # what a direction is compared with, and what a live norm takes the scale of
+    names += [layer.at_behind for layer in model.sub_layers()[-1:]] + [_read_by_unembedding(model)]
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
@@ -80,12 +85,14 @@ def direct_logit_attribution(
     text: Any = None,
     target: Any = None,
     *,
-    answer: str | int | None = None,
-    against: str | int | None = None,
-    position: int = -1,
-    row: int = 0,
-) -> Attribution:
-    """Split one logit into the contributions of everything that wrote to the stream.
+    answer: Answers = None,
+    against: Answers = None,
+    direction: Float[Tensor, "*rows d_model"] | None = None,
+    position: Positions = -1,
+    row: int | None = 0,
+    norm: NormMode = "frozen",
+) -> DirectLogitAttribution:
+    """Split a logit into the contributions of everything that wrote to the stream; or many, by row and position.
 
     Norm scales are frozen at the values they took in this pass, and so is what the activation of a readout multiplies
     its input by (act(u) / u), where the model has one; then the parts sum to the logit exactly (tested to
@@ -93,13 +100,21 @@ def direct_logit_attribution(
     Of a model that caps its logits, the raw logit is split.
 
     Args:
-        run: A forward pass that read `[direct_logit_attribution]`, or a model.
+        run: A forward pass that read `[direct_logit_attribution]`, or a model. If heads' writes were edited it also has
+            to read `*.head_out`, which is preferred to `*.z` if it is there.
         text: What the model reads, if it is a model: a text, ids or a batch.
         target: Text or ids of its decoder, if it has an encoder.
-        answer: Token (text or id) whose logit is split; the likeliest next token by default.
-        against: Token whose logit is subtracted. Differences are free of the constant that logits are arbitrary up to.
-        position: Position whose next token is in question; negative ones count from the end of the text.
-        row: Row of the batch.
+        answer: Token (text or id) whose logit is split: one, or ids with the axes `batch pos` of the result; one per
+            row is one for all its positions. The likeliest next token of each position by default.
+        against: Token whose logit is subtracted, likewise. Differences are free of the constant that logits are
+            arbitrary up to.
+        direction: In place of tokens, any direction of what the unembedding reads; one, or with the same axes.
+        position: Position whose next token is in question; negative ones count from the end of the row's text. Several
+            keep an axis `pos`, None takes all, those of padding included, which mean nothing; a tensor `batch place`
+            gives every row its own.
+        row: Row of the batch; None takes all, and keeps an axis `batch`.
+        norm: `frozen` splits exactly. `live` is the loss from removing a component alone, all other writes as they
+            were, the final norm's scale recomputed.
 
     Returns:
         Contributions in logits: `token`, `position`, `L0H0` …, `L0 attn bias`, `L0 mlp`, …, `final norm bias`,
@@ -107,63 +122,183 @@ def direct_logit_attribution(
 
     Raises:
         SiteNotRead: The run lacks a site; the message lists what to add to `read=`.
-        AnalysisUnavailable: The model is not one of ours, or its weights are not at hand (a loaded run).
-
-    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" (expansion into direct paths).
+        AnalysisUnavailable: The model is not one of ours, or its weights are not at hand (a loaded run); or live norms
+            are asked for where the stream passes more norms than the final one.
+        ShapeMismatch: There is no such row or position, or answers or directions do not fit those asked for.
     """
     run = run_for(direct_logit_attribution, run, text, target)
-    run.require(attribution_sites(run.model), "direct_logit_attribution")
+    run.require(_component_sites(run.model, run), "direct_logit_attribution")
     at = places(run, position, row)
-    found = effects_at(run, answer, against, at=at, analysis="direct_logit_attribution")
-    assert found.answers is not None, "tokens were asked for"
-    return Attribution(
-        found.contributions.select(batch=0, pos=0),
-        found.components,
-        int(found.answers.values),
-        None if found.against is None else int(found.against.values),
-        int(at.positions),
-        float(found.total.values),
-        float(found.sum.values),
-        found.cap,
+    aimed = aim(run, answer, against, direction, at, "direct_logit_attribution")
+    path = pull_back(run, aimed.directions, at)
+    components, contributions = _split(run, path, at, aimed, FinalNorm.of(run, path, at) if norm == "live" else None)
+
+    def placed(values: Tensor | None) -> Labelled | None:
+        return None if values is None else labelled_at(run, at, values)
+
+    labels = [component.label for component in components]
+    return DirectLogitAttribution(
+        labelled_at(run, at, contributions, {"component": labels}),
+        tuple(components),
+        placed(aimed.answers),
+        placed(aimed.against),
+        labelled_at(run, at, at.positions),
+        labelled_at(run, at, aimed.total.detach().double()),
+        labelled_at(run, at, contributions.sum(-1)),
+        norm,
+        run.model.unembed.cap,
     )
 
 
-def _sites(model: ModelLike) -> list[str]:
-    return attribution_sites(model) + source_sites(model)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """What is split: directions behind the final norm, their logits as computed, and what is added behind it."""
+
+    directions: Directions
+    total: Float[Tensor, "row place"]
+    answers: Int[Tensor, "row place"] | None = None
+    against: Int[Tensor, "row place"] | None = None
+    bias: Float[Tensor, "row place"] | None = None
+    readout_bias: Float[Tensor, "row place"] | None = None
 
 
-@question("Which tokens does a head's share of this logit come from?", reads=_sites, traits=("linear_in_value",))
-def sources(
-    run: Any,
-    text: Any = None,
-    target: Any = None,
-    *,
-    split: Attribution,
-    label: str,
-    row: int = 0,
-) -> Sources:
-    """Split a head's contribution by the token whose value it moved: pattern times value, through the output matrix.
+def aim_sites(model: ModelLike, directed: bool = False) -> list[str]:
+    """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
+    cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
+    return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
 
-    Args:
-        run: The pass that `split` was made from, which also read `[sources]`; or the model.
-        text: What the model reads, if it is a model: a text, ids or a batch.
-        target: Text or ids of its decoder, if it has an encoder.
-        split: Direction and position.
-        label: A head, as `direct_logit_attribution` names it.
-        row: Row of the batch.
 
-    Raises:
-        SiteNotRead: The run lacks a site.
-        AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
-    """
-    run = run_for(sources, run, text, target)
-    heads = [c.label for c in split.components if c.head is not None]
-    if label not in heads:
-        raise AnalysisUnavailable(f'sources: "{label}" is no head of this attribution. Heads: {", ".join(heads)}.')
-    at = places(run, split.position, row)
-    layer = next(one for one in require_model(run.model).sub_layers() if label in head_labels(one))
-    require_sources(run, layer)
-    path = pull_back(run, aim(run, split.answer, split.against, None, at, "sources").directions, at)
-    found = by_key(run, path, at, [layer])
-    every = found.contributions if found.cross is None else found.cross
-    return Sources(every.select(batch=0, pos=0, head=label), label)
+def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, at: Places, analysis: str) -> Target:
+    """Return what tokens or a direction stand for at some places of a run."""
+    model = run.model
+    if direction is not None:
+        if answer is not None or against is not None:
+            raise ShapeMismatch(f"{analysis}: give tokens or a direction, not both.")
+        read = _read_by_unembedding(model)
+        run.require([read, *scale_sites(model)], analysis)
+        directions = Directions.of(direction.to(model.unembed.stored), at)
+        total = directions.dot(at.of_stream(run[read].values))
+        directions, inside = _before_readout(directions, run, at)
+        return Target(directions, total, readout_bias=inside)
+    cap = model.unembed.cap
+    run.require([*scale_sites(model), *([] if cap is None else [model.unembed.at_raw])], analysis)
+    logits = at.of_stream((run.predictions() if cap is None else run[model.unembed.at_raw].values).detach())
+    chosen = logits.argmax(-1) if answer is None else tokens_at(model, answer, at)
+    total = logits.gather(-1, chosen[..., None])[..., 0]
+    other = None if against is None else tokens_at(model, against, at)
+    if other is not None:
+        total = total - logits.gather(-1, other[..., None])[..., 0]
+    # as many directions as there are different answers: often one, for hundreds of positions
+    vocab = model.config.vocab_size
+    pairs, which = torch.unique(chosen if other is None else chosen + vocab * other, return_inverse=True)
+    vectors, bias = model.unembed.direction(pairs % vocab), model.unembed.bias
+    constant = None if bias is None else bias[chosen]
+    if other is not None:
+        vectors = vectors - model.unembed.direction(pairs // vocab)
+        constant = None if bias is None or constant is None else constant - bias[other]
+    directions, inside = _before_readout(Directions.chosen(vectors.detach(), which), run, at)
+    return Target(directions, total, chosen, other, constant, inside)
+
+
+def _before_readout(directions: Directions, run: Run, at: Places) -> tuple[Directions, Tensor | None]:
+    """Return directions of what the unembedding reads as ones of what the stack ends in, and what comes in between."""
+    readout = run.model.unembed.readout
+    return (directions, None) if readout is None else directions.before_readout(readout, run, at)
+
+
+def _read_by_unembedding(model: ModelLike) -> str:
+    readout = model.unembed.readout
+    return model.output_stack.final.at_out if readout is None else readout.norm.at_out
+
+
+def _merge_sites(part: AttentionLayer, reads: str) -> list[str]:
+    """Return the sites from which a layer's heads are taken without building what they write."""
+    return [part.at.z] + ([] if part.merge.linear else [part.at.z_scale]) + ([] if part.merge.gate is None else [reads])
+
+
+def _mixed_values(run: Run, part: AttentionLayer, reads: str, at: Places) -> Float[Tensor, "row place head d_value"]:
+    """Return what the output matrix reads: mixed values, normed and gated, by head."""
+    z = at.of_heads(run[part.at.z].values)
+    if part.merge.linear and part.merge.gate is None:
+        return z
+    scale = None if part.merge.linear else at.of_heads(run[part.at.z_scale].values).transpose(1, 2)
+    x = z if part.merge.gate is None else at.of_stream(run[reads].values)
+    return part.merge.prepare(z.transpose(1, 2), x, scale).detach().unflatten(-1, z.shape[-2:])
+
+
+def _component_sites(model: ModelLike, have: Container[str] = ()) -> list[str]:
+    """Return the sites components are read at; a head's own write, if it is there, spares all others of its layer."""
+    names = vector_sites(require_model(model).output_embed)
+    for layer in model.sub_layers():
+        if layer.attention is None:
+            names.append(layer.at_out)
+        elif layer.attention.at.head_out not in have:
+            names += _merge_sites(layer.attention, layer.at_read)
+    return names + [site for site in scale_sites(model) if site not in names]
+
+
+def _split(
+    run: Run, path: PulledDirections, at: Places, aimed: Target, scale: FinalNorm | None
+) -> tuple[list[Component], Float[Tensor, "row place component"]]:
+    """Return the components in the order of the forward pass, and what each adds along a path's directions."""
+    components, values = list[Component](), list[Tensor]()
+    for part, value in _each(run, path, at, scale):
+        components += part
+        values.append(value)
+    constants: list[tuple[str, Kind, Tensor | None]] = [
+        ("final norm bias", "final_bias", path.final_bias),
+        ("readout bias", "readout_bias", aimed.readout_bias),
+        ("unembed bias", "unembed_bias", aimed.bias),
+    ]
+    for label, kind, bias in constants:
+        if bias is not None:
+            components.append(Component(label, kind))
+            values.append(bias[..., None])
+    return components, torch.cat([value.expand(*at.positions.shape, -1) for value in values], -1).detach().double()
+
+
+def _each(run: Run, path: PulledDirections, at: Places, scale: FinalNorm | None) -> _Parts:
+    """Yield components with their contributions `row place component`, in the order of the forward pass."""
+    embed = require_model(run.model).output_embed
+    entries: list[tuple[str, Kind]] = [(embed.at_token, "token")]
+    if embed.positions is not None:
+        entries.append((embed.at_position, "position"))
+    for site, kind in entries:
+        yield [Component(kind, kind)], _of_vector(path.entry, at.of_stream(run[site].values), scale)
+    if path.entry_bias is not None:
+        yield [Component("embed norm bias", "norm_bias")], path.entry_bias[..., None]
+    for write in path.writes:
+        yield from _of_write(run, write, at, scale)
+
+
+def _of_write(run: Run, write: Write, at: Places, scale: FinalNorm | None) -> _Parts:
+    layer, u = write.layer, write.directions
+    part = layer.attention
+    if part is None:
+        yield written_by(layer), _of_vector(u, at.of_stream(run[layer.at_out].values), scale)
+    else:
+        yield written_by(layer), _of_heads(run, write, part, at, scale)
+        if (bias := part.merge.output.bias) is not None:
+            bias = bias.detach()
+            constant = u.constant(bias)[..., None]
+            added = constant if scale is None else scale.of_vectors(bias.expand(*constant.shape, -1), constant)
+            yield [bias_of(layer, "attn_bias")], added
+    if write.bias is not None:
+        yield [bias_of(layer, "norm_bias")], write.bias[..., None]
+
+
+def _of_vector(u: Directions, x: Float[Tensor, "row place d_model"], scale: FinalNorm | None) -> Tensor:
+    effect = u.dot(x)[..., None]
+    return effect if scale is None else scale.of_vectors(x[..., None, :], effect)
+
+
+def _of_heads(run: Run, write: Write, part: AttentionLayer, at: Places, scale: FinalNorm | None) -> Tensor:
+    u = write.directions
+    if part.at.head_out in run:
+        written = at.of_heads(run[part.at.head_out].values)
+        directions = u.spread(u.distinct)[..., None, :]
+        effect = products(written, directions.expand(-1, -1, written.shape[2], -1)) * u.factor[..., None]
+        return effect if scale is None else scale.of_vectors(written, effect)
+    mixed, matrix = _mixed_values(run, part, write.layer.at_read, at), part.merge.matrix()
+    effect = products(mixed, u.through(part.merge)) * u.factor[..., None]
+    return effect if scale is None else scale.of_mixed(mixed, matrix.detach(), effect)

@@ -67,7 +67,7 @@ class FinalNorm:
             return None
         if layers:
             last = layers[-1].at_behind
-            run.require([last], "direct_effects")
+            run.require([last], "direct_logit_attribution")
             x = at.of_stream(run[last].values)
         else:
             x = at.of_stream(run[embed.at_token].values)

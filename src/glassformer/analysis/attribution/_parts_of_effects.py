@@ -1,4 +1,4 @@
-"""Direct effects below the level of components: of heads by the token whose value they move, of MLPs by neuron.
+"""Direct logit attribution below the level of components: heads by the token whose value they move, MLPs by neuron.
 
     head, by key       pattern[query, key] * (value[key] . u_h[query]),    u_h = W_O u, through the head's norm and gate
     neuron             hidden[neuron] * (W_out u)[neuron]
@@ -15,39 +15,49 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.attribution._direct_effects import aim, aim_sites
+from glassformer.analysis.attribution._direct_logit_attribution import aim, aim_sites
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.frozen._pull_back import PulledDirections, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
-from glassformer.analysis.places import Answers, Places, Positions, place_labels, places
+from glassformer.analysis.places import Answers, Places, Positions, labelled_at, places
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
-from glassformer.errors import AnalysisUnavailable
-from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.errors import AnalysisUnavailable, UnknownAxis
+from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.mlp import MlpLayer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceEffects(Result):
-    """What every head takes from every token, for every row and position.
+    """What every head takes from every token; with axes `batch` and `pos` if all rows or several positions were asked.
 
     Args:
-        contributions: Of self-attention, in logits, `batch pos head key`; keys sum to the head's contribution.
+        contributions: Of self-attention, in logits, `head key`; keys sum to the head's contribution.
         cross: Of cross-attention, whose keys are the encoder's tokens, likewise; None without any.
     """
 
     contributions: Labelled
     cross: Labelled | None = None
 
+    def __getitem__(self, label: str) -> Labelled:
+        """Return what one head takes over `key`, by its label, whichever attention it is of; raises `UnknownAxis`."""
+        heads: list[str] = []
+        for found in (self.contributions, self.cross):
+            here = [] if found is None else [str(head) for head in found.labels("head")]
+            if found is not None and label in here:
+                return found.select(head=label)
+            heads += here
+        raise UnknownAxis(f'"{label}" is no head of this attribution. Heads: {", ".join(heads)}.')
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NeuronEffects(Result):
-    """What every MLP neuron adds, for every row and position.
+    """What every MLP neuron adds; with axes `batch` and `pos` if all rows or several positions were asked for.
 
     Args:
-        contributions: In logits, `batch pos neuron`; neurons are named `L3N70`.
-        bias: What each MLP's output bias adds, `batch pos mlp`; with it neurons sum to the MLP's contribution.
+        contributions: In logits, over `neuron`; neurons are named `L3N70`.
+        bias: What each MLP's output bias adds, over `mlp`; with it neurons sum to the MLP's contribution.
     """
 
     contributions: Labelled
@@ -64,7 +74,9 @@ def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directed
     return aim_sites(model, directed) + [part.at.hidden for part in _mlps(model, layers)]
 
 
-@question("Which tokens do heads' shares of logits come from?", reads=direct_source_sites, traits=("linear_in_value",))
+@question(
+    "Which tokens do heads' shares of this logit come from?", reads=direct_source_sites, traits=("linear_in_value",)
+)
 def source_effects(
     run: Any,
     text: Any = None,
@@ -73,7 +85,8 @@ def source_effects(
     answer: Answers = None,
     against: Answers = None,
     direction: Float[Tensor, "*rows d_model"] | None = None,
-    positions: Positions = None,
+    position: Positions = -1,
+    row: int | None = 0,
     layers: Sequence[int] | None = None,
 ) -> SourceEffects:
     """Split what heads add to logits by the token whose value they moved, norms frozen.
@@ -82,27 +95,28 @@ def source_effects(
         run: A forward pass that read `[source_effects]`, and with a direction `final.norm`; or a model.
         text: What the model reads, if it is a model: a text, ids or a batch.
         target: Text or ids of its decoder, if it has an encoder.
-        answer: As in `direct_effects`.
-        against: As in `direct_effects`.
-        direction: As in `direct_effects`.
-        positions: As in `direct_effects`.
+        answer: As in `direct_logit_attribution`, and so the next four.
+        against: Token whose logit is subtracted.
+        direction: In place of tokens.
+        position: One, several, or None for all.
+        row: One, or None for all.
         layers: Only these; all by default.
 
     Raises:
         SiteNotRead: The run lacks a site.
-        NoPattern: A mechanism has no pattern that multiplies values; `direct_effects` has its heads as wholes.
+        NoPattern: A mechanism has no pattern that multiplies values; `direct_logit_attribution` has its heads whole.
         AnalysisUnavailable: There is no attention in these layers.
     """
     directed = direction is not None
     run = run_for(source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed))
     chosen = _attentions(run.model, layers)
     run.require(direct_source_sites(run.model, layers, directed), "source_effects")
-    at = places(run, positions)
+    at = places(run, position, row)
     path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
     return by_key(run, path, at, chosen)
 
 
-@question("Which neurons add to each logit?", reads=neuron_sites)
+@question("Which neurons add to this logit?", reads=neuron_sites)
 def neuron_effects(
     run: Any,
     text: Any = None,
@@ -111,7 +125,8 @@ def neuron_effects(
     answer: Answers = None,
     against: Answers = None,
     direction: Float[Tensor, "*rows d_model"] | None = None,
-    positions: Positions = None,
+    position: Positions = -1,
+    row: int | None = 0,
     layers: Sequence[int] | None = None,
 ) -> NeuronEffects:
     """Split what MLPs add to logits by neuron, norms frozen.
@@ -120,10 +135,11 @@ def neuron_effects(
         run: A forward pass that read `[neuron_effects]`, and with a direction `final.norm`; or a model.
         text: What the model reads, if it is a model: a text, ids or a batch.
         target: Text or ids of its decoder, if it has an encoder.
-        answer: As in `direct_effects`.
-        against: As in `direct_effects`.
-        direction: As in `direct_effects`.
-        positions: As in `direct_effects`; every position takes as many numbers as there are neurons.
+        answer: As in `direct_logit_attribution`, and so the next four.
+        against: Token whose logit is subtracted.
+        direction: In place of tokens.
+        position: One, several, or None for all; every position takes as many numbers as there are neurons.
+        row: One, or None for all.
         layers: Only these; all by default.
 
     Raises:
@@ -134,7 +150,7 @@ def neuron_effects(
     run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed))
     _mlps(run.model, layers)
     run.require(neuron_sites(run.model, layers, directed), "neuron_effects")
-    at = places(run, positions)
+    at = places(run, position, row)
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []
     for write in path.writes:
@@ -147,11 +163,9 @@ def neuron_effects(
         biases.append(u.constant(bias) if bias is not None else torch.zeros_like(u.factor))
         names += neuron_labels(write.layer, part.d_mlp)
         mlps.append(write.layer.label)
-    coords = place_labels(run, at)
-    axes = ("batch", "pos", "neuron")
     return NeuronEffects(
-        Labelled(torch.cat(values, -1).detach(), axes, coords | {"neuron": names}),
-        Labelled(torch.stack(biases, -1).detach(), ("batch", "pos", "mlp"), coords | {"mlp": mlps}),
+        labelled_at(run, at, torch.cat(values, -1).detach(), {"neuron": names}),
+        labelled_at(run, at, torch.stack(biases, -1).detach(), {"mlp": mlps}),
     )
 
 
@@ -174,7 +188,8 @@ def by_key(run: Run, path: PulledDirections, at: Places, chosen: Sequence[SubLay
     results = [_labelled(run, at, found[c], labels[c], run.source_rows if c else run.token_rows) for c in (False, True)]
     own, cross = results
     if own is None:
-        own = Labelled(torch.zeros(*at.positions.shape, 0, 0, dtype=torch.float64), ("batch", "pos", "head", "key"))
+        none = torch.zeros(*at.positions.shape, 0, 0, dtype=torch.float64)
+        own = labelled_at(run, at, none, {"head": None, "key": None})
     return SourceEffects(own, cross)
 
 
@@ -200,11 +215,9 @@ def _labelled(
     if not values:
         return None
     stacked = torch.cat(values, 2).detach().double()
-    keys: dict[str, Sequence[Coordinate]] = {}
-    if len(at.rows) == 1:
-        names = [f"{i}:{token}" for i, token in enumerate(rows[int(at.rows[0])])]
-        keys = {"key": names} if len(names) == stacked.shape[-1] else {}
-    return Labelled(stacked, ("batch", "pos", "head", "key"), {**place_labels(run, at), "head": heads, **keys})
+    names = [f"{i}:{token}" for i, token in enumerate(rows[int(at.rows[0])])] if len(at.rows) == 1 else []
+    keys = names if len(names) == stacked.shape[-1] else None
+    return labelled_at(run, at, stacked, {"head": heads, "key": keys})
 
 
 def _sites(layer: SubLayer) -> list[str]:
@@ -235,5 +248,5 @@ def _none(analysis: str, what: str, layers: Sequence[int] | None, depth: int) ->
     where = "this model has" if layers is None else f"layers {list(layers)} have"
     return (
         f"{analysis}: {where} no {what} (the stack that ends in the logits has {depth} layers).\n"
-        "    direct_effects(run) splits by component."
+        "    direct_logit_attribution(run) splits by component."
     )

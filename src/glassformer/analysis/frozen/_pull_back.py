@@ -21,7 +21,6 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.merge import MergeHeads
-from glassformer.errors import ShapeMismatch
 from glassformer.models import ModelLike, SubLayer, require_model, written_before
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
@@ -46,17 +45,10 @@ class Directions:
     @classmethod
     def of(cls, given: Float[Tensor, "*rows d_model"], at: Places) -> "Directions":
         """Take one direction, one per row, or one per row and place; raises `ShapeMismatch`."""
-        n_rows, n_places = at.positions.shape
-        shapes: list[tuple[int, ...]] = [(), (n_rows,), (n_rows, n_places)]
-        if tuple(given.shape[:-1]) not in shapes:
-            raise ShapeMismatch(
-                f"directions have shape {'x'.join(map(str, given.shape))}; give d_model numbers, or rows of them for "
-                f"batch={n_rows}, or for batch={n_rows} pos={n_places}."
-            )
-        index = torch.arange(given[..., 0].numel(), device=given.device).reshape(given.shape[:-1])
-        which = index[:, None] if given.ndim == 2 else index
-        ones = given.new_ones(n_rows, n_places)
-        return cls(given.reshape(-1, given.shape[-1]), None if given.ndim == 1 else which, ones)
+        vectors = at.fitted(given, "directions", rest=1)
+        index = torch.arange(vectors[..., 0].numel(), device=given.device).reshape(vectors.shape[:-1])
+        ones = given.new_ones(at.positions.shape)
+        return cls(vectors.flatten(0, 1), None if index.numel() == 1 else index, ones)
 
     @classmethod
     def chosen(cls, distinct: Float[Tensor, "n d_model"], which: Int[Tensor, "row place"]) -> "Directions":

@@ -370,10 +370,10 @@ def _positions(run: Run, stack: str, row: int, length: int) -> dict[str, Sequenc
 
 
 def by_source(run: Run, layer: SubLayer, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
-    """Return what a head writes on behalf of each key; raises as `sources` does."""
+    """Return what a head writes on behalf of each key; raises as `write_sources` does."""
     part = layer.attention
     assert part is not None, "heads are those of attention"
-    require_sources(run, layer)
+    _require_sources(run, layer)
     gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale
     pattern = run[part.at.pattern].values[row : row + 1, :, at]
@@ -384,15 +384,15 @@ def by_source(run: Run, layer: SubLayer, row: int, at: int, head: int) -> Float[
     return part.merge.per_head(moved, x, scales)[0, head]
 
 
-def require_sources(run: Run, layer: SubLayer) -> None:
+def _require_sources(run: Run, layer: SubLayer) -> None:
     """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
     part = layer.attention
     assert part is not None, "heads are those of attention"
     if part.traits.linear_in_value == "no":
         raise AnalysisUnavailable(
-            f'sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
+            f'write_sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
             "has a share of its own.\n    The head as a whole is in direct_logit_attribution(run)."
         )
     gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale
-    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "sources")
+    run.require([name for name in (part.at.pattern, part.at.value, gate, scale) if name], "write_sources")

@@ -125,7 +125,8 @@ def lens_grid(
         answer: Tokens to follow: one, one per row, or ids `batch pos`; each position's likeliest next token by default.
         sites: Places of the stream in the order of the forward pass; the last one is what the others are compared
             with. All by default; those that a tuned lens has translators for, and the last, if one is given.
-        positions: As in `direct_effects`.
+        positions: One or several, negative ones counted from the end of each row's text; a tensor `batch place` gives
+            every row its own. All by default; those of padding mean nothing.
         measures: What to compute. With `top` alone nothing but the k largest logits and the normaliser is taken from
             each distribution.
         k: How many of the likeliest tokens.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from glassformer.analysis._run import Run, TextOrIds, run
-from glassformer.analysis.attribution._direct_logit_attribution import Attribution, direct_logit_attribution, sources
+from glassformer.analysis.attribution._direct_logit_attribution import DirectLogitAttribution, direct_logit_attribution
+from glassformer.analysis.frozen._writes import source_sites
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
@@ -47,8 +48,9 @@ MAP_WORK = 10_000_000_000
 def explained_sites(model: ModelLike) -> list[str]:
     """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
     looks = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
-    asked = [site for one in (sources, logit_lens, roles.head_roles) for site in card_of(one).reads(model)]
-    sites = [*looks, *pipeline.stage_sites(model), *asked, *_map_sites(model)]
+    questions = direct_logit_attribution, logit_lens, roles.head_roles
+    asked = [site for one in questions for site in card_of(one).reads(model)]
+    sites = [*looks, *pipeline.stage_sites(model), *asked, *source_sites(model), *_map_sites(model)]
     return list(dict.fromkeys(sites))
 
 
@@ -185,7 +187,7 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def _notes(run: Run, split: Attribution, without_roles: list[str]) -> list[str]:
+def _notes(run: Run, split: DirectLogitAttribution, without_roles: list[str]) -> list[str]:
     """Return what has to be known to read the explanation right."""
     notes = [run.added, *without_roles] if run.added else list(without_roles)
     if split.cap is not None:
@@ -290,12 +292,12 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
     return found, [] if len(chosen) == length else [short]
 
 
-def _contributions(split: Attribution) -> Contributions:
+def _contributions(split: DirectLogitAttribution) -> Contributions:
     values = split.contributions.values.tolist()
     parts = [Contribution(c.label, c.kind, c.layer, c.part, c.head, v) for c, v in zip(split.components, values)]
     raw, difference = split.cap is not None, split.against is not None
     target = ("raw difference" if difference else "raw logit") if raw else "difference" if difference else "logit"
-    return Contributions(target, split.total, split.sum, tuple(parts))
+    return Contributions(target, float(split.total), float(split.sum), tuple(parts))
 
 
 def _translation(run: Run) -> Translation | None:

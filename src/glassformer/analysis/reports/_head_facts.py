@@ -5,8 +5,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.attribution._direct_logit_attribution import Attribution, sources
+from glassformer.analysis.attribution._direct_logit_attribution import DirectLogitAttribution, aim
+from glassformer.analysis.attribution._parts_of_effects import SourceEffects, by_key
+from glassformer.analysis.components import head_labels
+from glassformer.analysis.frozen._pull_back import pull_back
 from glassformer.analysis.heads import _roles as roles
+from glassformer.analysis.places import places
 from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
 from glassformer.errors import NoPattern
@@ -16,7 +20,7 @@ N_TOP_HEADS = 6
 TELLING_SCORE = 0.3
 
 
-def head_facts(run: Run, split: Attribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
+def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
     """Return every head with its roles, and what could not be said about some."""
     scores, notes = _role_scores(run)
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
@@ -77,7 +81,7 @@ def _sink(run: Run, head: roles.Head) -> Sink | None:
     return Sink(float(weights[:, 0].mean()), float(moved[:, 0].sum()) / whole if whole > 0 else 0.0)
 
 
-def top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
+def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts]) -> tuple[TopHead, ...]:
     """Choose the heads that add most either way, then the best head of each role that any head plays well."""
     candidates = [h for h in facts if h.contribution is not None and h.reading is not None]
     by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
@@ -87,22 +91,34 @@ def top_heads(run: Run, split: Attribution, facts: Iterable[HeadFacts]) -> tuple
         score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
         if head is not None and score >= TELLING_SCORE:
             chosen.setdefault(head.label, (head, role))
-    return tuple(_top_head(run, split, head, because) for head, because in chosen.values())
+    taken = _taken(run, split, list(chosen))
+    return tuple(_top_head(run, int(split.position), taken, head, because) for head, because in chosen.values())
 
 
-def _top_head(run: Run, split: Attribution, head: HeadFacts, because: str) -> TopHead:
+def _taken(run: Run, split: DirectLogitAttribution, labels: Iterable[str]) -> SourceEffects:
+    """Return what some heads, all with patterns, take from each token: `source_effects` refuses layers without one."""
+    at = places(run, int(split.position), row=0)
+    against = None if split.against is None else int(split.against)
+    assert split.answer is not None, "a token is explained"
+    directions = aim(run, int(split.answer), against, None, at, "explain").directions
+    wanted = set(labels)
+    layers = [layer for layer in run.model.sub_layers() if wanted & set(head_labels(layer))]
+    return by_key(run, pull_back(run, directions, at), at, layers)
+
+
+def _top_head(run: Run, position: int, taken: SourceEffects, head: HeadFacts, because: str) -> TopHead:
     path = next(h.path for h in roles.heads(run.model) if h.label == head.label)
-    row = run[f"{path}.pattern"].values[0, head.head, split.position].double()
+    row = run[f"{path}.pattern"].values[0, head.head, position].double()
     basis: Literal["pattern", "norm"] = "pattern" if head.reading == "mass" else "norm"
     if basis == "norm":
         value = per_query_head(run[f"{path}.value"].values, run[f"{path}.pattern"].values)[0, head.head]
         row = row.abs() * value.double().norm(dim=-1)
     total = float(row.sum())
     weights = (row / total if total > 0 else row).tolist()
-    taken = sources(run, split=split, label=head.label).contributions.values.tolist()
     crossed = head.crosses
     key: Literal["tokens", "source_tokens"] = "source_tokens" if crossed else "tokens"
-    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), tuple(taken), key)
+    by_token = tuple(taken[head.label].values.tolist())
+    return TopHead(head.label, because, head.contribution or 0.0, basis, tuple(weights), by_token, key)
 
 
 def patterns(run: Run) -> tuple[Pattern, ...]:

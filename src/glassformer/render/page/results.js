@@ -3,8 +3,8 @@
 const data = JSON.parse(document.getElementById("results").textContent);
 
 const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation patching", Patching: "Activation patching", FlowRoutes: "Information flow routes",
-  AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching", DirectEffects: "Direct effects",
-  Attribution: "Direct logit attribution" };
+  AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching",
+  DirectLogitAttribution: "Direct logit attribution" };
 
 // tensors drawn at once; the others wait behind a heading. Without an entry: the first three that are no spread
 const MAIN = {
@@ -12,10 +12,10 @@ const MAIN = {
   InputGradients: ["values"], AblationTable: ["mean"], PathPatching: ["share"], SenderEffects: ["total", "direct", "indirect"],
   Faithfulness: ["needed", "incompleteness"], LensGrid: ["kl_bits", "probability"], FlowRoutes: ["inputs", "heads"], Acdc: [], LongContext: ["by_layer", "distances", "measures"],
   Suppression: ["by_depth", "contributions", "interventions"], MeaningShift: ["relative", "along", "first_tokens", "second_tokens"],
-  ShortCircuit: ["exact_match", "token_accuracy", "novel_loss_change"], DirectEffects: ["contributions"], Attribution: ["contributions"],
+  ShortCircuit: ["exact_match", "token_accuracy", "novel_loss_change"], DirectLogitAttribution: ["contributions"],
 };
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectEffects: ["answers", "against"] };
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"] };
 const ASIDE = /spread|error|gap|unexplained|clean|corrupt|undefined|baseline/;
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;

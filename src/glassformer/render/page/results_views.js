@@ -61,8 +61,7 @@ function keptEdges(result) {
 const VIEWS = {
   LensGrid: lensView,
   FlowRoutes: routesGraph,
-  DirectEffects: componentsView,
-  Attribution: componentsView,
+  DirectLogitAttribution: componentsView,
   EdgeAttribution: (result) => circuitGraph(unpackedEdges(result.effect)),
   Acdc: (result) => circuitGraph(keptEdges(result)),
 };

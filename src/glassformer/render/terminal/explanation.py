@@ -8,7 +8,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis.attribution import Attribution
+from glassformer.analysis.attribution import DirectLogitAttribution
 from glassformer.analysis.heads import HeadScores
 from glassformer.analysis.heads._roles import ROLES
 from glassformer.analysis.lens import Lens
@@ -49,14 +49,31 @@ def _(result: Explanation) -> RenderableType:
 
 
 @largest.register
-def _(result: Attribution, top: int = N_COMPONENTS) -> RenderableType:
+def _(result: DirectLogitAttribution, top: int = N_COMPONENTS) -> RenderableType:
+    if result.total.axes:
+        return _over_places(result, top)
     parts = [
         Contribution(c.label, c.kind, c.layer, c.part, c.head, value)
         for c, value in zip(result.components, result.contributions.values.tolist())
     ]
     raw = "" if result.cap is None else "raw "
     what = f"{raw}logit" if result.against is None else f"{raw}logit difference"
-    return _components(parts, f"Direct contributions to the {what}, norms frozen", result.total, top)
+    norms = "norms frozen" if result.norm == "frozen" else f"norm {result.norm}"
+    return _components(parts, f"Direct contributions to the {what}, {norms}", float(result.total), top, result.norm)
+
+
+def _over_places(result: DirectLogitAttribution, top: int) -> RenderableType:
+    values = result.contributions.values.reshape(-1, len(result.components))
+    size, mean, most = values.abs().mean(0), values.mean(0), values.abs().max(0).values
+    grid = table("component", "size", "", "mean", "largest", left=(0, 2))
+    order = size.argsort(descending=True).tolist()
+    for i in order[:top]:
+        shown = bar(float(mean[i].sign() * size[i]), float(size.max()))
+        grid.add_row(result.components[i].label, f"{size[i]:.3f}", shown, f"{mean[i]:+.3f}", f"{most[i]:.3f}")
+    rest = len(order) - top
+    notes = [Text(f"{rest} others are smaller", style=QUIET)] if rest > 0 else []
+    title = f"Direct logit attribution over {len(values)} places, norm {result.norm} (mean size in logits)"
+    return section(title, grid, *notes)
 
 
 @tables.register
@@ -164,7 +181,9 @@ def _attribution(found: Explanation) -> RenderableType:
     return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total)
 
 
-def _components(parts: list[Contribution], title: str, total: float, top: int = N_COMPONENTS) -> RenderableType:
+def _components(
+    parts: list[Contribution], title: str, total: float, top: int = N_COMPONENTS, norm: str = "frozen"
+) -> RenderableType:
     grid = table("component", "adds", "", left=(0, 2))
     most = max((abs(p.contribution) for p in parts), default=0.0)
     chosen = sorted(parts, key=lambda p: -abs(p.contribution))[:top]
@@ -177,7 +196,7 @@ def _components(parts: list[Contribution], title: str, total: float, top: int = 
     grid.add_row(
         "sum",
         f"{sum(p.contribution for p in parts):+.3f}",
-        Text(f"= {total:+.3f} in the model", style=QUIET),
+        Text(f"{'=' if norm == 'frozen' else 'of'} {total:+.3f} in the model", style=QUIET),
         style=STRONG,
     )
     return section(title, grid)

@@ -1,32 +1,17 @@
-"""Direct effects, lenses and words in context on the terminal."""
+"""Lenses and words in context on the terminal."""
 
 import math
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.analysis.attribution import DirectEffects, MeaningShift
+from glassformer.analysis.attribution import MeaningShift
 from glassformer.analysis.lens import LensDivergence, LensGrid
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 from glassformer.trace import Site
 
 N_COMPONENTS, N_TOKENS, N_POSITIONS = 10, 6, 6
-
-
-@tables.register
-def _(result: DirectEffects) -> RenderableType:
-    values = result.contributions.values.flatten(0, 1)
-    size, mean, largest = values.abs().mean(0), values.mean(0), values.abs().max(0).values
-    grid = table("component", "size", "", "mean", "largest", left=(0, 2))
-    order = size.argsort(descending=True).tolist()
-    for i in order[:N_COMPONENTS]:
-        shown = bar(float(mean[i].sign() * size[i]), float(size.max()))
-        grid.add_row(result.components[i].label, f"{size[i]:.3f}", shown, f"{mean[i]:+.3f}", f"{largest[i]:.3f}")
-    rest = len(order) - N_COMPONENTS
-    notes = [Text(f"{rest} others are smaller", style=QUIET)] if rest > 0 else []
-    title = f"Direct effects over {len(values)} places, norm {result.norm} (mean size in logits)"
-    return section(title, grid, *notes)
 
 
 @tables.register

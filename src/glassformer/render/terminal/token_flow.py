@@ -87,9 +87,9 @@ def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
     both = [result.contributions] + ([] if result.cross is None else [result.cross])
     parts = []
     for name, found in zip(("Heads by the token they move", "Cross-attention by source token"), both):
-        cells = found.select(batch=0, pos=-1)
+        shown = _one_place(found)
         grid = table("head", "token", "adds", "", left=(0, 1, 3))
-        ranked = cells.top(top, by_size=True)
+        ranked = shown.top(top, by_size=True)
         most = max((abs(value) for _, value in ranked), default=0.0)
         for (head, key), value in ranked:
             grid.add_row(str(head), label_of(key), f"{value:+.3f}", bar(value, most))
@@ -100,11 +100,16 @@ def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
 @largest.register
 def _(result: NeuronEffects, top: int = N_TOKENS) -> RenderableType:
     grid = table("neuron", "adds", "", left=(0, 2))
-    ranked = result.contributions.select(batch=0, pos=-1).top(top, by_size=True)
+    ranked = _one_place(result.contributions).top(top, by_size=True)
     most = max((abs(value) for _, value in ranked), default=0.0)
     for (label,), value in ranked:
         grid.add_row(str(label), f"{value:+.3f}", bar(value, most))
     return section("Neurons (logits, norms frozen)", grid)
+
+
+def _one_place(found: Labelled) -> Labelled:
+    """Return the numbers of the last position of the first row, of those that were asked for."""
+    return found.select(**{axis: i for axis, i in (("batch", 0), ("pos", -1)) if axis in found.axes})
 
 
 def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> RenderableType:

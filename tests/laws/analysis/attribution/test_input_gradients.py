@@ -96,10 +96,10 @@ def test_without_layers_gradient_times_input_is_direct_logit_attribution() -> No
     config = DecoderConfig(vocab_size=11, d_model=8, layers=(), final_norm=NoNorm(), tied=False)
     model = config.build().double()
     done = run(model, [1, 2, 3], read=[direct_logit_attribution])
-    token = direct_logit_attribution(done, answer=4, against=5)["token"]
+    token = direct_logit_attribution(done, answer=4, against=5)["token"].values
     for method in ("gradient_x_input", "integrated"):
         found = input_gradients(model, [1, 2, 3], 4, 5, method=method, baseline="zero", steps=1)
-        close(found.values.values[0], torch.tensor([0, 0, token], dtype=torch.float64))
+        close(found.values.values[0], torch.stack([token.new_zeros(()), token.new_zeros(()), token]))
 
 
 def test_gradient_times_input_at_a_layer_is_the_token_vectors_at_the_bottom() -> None:

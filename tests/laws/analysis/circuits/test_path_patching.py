@@ -44,7 +44,7 @@ def test_direct_effects_with_a_frozen_norm_are_differences_of_direct_logit_attri
         clean, corrupt = (direct_logit_attribution(each, answer=1, against=2, row=row) for each in both)
         # attribution divides by the scale of its own run
         scales = [1.0, 1.0] if final.identity else [float(each[final.at_scale].values[row, -1]) for each in both]
-        expected = [corrupt[label] * scales[1] / scales[0] - clean[label] for label in senders]
+        expected = [float(corrupt[label]) * scales[1] / scales[0] - float(clean[label]) for label in senders]
         close(effect.values[:, row], torch.tensor(expected, dtype=torch.float64))
 
 

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution import sources
 from glassformer.analysis.frozen import write_projections, write_shares, write_sources, writes
 from glassformer.analysis.frozen._writes import residual_sites
 from glassformer.analysis.question import card_of
@@ -66,7 +65,7 @@ def test_shares_and_projections_at_all_positions_are_those_of_the_vectors(name: 
 @every
 def test_what_a_head_takes_from_each_key_sums_to_its_write(name: str) -> None:
     model = subject(name)
-    done = passed(model, *card_of(sources).reads(model.model))
+    done = passed(model, *card_of(write_sources).reads(model.model))
     # right behind the layer, before a later norm of a post-norm block changes what was written
     heads = [f"{path}H{h}" for path in ("L0", "L1") for h in range(2)]
     for label in heads:

@@ -132,7 +132,7 @@ def test_the_source_map_of_a_head_sums_to_its_direct_contribution(name: str) -> 
     )
     assert split.labels("head") == [c.label for c in whole.components if c.kind == "head"]
     for label in split.labels("head"):
-        close(split.select(head=str(label)).values.sum(), double(whole[str(label)]), 1e-8)
+        close(split.select(head=str(label)).values.sum(), whole[str(label)].values, 1e-8)
         assert not split.values[:, 5:].any()
 
 

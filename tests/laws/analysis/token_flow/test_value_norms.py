@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from glassformer.analysis import Run, run
-from glassformer.analysis.attribution import sources
-from glassformer.analysis.frozen import write_sources, writes
+from glassformer.analysis.frozen import write_sources
 from glassformer.analysis.question import card_of
 from glassformer.analysis.token_flow import rollout, value_norms
 from glassformer.errors import AnalysisUnavailable
@@ -20,7 +19,7 @@ BEFORE_POST = [name for name in ARCHITECTURES if "post" not in name]
 
 def passed(name: str) -> Run:
     model = subject(name).model
-    read = [*card_of(rollout).reads(model), *card_of(writes).reads(model), *card_of(sources).reads(model)]
+    read = [*card_of(rollout).reads(model), *card_of(write_sources).reads(model)]
     return run(model, *subject(name).inputs, read=read)
 
 

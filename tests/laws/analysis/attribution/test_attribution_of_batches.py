@@ -1,5 +1,6 @@
-"""Direct effects of a batch: nothing is left over at any row or position, and live norms are what removal costs."""
+"""Direct logit attribution of a batch: nothing is left over anywhere, and live norms are what removal costs."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,11 +9,9 @@ from hypothesis import given
 
 from glassformer.analysis import Run, run
 from glassformer.analysis.attribution import (
-    direct_effects,
     direct_logit_attribution,
     neuron_effects,
     source_effects,
-    sources,
 )
 from glassformer.analysis.question import card_of
 from glassformer.attention import Merge
@@ -22,18 +21,22 @@ from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, R
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, attention_decoders, subject
-from glassformer.trace import Read, Set
+from glassformer.trace import Set
 
 every = pytest.mark.parametrize("name", ARCHITECTURES)
+# every row and position
+attribution_of_all = partial(direct_logit_attribution, position=None, row=None)
+sources_of_all = partial(source_effects, position=None, row=None)
+neurons_of_all = partial(neuron_effects, position=None, row=None)
 with_live_norm = pytest.mark.parametrize("name", ["gpt2", "llama", "parallel", "differential", "translator_pre"])
 
 
-def passed(found: Subject, *more: str | Read, edit: Any = ()) -> Run:
+def passed(found: Subject, *more: Any, edit: Any = ()) -> Run:
     return run(
         found.model,
         found.inputs[0],
         *found.inputs[1:],
-        read=[direct_effects, *more],
+        read=[direct_logit_attribution, *more],
         edit=edit,
     )
 
@@ -52,7 +55,7 @@ def random_ids(done: Run, seed: int = 3) -> torch.Tensor:
 def test_components_sum_to_the_logit_at_every_row_and_position(name: str) -> None:
     done = passed(subject(name))
     ids = random_ids(done)
-    found = direct_effects(done, answer=ids)
+    found = attribution_of_all(done, answer=ids)
     wanted = raw_logits(done).gather(-1, ids[..., None])[..., 0]
     close(found.contributions.values.sum(-1), wanted)
     close(found.total.values, wanted)
@@ -62,7 +65,7 @@ def test_components_sum_to_the_logit_at_every_row_and_position(name: str) -> Non
 @every
 def test_components_sum_to_differences_with_one_answer_per_row(name: str) -> None:
     done = passed(subject(name))
-    found = direct_effects(done, answer=[3, 4], against=torch.tensor([5, 6]))
+    found = attribution_of_all(done, answer=[3, 4], against=torch.tensor([5, 6]))
     wanted = torch.stack([raw_logits(done)[i, :, 3 + i] - raw_logits(done)[i, :, 5 + i] for i in range(2)])
     close(found.contributions.values.sum(-1), wanted)
 
@@ -74,7 +77,7 @@ def test_components_and_the_norms_bias_sum_to_any_direction_of_what_the_unembedd
     generator = torch.Generator().manual_seed(1)
     for shape in ((16,), (2, 16), (2, 7, 16)):
         direction = torch.randn(shape, generator=generator, dtype=torch.float64)
-        found = direct_effects(done, direction=direction)
+        found = attribution_of_all(done, direction=direction)
         by_place = direction if len(shape) != 2 else direction[:, None]
         close(found.contributions.values.sum(-1), (x * by_place).sum(-1))
 
@@ -83,7 +86,7 @@ def test_components_and_the_norms_bias_sum_to_any_direction_of_what_the_unembedd
 def test_one_row_and_position_is_a_case_of_the_batch(name: str) -> None:
     found = subject(name)
     done = passed(found, *card_of(direct_logit_attribution).reads(found.model))
-    batch = direct_effects(passed(found), answer=3, against=5)
+    batch = attribution_of_all(passed(found), answer=3, against=5)
     for row, position in ((0, -1), (1, 2)):
         single = direct_logit_attribution(done, answer=3, against=5, row=row, position=position)
         assert single.components == batch.components
@@ -93,13 +96,14 @@ def test_one_row_and_position_is_a_case_of_the_batch(name: str) -> None:
 @every
 def test_chosen_positions_are_those_of_the_whole(name: str) -> None:
     done = passed(subject(name))
-    whole = direct_effects(done, answer=3)
-    close(
-        direct_effects(done, answer=3, positions=[-1, 2]).contributions.values, whole.contributions.values[:, [-1, 2]]
-    )
-    close(direct_effects(done, answer=3, positions=4).contributions.values, whole.contributions.values[:, [4]])
-    each = direct_effects(done, answer=3, positions=torch.tensor([[1], [5]])).contributions.values[:, 0]
-    close(each, torch.stack((whole.contributions.values[0, 1], whole.contributions.values[1, 5])))
+    whole = attribution_of_all(done, answer=3).contributions.values
+
+    def at(position: Any) -> torch.Tensor:
+        return direct_logit_attribution(done, answer=3, position=position, row=None).contributions.values
+
+    close(at([-1, 2]), whole[:, [-1, 2]])
+    close(at(4), whole[:, 4])
+    close(at(torch.tensor([[1], [5]]))[:, 0], torch.stack((whole[0, 1], whole[1, 5])))
 
 
 @every
@@ -107,7 +111,7 @@ def test_keys_sum_to_their_head(name: str) -> None:
     found = subject(name)
     done = passed(found, *card_of(source_effects).reads(found.model))
     ids = random_ids(done)
-    whole, split = direct_effects(done, answer=ids, against=5), source_effects(done, answer=ids, against=5)
+    whole, split = attribution_of_all(done, answer=ids, against=5), sources_of_all(done, answer=ids, against=5)
     for part in [p for p in (split.contributions, split.cross) if p is not None]:
         for label in part.labels("head"):
             close(part.select(head=str(label)).values.sum(-1), whole[str(label)].values, 1e-8)
@@ -125,7 +129,7 @@ def test_neurons_and_their_bias_sum_to_their_mlp(name: str) -> None:
             card_of(neuron_effects).reads(found.model)
         return
     done = passed(found, *card_of(neuron_effects).reads(found.model))
-    whole, split = direct_effects(done, answer=random_ids(done)), neuron_effects(done, answer=random_ids(done))
+    whole, split = attribution_of_all(done, answer=random_ids(done)), neurons_of_all(done, answer=random_ids(done))
     for label in split.bias.labels("mlp"):
         layer = str(label).split()[0]
         mine = [i for i, n in enumerate(split.contributions.labels("neuron")) if str(n).startswith(f"{layer}N")]
@@ -143,8 +147,8 @@ def test_heads_behind_norms_and_gates_are_split_in_every_wiring(wiring: Any, nor
     )
     model = randomise(config.build().double())
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    done = run(model, ids, read=[direct_effects, source_effects])
-    whole, split = direct_effects(done, answer=ids), source_effects(done, answer=ids)
+    done = run(model, ids, read=[direct_logit_attribution, source_effects])
+    whole, split = attribution_of_all(done, answer=ids), sources_of_all(done, answer=ids)
     assert done.logits is not None
     close(whole.sum.values, done.logits.gather(-1, ids[..., None])[..., 0])
     for label in split.contributions.labels("head"):
@@ -159,7 +163,7 @@ def test_live_norms_give_what_is_lost_when_the_write_alone_is_taken_away(name: s
     last = stack.blocks[-1].at_resid[-1]
     ids = random_ids(done)
     for read in (done, passed(found)):
-        live = direct_effects(read, answer=ids, norm="live")
+        live = attribution_of_all(read, answer=ids, norm="live")
         assert live.norm == "live"
         for component in live.components:
             if component.kind in ("final_bias", "unembed_bias"):
@@ -182,7 +186,7 @@ def test_live_norms_give_what_is_lost_when_the_write_alone_is_taken_away(name: s
 def test_any_stack_of_any_mechanisms_is_split_without_remainder(found: Subject) -> None:
     done = passed(found, *card_of(source_effects).reads(found.model))
     ids = random_ids(done)
-    whole, split = direct_effects(done, answer=ids, against=3), source_effects(done, answer=ids, against=3)
+    whole, split = attribution_of_all(done, answer=ids, against=3), sources_of_all(done, answer=ids, against=3)
     # measured on the logits' own size: between a token and itself there is nothing but rounding
     close(whole.sum.values + raw_logits(done)[..., 3], raw_logits(done).gather(-1, ids[..., None])[..., 0], 1e-8)
     heads = [i for i, c in enumerate(whole.components) if c.head is not None]
@@ -192,7 +196,7 @@ def test_any_stack_of_any_mechanisms_is_split_without_remainder(found: Subject) 
 
 def test_live_and_frozen_agree_without_a_final_norm() -> None:
     done = passed(subject("bare"))
-    live, frozen = (direct_effects(done, answer=3, norm=norm) for norm in ("live", "frozen"))
+    live, frozen = (attribution_of_all(done, answer=3, norm=norm) for norm in ("live", "frozen"))
     close(live.contributions.values, frozen.contributions.values)
 
 
@@ -200,14 +204,14 @@ def test_live_and_frozen_agree_without_a_final_norm() -> None:
 def test_live_norms_are_refused_where_writes_pass_others(name: str) -> None:
     done = passed(subject(name))
     with pytest.raises(AnalysisUnavailable, match=r'recomputes the final norm alone; in layer 0 .*\n.*norm="frozen"'):
-        direct_effects(done, answer=3, norm="live")
+        attribution_of_all(done, answer=3, norm="live")
 
 
 def test_a_model_without_layers_has_live_effects_of_token_and_position() -> None:
     config = DecoderConfig(7, 6, (), positions=Learned(), max_len=4, unembed_bias=True)
     model = randomise(config.build().double())
-    done = run(model, [1, 2], read=[direct_effects])
-    found = direct_effects(done, answer=3, norm="live")
+    done = run(model, [1, 2], read=[direct_logit_attribution])
+    found = attribution_of_all(done, answer=3, norm="live")
     without = run(model, [1, 2], edit=[("embed.token", torch.zeros_like)])
     assert done.logits is not None and without.logits is not None
     close(found["token"].values, done.logits[..., 3] - without.logits[..., 3])
@@ -215,28 +219,17 @@ def test_a_model_without_layers_has_live_effects_of_token_and_position() -> None
 
 def test_sources_of_one_position_are_a_case_of_the_batch() -> None:
     found = subject("translator_pre")
-    done = passed(
-        found,
-        *card_of(direct_logit_attribution).reads(found.model),
-        *card_of(sources).reads(found.model),
-        *card_of(source_effects).reads(found.model),
-    )
-    split, batch = direct_logit_attribution(done, answer=3, row=1, position=4), source_effects(done, answer=3)
-    close(
-        sources(done, split=split, label="L1H2", row=1).contributions.values,
-        batch.contributions.select(head="L1H2").values[1, 4],
-    )
-    assert batch.cross is not None
-    close(
-        sources(done, split=split, label="L0X1", row=1).contributions.values,
-        batch.cross.select(head="L0X1").values[1, 4],
-    )
+    done = passed(found, source_effects)
+    one, batch = source_effects(done, answer=3, row=1, position=4), sources_of_all(done, answer=3)
+    assert one.contributions.axes == ("head", "key")
+    for label in ("L1H2", "L0X1"):
+        close(one[label].values, batch[label].values[1, 4])
 
 
 def test_in_the_induction_model_only_the_induction_head_adds_and_only_from_the_answers_place() -> None:
     model, ids = induction_model(), repeated()
-    done = run(model, ids[:, :-1], read=[direct_effects, source_effects])
-    found, split = direct_effects(done, answer=ids[:, 1:]), source_effects(done, answer=ids[:, 1:])
+    done = run(model, ids[:, :-1], read=[direct_logit_attribution, source_effects])
+    found, split = attribution_of_all(done, answer=ids[:, 1:]), sources_of_all(done, answer=ids[:, 1:])
     second = slice(ids.shape[1] // 2 + 1, None)
     close(found["L1H0"].values[:, second], found.total.values[:, second])
     by_key = split.contributions.select(head="L1H0").values[0, -1]
@@ -247,8 +240,8 @@ def test_in_the_induction_model_only_the_induction_head_adds_and_only_from_the_a
 def test_the_likeliest_tokens_are_followed_by_default() -> None:
     done = passed(subject("llama"))
     assert done.logits is not None
-    found = direct_effects(done)
-    assert found.answers is not None and torch.equal(found.answers.values, done.logits.argmax(-1))
+    found = attribution_of_all(done)
+    assert found.answer is not None and torch.equal(found.answer.values, done.logits.argmax(-1))
     close(found.sum.values, done.logits.max(-1).values)
 
 
@@ -258,15 +251,15 @@ def test_rows_of_unequal_length_count_negative_positions_from_their_own_end() ->
     model = subject("gpt2").model
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     batch = Batch(ids, ids, ids > 0, lengths=torch.tensor([4, 2]))
-    found = direct_effects(run(model, batch, read=[direct_effects]), answer=3, positions=-1)
-    alone = direct_effects(run(model, [[5, 6]], read=[direct_effects]), answer=3, positions=-1)
+    found = direct_logit_attribution(run(model, batch, read=[direct_logit_attribution]), answer=3, row=None)
+    alone = direct_logit_attribution(run(model, [[5, 6]], read=[direct_logit_attribution]), answer=3, row=None)
     close(found.contributions.values[1], alone.contributions.values[0])
 
 
 def test_effects_of_edited_heads_are_taken_from_their_writes() -> None:
     found = subject("gpt2")
     done = passed(found, "*.head_out", edit=[("blocks.0.attn.head_out", lambda x: 2 * x)])
-    result = direct_effects(done, answer=3)
+    result = attribution_of_all(done, answer=3)
     close(result.sum.values, result.total.values)
 
 
@@ -274,17 +267,18 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
     found = subject("gpt2")
     done = passed(found)
     with pytest.raises(ShapeMismatch, match=r"answers have shape 3; .*batch=2 pos=7"):
-        direct_effects(done, answer=torch.tensor([1, 2, 3]))
+        attribution_of_all(done, answer=torch.tensor([1, 2, 3]))
     with pytest.raises(ShapeMismatch, match=r"directions have shape 5x16"):
-        direct_effects(done, direction=torch.zeros(5, 16))
+        attribution_of_all(done, direction=torch.zeros(5, 16))
     with pytest.raises(ShapeMismatch, match="give tokens or a direction, not both"):
-        direct_effects(done, answer=3, direction=torch.zeros(16))
+        attribution_of_all(done, answer=3, direction=torch.zeros(16))
     with pytest.raises(ShapeMismatch, match="position 9: the text has 7 tokens"):
-        direct_effects(done, answer=3, positions=9)
+        direct_logit_attribution(done, answer=3, position=9, row=None)
     with pytest.raises(
-        SiteNotRead, match=r"direct_effects needs sites (.|\n)*embed.token.*blocks.0.attn.z'.*blocks.1.mlp.out"
+        SiteNotRead,
+        match=r"attribution needs sites (.|\n)*embed.token.*blocks.0.attn.z'.*blocks.1.mlp.out",
     ):
-        direct_effects(run(found.model, found.inputs[0]), answer=3)
+        attribution_of_all(run(found.model, found.inputs[0]), answer=3)
 
 
 def test_keys_of_a_mechanism_without_a_pattern_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
