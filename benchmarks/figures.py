@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import linear
+from glassformer.attention import LinearMap, linear
 from glassformer.data import Batch
 from glassformer.models import GREEDY, Decoder, generate
 from glassformer.trace import Tape
@@ -66,38 +66,48 @@ def sites(seconds: float) -> Rows:
 
 
 def reading(seconds: float) -> Rows:
-    """Reading the residual stream and z of every layer, against the model without sites."""
+    """Reading the residual stream and z of every layer, against no tape, and a bare copy that holds on to the same."""
     model = small()
-    bare = BareDecoder(model)
+    bare = BareDecoder(model, record="stream and z")
     for length in (64, 128, 256):
         ids = tokens(model, 1, length)
         read = partial(read_sites, model, ids, ("*.resid_*", "*.z"))
         check_equal(read(), bare(ids))
-        measured = compare(read, partial(bare, ids), rounds=200, seconds=seconds)
-        yield Row(f"gpt-4l shape, 1 x {length}", "read stream and z", "bare copy", measured, aim=1.05)
+        for name, other, aim in (
+            ("bare copy that keeps the same", bare, 1.05),
+            ("bare copy", BareDecoder(model), None),
+            ("no tape", model, None),
+        ):
+            measured = compare(read, partial(other, ids), rounds=200, seconds=seconds)
+            yield Row(f"gpt-4l shape, 1 x {length}", "read stream and z", name, measured, aim=aim)
 
 
 def patterns(seconds: float) -> Rows:
-    """Reading every attention pattern, against forward passes that compute attention eagerly."""
+    """Reading every attention pattern, against forward passes that compute attention eagerly, and keep it or not."""
     model = small()
-    eager = BareDecoder(model, "eager")
+    keeping, eager = BareDecoder(model, "eager", record="patterns"), BareDecoder(model, "eager")
     for length in (64, 256):
         ids = tokens(model, 1, length)
-        check_equal(read_sites(model, ids, ("*.pattern",)), eager(ids))
-        measured = compare(
-            partial(read_sites, model, ids, ("*.pattern",)), partial(eager, ids), rounds=200, seconds=seconds
-        )
-        yield Row(f"gpt-4l shape, 1 x {length}", "read every pattern", "bare copy, eager attention", measured, aim=1.0)
+        read = partial(read_sites, model, ids, ("*.pattern",))
+        check_equal(read(), eager(ids))
+        for name, other, aim in (
+            ("bare copy, eager attention, patterns kept", keeping, 1.05),
+            ("bare copy, eager attention", eager, None),
+        ):
+            measured = compare(read, partial(other, ids), rounds=200, seconds=seconds)
+            yield Row(f"gpt-4l shape, 1 x {length}", "read every pattern", name, measured, aim=aim)
     model = gpt2()
-    eager, twin = BareDecoder(model, "eager"), transformers_twin(model, "eager")
+    keeping, twin = BareDecoder(model, "eager", record="patterns"), transformers_twin(model, "eager")
     ids = tokens(model, 1, 256)
-    for name, forward in (
-        ("bare copy, eager attention", lambda: eager(ids)),
-        ("transformers, eager attention", lambda: twin(ids, use_cache=False).logits),
+    read = partial(read_sites, model, ids, ("*.pattern",))
+    for name, forward, aim in (
+        ("bare copy, eager attention, patterns kept", partial(keeping, ids), 1.05),
+        ("bare copy, eager attention", partial(BareDecoder(model, "eager"), ids), None),
+        ("transformers, eager attention", partial(logits_of, twin, ids), 1.0),
     ):
-        check_equal(read_sites(model, ids, ("*.pattern",)), forward())
-        measured = compare(lambda: read_sites(model, ids, ("*.pattern",)), forward, rounds=60, seconds=seconds)
-        yield Row("GPT-2 small shape, 1 x 256", "read every pattern", name, measured, aim=1.0)
+        check_equal(read(), forward())
+        measured = compare(read, forward, rounds=60, seconds=seconds)
+        yield Row("GPT-2 small shape, 1 x 256", "read every pattern", name, measured, aim=aim)
 
 
 def forward(seconds: float) -> Rows:
@@ -163,6 +173,9 @@ def generation(seconds: float) -> Rows:
         speed = {"tokens_per_cpu_second": new / measured.subject.cpu, "theirs": new / measured.baseline.cpu}
         case = f"GPT-2 small shape, {prompt} + {new} tokens"
         yield Row(case, "glassformer generate", "transformers generate", measured, aim=1.2, speed=True, notes=speed)
+        # what no way of generating can spare: every matrix once for the prompt and once per token after it
+        measured = compare(ours, partial(matrix_products, model, prompt, new - 1), rounds=20, seconds=seconds, warmup=0)
+        yield Row(case, "glassformer generate", "its matrix products alone", measured)
 
 
 def importing(seconds: float) -> Rows:
@@ -242,6 +255,18 @@ def clock(run: Callable[[], object]) -> Timing:
     cpu, wall = time.process_time(), time.perf_counter()
     run()
     return Timing(time.process_time() - cpu, time.perf_counter() - wall)
+
+
+def matrix_products(model: Decoder, prompt: int, new: int) -> None:
+    """Multiply every matrix with a prompt, the unembedding with its last token, then all with one token at a time."""
+    maps, unembed = [part for part in model.modules() if isinstance(part, LinearMap)], model.unembed.weight
+    for length, times in ((prompt, 1), (1, new)):
+        rows = {part.in_features: torch.ones(1, length, part.in_features) for part in maps}
+        last = torch.ones(1, 1, unembed.shape[1])
+        for _ in range(times):
+            for part in maps:
+                part(rows[part.in_features])
+            linear(last, unembed)
 
 
 def scaled(timing: Timing, factor: float) -> Timing:

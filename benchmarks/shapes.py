@@ -16,6 +16,7 @@ from glassformer.models.presets import gpt2_small
 from glassformer.training.recipes import recipe
 
 Attend = Literal["fused", "eager"]
+Recorded = Literal["stream and z", "patterns"]
 
 
 def small() -> Decoder:
@@ -98,15 +99,20 @@ class BareDecoder(nn.Module):
     """The forward pass of one of our decoders (pre-norm, softmax) as one would write it with nothing to see through.
 
     It shares the matrices, and the way they are multiplied, with the model it copies, so only what lies around them
-    differs. Pass a deep copy to get parameters of its own; those it can multiply by torch's own route (`plain`).
+    differs. Pass a deep copy to get parameters of its own; those it can multiply by torch's own route (`plain`). It can
+    hold on to some values until its end (`record`), as one would who appends them to a list.
     """
 
-    def __init__(self, model: Decoder, attend: Attend = "fused", *, plain: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, attend: Attend = "fused", *, plain: bool = False, record: Recorded | None = None
+    ) -> None:
         super().__init__()
+        self.recorded = Recording(record)
         self.product = F.linear if plain else linear
         self.embed, self.unembed = model.embed.weight, model.unembed.weight
         self.positions = None if model.embed.positions is None else model.embed.positions.weight
-        self.blocks = nn.ModuleList(BareBlock(part, model.config.max_len, attend) for part in model.stack.blocks)
+        max_len = model.config.max_len
+        self.blocks = nn.ModuleList(BareBlock(part, max_len, attend, self.recorded) for part in model.stack.blocks)
         self.norm = BareNorm(model.stack.final)
         for module in self.modules():
             if plain and isinstance(module, LinearMap):
@@ -118,19 +124,33 @@ class BareDecoder(nn.Module):
             x = x + self.positions[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.product(self.norm(x), self.unembed)
+        logits = self.product(self.norm(x), self.unembed)
+        self.recorded.values.clear()
+        return logits
+
+
+class Recording:
+    """What a bare copy holds on to; nothing of what is not asked for."""
+
+    def __init__(self, kind: Recorded | None) -> None:
+        self.stream, self.patterns = kind == "stream and z", kind == "patterns"
+        self.values: list[Tensor] = []
 
 
 class BareBlock(nn.Module):
-    def __init__(self, block: Any, max_len: int, attend: Attend) -> None:
+    def __init__(self, block: Any, max_len: int, attend: Attend, recorded: Recording) -> None:
         super().__init__()
-        self.attention = BareAttention(block.part("attn"), max_len, attend)
+        self.recorded = recorded
+        self.attention = BareAttention(block.part("attn"), max_len, attend, recorded)
         self.mlp = BareMlp(block.part("mlp"))
         self.norm_1, self.norm_2 = BareNorm(block.norm("attn")), BareNorm(block.norm("mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
-        return x + self.mlp(self.norm_2(x))
+        middle = x + self.attention(self.norm_1(x))
+        end = middle + self.mlp(self.norm_2(middle))
+        if self.recorded.stream:
+            self.recorded.values += [x, middle, end]
+        return end
 
 
 class BareNorm(nn.Module):
@@ -149,8 +169,9 @@ class BareAttention(nn.Module):
     sin: Tensor
     future: Tensor
 
-    def __init__(self, layer: Any, max_len: int, attend: Attend) -> None:
+    def __init__(self, layer: Any, max_len: int, attend: Attend, recorded: Recording) -> None:
         super().__init__()
+        self.recorded = recorded
         self.qkv, self.output = layer.projection.qkv, layer.merge.output
         self.heads, self.groups, self.d_head = layer.dims.n_heads, layer.dims.n_kv_heads, layer.dims.d_head
         self.eager = attend == "eager"
@@ -173,9 +194,14 @@ class BareAttention(nn.Module):
             if self.groups != self.heads:
                 k, v = (u.repeat_interleave(self.heads // self.groups, 1) for u in (k, v))
             scores = (q @ k.mT) * width**-0.5
-            z = scores.masked_fill(self.future[:n, :n], float("-inf")).softmax(-1) @ v
+            pattern = scores.masked_fill(self.future[:n, :n], float("-inf")).softmax(-1)
+            if self.recorded.patterns:
+                self.recorded.values.append(pattern)
+            z = pattern @ v
         else:
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+        if self.recorded.stream:
+            self.recorded.values.append(z)
         return self.output(z.transpose(1, 2).flatten(-2))
 
     def _turn(self, x: Tensor) -> Tensor:

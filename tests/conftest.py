@@ -1,6 +1,8 @@
 """What every test runs under: fixed seeds, one thread, and fresh memory that is poison."""
 
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
@@ -61,7 +63,33 @@ def pytest_configure(config: pytest.Config) -> None:
         runtime_checks.install("glassformer")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_half_to_the_sweep(items)
+    _leave_out_compiled(config, items)
+
+
+def _leave_half_to_the_sweep(items: list[pytest.Item]) -> None:
+    """Mark half of the architectures as `full` for every law over all of them: another half for each law."""
+    from glassformer.testing.models import ARCHITECTURES
+
+    laws: dict[tuple[Path, str], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        if isinstance(item, pytest.Function) and "[" in item.name:
+            for name in {str(value) for value in item.callspec.params.values()} & ARCHITECTURES.keys():
+                laws[item.path, item.originalname][name].append(item)
+    for (_, law), drawn in laws.items():
+        # who has chosen already, or has few, is left alone
+        chosen = any(item.get_closest_marker("full") for some in drawn.values() for item in some)
+        if chosen or len(drawn) < len(ARCHITECTURES) // 2:
+            continue
+        order = sorted(drawn, key=lambda name: zlib.crc32(f"{law} {name}".encode()))
+        for name in order[-(-len(order) // 2) :]:
+            for item in drawn[name]:
+                item.add_marker(pytest.mark.full)
+
+
+def _leave_out_compiled(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave `test_compiled*.py` to the process that `make test-all` starts without the run-time shape checks."""
     if config.getoption("--unchecked"):
         return
