@@ -184,7 +184,7 @@ class _Engine:
         base = self.prefix.logits
         if self.picked is None:
             logits = torch.cat((base[:, :start].expand(worlds, -1, -1, -1), logits), 2) if start else logits
-        else:
+        elif start:
             # what lies before the pass is as in the base run
             logits = torch.where((self.picked < start)[None, :, :, None], base, logits)
         return self._measured(logits, sites, worlds)
