@@ -210,8 +210,6 @@ class AttentionLayer(SubLayerModule):
             tape: Reads and edits.
             norm: What copies of the stream pass before they are projected.
         """
-        if not wants(tape, *self.at_inputs.values()):
-            return None
         own = visited(tape, self.at_inputs, x, source if self.config.cross else None)
         return HeadInputs(own, norm) if own else None
 

@@ -18,7 +18,7 @@ from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerM
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.norms import LayerNorm, Norm, NormConfig
-from glassformer.trace import Site, Tape, changes, declare, site
+from glassformer.trace import Site, Tape, changes, declare, site, wants
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ class Block(nn.Module):
         layer: Any = self.part(name)
         if not layer.at_inputs:
             return site(tape, self.at_in[name], x), None
+        if not wants(tape, *layer.at_inputs.values()):
+            return x, None
         norm = None if self.wiring == "post" else self.norm(name)
         # an edited scale holds for all copies
         held = norm is not None and changes(tape, norm.at_scale)

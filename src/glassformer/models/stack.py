@@ -94,7 +94,8 @@ class Stack(nn.Module):
         stop = self.needed(tape)
         # a module list asked for its i-th member takes longer than a norm of a short text
         blocks = list(self.blocks)
-        early = at if start < stop == len(blocks) and self._ends_unseen(tape) else None
+        ends = at is not None and start < stop == len(blocks) and self._ends_unseen(tape)
+        early = at if ends else None
         for i in range(start, stop):
             own, there = None if state is None else state[i], early if i + 1 == stop else None
             x, new = blocks[i](x, context, source=source, state=own, tape=tape, at=there)

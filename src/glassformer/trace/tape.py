@@ -26,7 +26,12 @@ from glassformer.trace.sites import Site
 
 
 class SiteTable(dict[str, Site]):
-    """Sites by name, in the order the forward pass visits them."""
+    """Sites by name, in the order the forward pass visits them; a table does not change once it is made."""
+
+    def __init__(self, sites: Mapping[str, Site] | None = None) -> None:
+        super().__init__(sites or {})
+        # every tape of a model asks for much the same
+        self._matched: dict[str, list[str]] = {}
 
     def match(self, glob: str) -> list[str]:
         """Return the names a glob covers, in order, or those of a head's sites; raises `UnknownSite` if there are none.
@@ -34,14 +39,18 @@ class SiteTable(dict[str, Site]):
         Args:
             glob: A name, a glob, or a head's label and a quantity: `blocks.*.z`, `L1H6.pattern`, `L1H6.*`.
         """
-        if glob not in self and (head := HeadAddress.parse(glob)) is not None:
+        if glob in self:
+            return [glob]
+        if (head := HeadAddress.parse(glob)) is not None:
             return [found.site.name for found in head.locate(self, At())]
-        names = [glob] if glob in self else fnmatch.filter(self, glob)
+        if glob not in self._matched:
+            self._matched[glob] = fnmatch.filter(self, glob)
+        names = self._matched[glob]
         if not names:
             family = ".".join(glob.split(".")[:2]) + ".*" if "." in glob else "*"
             hint = f'\n    List them with model.sites("{family}").' if fnmatch.filter(self, family) else ""
             raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, self)}{hint}')
-        return names
+        return list(names)
 
     def locate(self, name: str, at: At | None = None) -> list[Located]:
         """Return the sites and parts that a name, a glob, or a head's label and a quantity stand for.
@@ -184,9 +193,9 @@ class Tape:
         for same in parts.values():
             for request, extra in same:
                 name = request.name if len(same) == 1 else request.described(extra)
-                number = 2 + sum(other.startswith(f"{name} (") for other in requests)
-                name = f"{name} ({number})" if name in requests else name
-                requests[name] = dataclasses.replace(request, name=name)
+                if name in requests:
+                    name = f"{name} ({2 + sum(other.startswith(f'{name} (') for other in requests)})"
+                requests[name] = request if name == request.name else dataclasses.replace(request, name=name)
         return requests
 
     def wants(self, name: str) -> bool:
@@ -296,7 +305,7 @@ class Tape:
 
 def site(tape: Tape | None, name: str, value: Tensor) -> Tensor:
     """Say the name of a value; the identity unless the tape reads or edits it."""
-    return value if tape is None else tape.visit(name, value)
+    return value if tape is None or name not in tape.wanted else tape.visit(name, value)
 
 
 def wants(tape: Tape | None, *names: str) -> bool:
