@@ -77,7 +77,8 @@ def record(name: str, threads: int, row: Row) -> dict[str, Any]:
 def met(facts: dict[str, Any]) -> str | None:
     """Return `yes`, `within A/A`, `no` or `unclear`, judged by CPU time; None where nothing is aimed at.
 
-    Unclear is what a noisy machine leaves open: the aim lies inside the interval, and A/A is known to 10 % at best.
+    Within A/A is what misses the aim by no more than two equal things differ here. Unclear is what a noisy machine
+    leaves open: the aim lies inside the interval, and A/A is known to 10 % at best.
     """
     if "aim_extra_seconds" in facts["notes"]:
         return "yes" if facts["notes"]["extra_cpu_seconds"] <= facts["notes"]["aim_extra_seconds"] else "no"
@@ -88,7 +89,7 @@ def met(facts: dict[str, Any]) -> str | None:
         return "unclear"
     if (ratio >= facts["aim"]) if facts["ratio_of"] == "speeds" else (ratio <= facts["aim"]):
         return "yes"
-    return "within A/A" if same["low"] <= ratio <= same["high"] else "no"
+    return "within A/A" if same["low"] <= ratio / facts["aim"] <= same["high"] else "no"
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

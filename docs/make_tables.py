@@ -119,7 +119,7 @@ def circuits(*, chinese: bool) -> str:
         rows.append((
             tasks[row["task"]][language], row["shape"], peer, f"{faster:.1f} ({low:.1f}-{high:.1f})",
             f"≥ {row['aim']:g}", _met(faster, row["aim"]), f"{theirs:,.0f} / {ours:,.0f} MiB",
-            f"1/{row['memory_aim']:g}", _met(row["memory_ratio"], row["memory_aim"]),
+            f"≤ {1 / row['memory_aim']:.2g} x", _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
     alone = {
         "scores": ("the same scores, one layer at a time from disk", "同样的得分，逐层从磁盘读取"),
@@ -158,7 +158,7 @@ def sweeps(*, chinese: bool) -> str:
         rows.append((
             tasks[kind][language].format(size.replace("x", " x ")), peer, str(row["threads"]),
             f"{faster:.3g} ({low:.3g}-{high:.3g})", f"≥ {row['aim']:g}", _met(faster, row["aim"]),
-            f"{theirs:,.0f} / {ours:,.0f} MiB", f"1/{row['memory_aim']:g}",
+            f"{theirs:,.0f} / {ours:,.0f} MiB", f"≤ {1 / row['memory_aim']:.2g} x",
             _met(row["memory_ratio"], row["memory_aim"]),
         ))  # fmt: skip
     return _table(rows)

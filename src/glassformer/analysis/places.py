@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.prepare import token_id
+from glassformer.analysis.prepare import asked_position, token_id
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import ModelLike
@@ -104,6 +104,22 @@ def places(run: Run, positions: Positions = None, row: int | None = None) -> Pla
         asked = [[asked] if one else list(asked)] * len(rows)
     found = [[run.place(int(p), r) for p in of_row] for r, of_row in zip(rows, asked)]
     return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device), axes=axes)
+
+
+def position_in(run: Run, position: int | None) -> int:
+    """Return the position asked for.
+
+    By default it is the last; of a complete translation the one before its end, for an encoder the first masked one.
+    """
+    if position is not None:
+        return run.place(position)
+    assert run.ids is not None, "a run of one of our models has ids"
+    last = run.place(asked_position(run.model, run.ids[0]))
+    if run.source_ids is not None and last > 0 and run.logits is not None:
+        tokenizer = run.model.tokenizer
+        ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
+        return last - 1 if ended else last
+    return last
 
 
 def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:

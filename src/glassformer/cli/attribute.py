@@ -66,7 +66,7 @@ def attribute(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.reports._explain import position_in
+    from glassformer.analysis.places import position_in
     from glassformer.config import require
 
     require(top >= 1, f"--top must be at least 1, found {top}.")

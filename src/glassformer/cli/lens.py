@@ -64,7 +64,7 @@ def lens(
     from rich.console import Console
 
     from glassformer import analysis
-    from glassformer.analysis.reports._explain import position_in
+    from glassformer.analysis.places import position_in
     from glassformer.config import require
     from glassformer.render.terminal.lens import answers_by_depth, depth
     from glassformer.render.terminal.tables import tables

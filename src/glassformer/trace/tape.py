@@ -310,7 +310,7 @@ def site(tape: Tape | None, name: str, value: Tensor) -> Tensor:
 
 def wants(tape: Tape | None, *names: str) -> bool:
     """Whether the tape reads or edits any of these sites: ask before building something expensive."""
-    return tape is not None and any([name in tape.wanted for name in names])
+    return tape is not None and not tape.wanted.isdisjoint(names)
 
 
 def changes(tape: Tape | None, name: str) -> bool:

@@ -15,7 +15,8 @@ from glassformer.analysis.frozen._writes import source_sites
 from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
-from glassformer.analysis.prepare import asked_position, decoded, token_id
+from glassformer.analysis.places import position_in
+from glassformer.analysis.prepare import decoded, token_id
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explanation import (
@@ -124,22 +125,6 @@ def explain(
         translation=_translation(passed),
         notes=(*_notes(passed, split, without_roles), *left_out),
     )
-
-
-def position_in(run: Run, position: int | None) -> int:
-    """Return the position asked for.
-
-    By default it is the last; of a complete translation the one before its end, for an encoder the first masked one.
-    """
-    if position is not None:
-        return run.place(position)
-    assert run.ids is not None, "a run of one of our models has ids"
-    last = run.place(asked_position(run.model, run.ids[0]))
-    if run.source_ids is not None and last > 0 and run.logits is not None:
-        tokenizer = run.model.tokenizer
-        ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
-        return last - 1 if ended else last
-    return last
 
 
 def _run_with_graph(
