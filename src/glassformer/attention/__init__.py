@@ -30,6 +30,7 @@ from glassformer.attention.positions import (
 from glassformer.attention.projections import (
     Convolved,
     HeadNorm,
+    Latent,
     Projection,
     ProjectionConfig,
     QueryKeyNorm,
@@ -54,6 +55,7 @@ __all__ = [
     "DynamicScaling",
     "HeadInputs",
     "HeadNorm",
+    "Latent",
     "Lightning",
     "Linear",
     "LinearMap",

@@ -14,7 +14,7 @@ from glassformer.attention.head_inputs import INPUTS, HeadInputs, Through, tappe
 from glassformer.attention.mechanisms.softmax import Softmax
 from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, MixerConfig, Traits
-from glassformer.attention.positions import NoPositions, PositionsConfig
+from glassformer.attention.positions import NoPositions, Positions, PositionsConfig
 from glassformer.attention.projections import ProjectionConfig, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
@@ -152,6 +152,23 @@ class AttentionLayer(SubLayerModule):
             f'attention: positions turn keys whenever they are read, but "{config.mixer.kind}" stores none; use '
             "at_read=False.",
         )
+        if self.projection.stores_keys and not config.cross:
+            self._check_keys_made_anew()
+
+    def _check_keys_made_anew(self) -> None:
+        """Check that keys which are made at every step can be placed, and mixed, at every step."""
+        kind, place, mixer = self.config.projection.kind, self.config.positions, self.config.mixer
+        turns = type(self.positions).rotate is not Positions.rotate and not self.positions.at_read
+        require(
+            not turns and type(self.positions).inputs is Positions.inputs,
+            f'attention: projection "{kind}" makes the keys of earlier positions anew, and positions "{place.kind}" '
+            "have no part in that; use Rope(at_read=True), or positions that add to scores.",
+        )
+        require(
+            mixer.stores_keys and mixer.reach is None,
+            f'attention: projection "{kind}" hands over the keys of all earlier positions, and "{mixer.kind}" '
+            + ("looks at its last ones only; leave its window out." if mixer.stores_keys else "takes each key once."),
+        )
 
     @property
     def traits(self) -> Traits:
@@ -262,14 +279,14 @@ class AttentionLayer(SubLayerModule):
         return through(own.stream) if own.heads is not None else tapped(x, own.stream, through)
 
     def begin(self, batch: int, like: Tensor) -> AttentionState:
-        memory = None if self.config.cross else self.mixer.begin(batch, like)
+        memory = None if self.projection.stores_keys else self.mixer.begin(batch, like)
         return AttentionState(self.projection.begin(batch, like), memory)
 
     def keeps(self, length: int) -> bool:
-        return self.projection.keeps(length) and (self.config.cross or self.config.mixer.keeps(length))
+        return self.projection.keeps(length) and (self.projection.stores_keys or self.config.mixer.keeps(length))
 
     def cut(self, state: AttentionState, length: int) -> AttentionState:
-        memory = state.mixer if self.config.cross else self.mixer.cut(state.mixer, length)
+        memory = state.mixer if self.projection.stores_keys else self.mixer.cut(state.mixer, length)
         return AttentionState(self.projection.cut(state.projection, length), memory)
 
     def outgrows(self, before: int, after: int) -> bool:
@@ -282,9 +299,7 @@ class AttentionLayer(SubLayerModule):
         merged = 2 * n * d * dims.n_heads * dims.d_z
         mixing = self.config.mixer.flops(n, m, dims, causal=causal and not self.config.cross)
         return {
-            "query": 2 * n * d * dims.n_heads * traits.streams * dims.d_head,
-            "key": 2 * m * d * dims.n_kv_heads * traits.streams * dims.d_head,
-            "value": 2 * m * d * dims.n_kv_heads * traits.value_streams * dims.d_value,
+            **self.projection.flops(n, m),
             "mixing": mixing + traits.streams * self.positions.extra_flops(n, m, dims),
             "output": merged,
             "output gate": merged if self.merge.gate is not None else 0,
@@ -292,7 +307,7 @@ class AttentionLayer(SubLayerModule):
 
     def state_bytes(self, length: int, source_length: int, dtype: torch.dtype) -> int:
         mixer, kept = self.config.mixer, self.projection.state_numbers(length, source_length) * dtype.itemsize
-        if self.config.cross:
+        if self.projection.stores_keys:
             return kept
         wide = torch.promote_types(dtype, torch.float32) if mixer.wide_state else dtype
         return kept + mixer.state_numbers(length, self.dims) * wide.itemsize

@@ -17,7 +17,7 @@ from torch import nn
 from glassformer.attention import HeadNorm, Mixer, RelativeBiasPositions, ShortConvolution, Smear, SubLayerModule
 from glassformer.attention.linear_map import parameters_of
 from glassformer.attention.merge import MergeHeads
-from glassformer.attention.projections import SeparateProjection
+from glassformer.attention.projections import Projection
 from glassformer.models.decoder import DecoderConfig
 from glassformer.models.embedding import Embedding, PositionTable, Unembedding
 from glassformer.models.encoder import EncoderConfig
@@ -29,8 +29,8 @@ from glassformer.trace import Tape
 
 # sub-layers that name parts of their own come between the two
 PARTS = (
-    ("embedding", "positions", "query", "key", "value", "mixing", "output", "output gate", "mechanism", "mlp in",
-     "mlp gate", "mlp out", "router"),
+    ("embedding", "positions", "query", "latent", "key", "value", "mixing", "output", "output gate", "mechanism",
+     "mlp in", "mlp gate", "mlp out", "router"),
     ("biases", "norms", "readout", "unembedding"),
 )  # fmt: skip
 
@@ -192,9 +192,8 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "positions", _count(module)
     elif isinstance(module, (Norm, HeadNorm)):
         yield "norms", _count(module)
-    elif isinstance(module, SeparateProjection):
-        yield from zip(("query", "key", "value"), (width * module.qkv.in_features for width in module.widths))
-        yield "biases", 0 if module.qkv.bias is None else module.qkv.bias.numel()
+    elif isinstance(module, Projection):
+        yield from module.own_parameters()
     elif isinstance(module, MergeHeads):
         yield from parameters_of("output", module.output)
         yield from parameters_of("output gate", module.gate)

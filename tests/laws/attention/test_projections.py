@@ -13,6 +13,7 @@ from glassformer.attention import (
     Alibi,
     Attention,
     Convolved,
+    Latent,
     Linear,
     PositionsConfig,
     ProjectionConfig,
@@ -28,6 +29,8 @@ from glassformer.models.sampling import GREEDY
 from glassformer.models.stack import make_context, tensors, with_source
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, layers, randomise, seeds, stream
+from glassformer.trace import At, Scale, Set, Tape
+from glassformer.weights.forward import logits
 
 KINDS: dict[str, ProjectionConfig] = {
     "separate": Separate(bias=True, qk_norm=True),
@@ -35,18 +38,22 @@ KINDS: dict[str, ProjectionConfig] = {
     "convolved": Convolved(width=3, bias=True),
     "convolved wide": Convolved(width=6, qk_norm=True),
     "convolved alone": Convolved(width=1),
+    "latent": Latent(5),
 }
 PLACES: list[PositionsConfig] = [Rope(), Rope(at_read=True), Alibi(), QueryKeyOnly()]
 every = pytest.mark.parametrize("name", KINDS)
+# keys that are made anew at every step are turned when they are read
+USUAL = {name: Rope(at_read=name == "latent") for name in KINDS}
+CASES = [(name, place) for name in KINDS for place in PLACES if name != "latent" or place in PLACES[1:3]]
 
 
 def built(name: str, positions: PositionsConfig | None = None, seed: int = 0, **kwargs: Any) -> Layer:
-    config = Attention(4, 2, positions=positions or Rope(), projection=KINDS[name], **kwargs)
+    config = Attention(4, 2, positions=positions or USUAL[name], projection=KINDS[name], **kwargs)
     return Layer(randomise(config.build(D_MODEL, 32, 0, "").double().eval(), seed))
 
 
 def decoder(name: str, positions: PositionsConfig | None = None, mixer: Any = None) -> Decoder:
-    part = Attention(4, 2, positions=positions or Rope(), projection=KINDS[name], mixer=mixer or Softmax())
+    part = Attention(4, 2, positions=positions or USUAL[name], projection=KINDS[name], mixer=mixer or Softmax())
     layer = BlockConfig((part, Mlp(8)))
     return randomise(DecoderConfig(11, 16, (layer,) * 2, max_len=24).build().double().eval(), std=0.3)
 
@@ -55,8 +62,7 @@ def test_every_kind_is_covered() -> None:
     assert {config.kind for config in KINDS.values()} == set(ProjectionConfig.registry)
 
 
-@every
-@pytest.mark.parametrize("positions", PLACES, ids=str)
+@pytest.mark.parametrize(("name", "positions"), CASES, ids=str)
 @given(seed=seeds, cuts=st.sets(st.integers(1, 6)))
 def test_segments_cut_anywhere_equal_one_pass(name: str, positions: PositionsConfig, seed: int, cuts: set[int]) -> None:
     layer, x = built(name, positions, seed), stream(2, 7, seed)
@@ -73,7 +79,7 @@ def test_segments_cut_anywhere_equal_one_pass(name: str, positions: PositionsCon
 def test_what_is_kept_can_be_cut_or_says_that_it_cannot(name: str, seed: int, cut: int) -> None:
     layer, x = built(name, seed=seed), stream(2, 7, seed)
     _, state = layer.module(x[:, :6], causal_context(x[:, :6]), state=layer.module.begin(2, x))
-    mixes = layer.module.projection.state_numbers(6, 0) > 0
+    mixes = layer.module.projection.state_numbers(6, 0) > 0 and not layer.module.projection.stores_keys
     assert layer.module.keeps(6) != mixes
     if mixes:
         return
@@ -86,12 +92,17 @@ def test_the_state_has_the_stated_size_and_the_mechanism_keeps_nothing_of_the_pr
     layer, x = built(name), stream(3, 5)
     _, state = layer.module(x, causal_context(x), state=layer.module.begin(3, x))
     assert sum(part[0].numel() for part in tensors(state.projection)) == layer.module.projection.state_numbers(5, 0)
-    assert state.mixer.key.shape == (3, 2, 5, 3) and state.mixer.value.shape == (3, 2, 5, 3)
+    if layer.module.projection.stores_keys:
+        assert state.mixer is None
+    else:
+        assert state.mixer.key.shape == (3, 2, 5, 3) and state.mixer.value.shape == (3, 2, 5, 3)
 
 
-@every
 @pytest.mark.parametrize("mixer", [Softmax(), Linear()], ids=["softmax", "linear"])
+@every
 def test_ragged_prompts_and_beams_continue_as_they_would_alone(name: str, mixer: Any) -> None:
+    if name == "latent" and not mixer.stores_keys:
+        return
     model, rows = decoder(name, mixer=mixer), [[3, 1, 4, 1, 5], [9, 2], [7]]
     together = generate(model, rows, GREEDY, max_new_tokens=5).tokens
     assert list(together) == [generate(model, [row], GREEDY, max_new_tokens=5).tokens[0] for row in rows]
@@ -129,6 +140,70 @@ def test_keys_of_a_source_are_made_once_and_rotated_as_they_are_written(
 def test_what_mixes_keys_with_earlier_ones_is_refused_in_cross_attention(name: str) -> None:
     with pytest.raises(ConfigError, match="another sequence's"):
         Attention(4, projection=KINDS[name], cross=True)
+
+
+# latents --------------------------------------------------------------------------------------------------------------
+
+
+@given(seeds, st.integers(1, 7))
+def test_latents_are_the_projection_of_their_joined_matrices(seed: int, rank: int) -> None:
+    config = Attention(4, 2, positions=Rope(at_read=True), projection=Latent(rank))
+    latent = randomise(config.build(D_MODEL, 32, 0, "").double().eval(), seed)
+    plain = config.replace(projection=Separate()).build(D_MODEL, 32, 0, "").double().eval()
+    x = stream(2, 6, seed)
+    with torch.no_grad():
+        plain.projection.qkv.weight.copy_(latent.projection.qkv.weight)
+        plain.merge.load_state_dict(latent.merge.state_dict())
+    close(Layer(latent)(x), Layer(plain)(x))
+    key = latent.projection.matrix("key")
+    assert int(torch.linalg.matrix_rank(key.movedim(1, 0).flatten(1))) <= rank
+    assert latent.state_bytes(6, 0, torch.float64) == 6 * rank * 8
+
+
+def test_weights_and_circuits_of_latents_are_those_of_the_joined_matrices() -> None:
+    model = decoder("latent")
+    ids = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    close(logits(weights.of(model), ids), model(ids))
+    close(logits(weights.folded(model), ids).log_softmax(-1), model(ids).log_softmax(-1))
+    found = analysis.attribution.direct_logit_attribution(model, ids, answer=3, position=None, row=None)
+    close(found.sum.values, found.total.values)
+
+
+@pytest.mark.parametrize(
+    ("site", "axis"), [("attn.key", "key"), ("attn.value", "key"), ("resid_pre", "pos"), ("attn.z", "pos")]
+)
+def test_sweeps_over_latents_equal_the_plain_loop(site: str, axis: str) -> None:
+    model = decoder("latent")
+    clean, corrupt = torch.randint(11, (2, 1, 7), generator=torch.Generator().manual_seed(0))
+    donor = analysis.sweep.Donor(clean)
+    plan = analysis.sweep.grid(
+        lambda layer, at: [Set(f"blocks.{layer}.{site}", donor, at=At(**{axis: at}))], layer=range(2), at=range(7)
+    )
+    metric = analysis.sweep.logit_difference(1, 2)
+    quick = analysis.sweep.sweep(model, corrupt, plan, metric).values
+    close(quick.values, analysis.sweep.one_by_one(model, corrupt, plan, metric).values.values)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"positions": Rope()}, "at_read=True"),
+        ({"positions": QueryKeyOnly()}, "at_read=True"),
+        ({"mixer": Linear()}, "takes each key once"),
+        ({"mixer": Softmax(window=3)}, "leave its window out"),
+    ],
+)
+def test_what_latents_cannot_go_with_is_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Attention(4, 2, projection=Latent(5), **kwargs).build(D_MODEL, 32, 0, "")
+
+
+def test_an_edit_of_what_a_head_reads_is_refused_where_latents_are_carried() -> None:
+    model = decoder("latent")
+    tape = Tape(model, edit=[Scale("L0H1.query_in", 0.0)])
+    state = model.begin(1)
+    with pytest.raises(AnalysisUnavailable, match="latents that all heads share"):
+        model(torch.tensor([[1, 2]]), state=state, tape=tape)
 
 
 # short convolutions ---------------------------------------------------------------------------------------------------

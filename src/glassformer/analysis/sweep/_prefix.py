@@ -195,10 +195,12 @@ class Prefix:
 
     def _told(self, site: Site) -> bool:
         """Whether a site looks the same to a pass that begins later, but for the positions it lacks."""
-        if "query" not in site.axes:
-            return site.axes == () or "pos" in site.axes or "key" in site.axes
         at = site.stack, site.layer, site.part
         part = next((part for one, part in self._attention if (one.stack, one.layer, one.name) == at), None)
+        if "query" not in site.axes:
+            # keys that are made of what is kept are all there in every pass
+            anew = "key" in site.axes and part is not None and part.projection.stores_keys
+            return not anew and (site.axes == () or "pos" in site.axes or "key" in site.axes)
         return part is None or (part.traits.has_scores and part.keeps(self._length))
 
     @cached_property

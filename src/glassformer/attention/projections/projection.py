@@ -6,7 +6,7 @@ A projection owns whatever precedes rotation, and hands queries and keys to the 
 positions, or of another stack's output, is its part of the layer's state: `kept`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -53,6 +53,8 @@ class Projection(nn.Module):
     bilinear: bool = True
     # whether a value is made of what is read at its own position alone
     values_by_position: bool = True
+    # whether keys and values of all positions are made of what it keeps, so that the mechanism keeps none
+    stores_keys: bool = False
 
     def forward(
         self,
@@ -106,3 +108,11 @@ class Projection(nn.Module):
     def state_numbers(self, length: int, source_length: int) -> int:
         """Return how many numbers are kept of one sequence after `length` positions."""
         return 0
+
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        """Yield (part, number) of the parameters of its matrices; what norms and convolutions have is theirs."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what parameters it has")
+
+    def flops(self, n_queries: int, n_keys: int) -> dict[str, int]:
+        """Return the operations by part of projecting one sequence, 2 per multiply-add."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it costs")

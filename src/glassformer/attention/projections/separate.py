@@ -4,6 +4,7 @@ One `nn.Linear` holds W_Q, W_K and W_V below each other (rows: head-major, then 
 forward pass is one matmul and per-head matrices are views.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -47,12 +48,7 @@ class Separate(ProjectionConfig, kind="separate"):
 class SeparateProjection(Projection):
     def __init__(self, config: Separate, dims: Dims, traits: Traits) -> None:
         super().__init__()
-        self.dims, self.streams, self.value_streams = dims, traits.streams, traits.value_streams
-        self.widths = (
-            dims.n_heads * traits.streams * dims.d_head,
-            dims.n_kv_heads * traits.streams * dims.d_head,
-            dims.n_kv_heads * traits.value_streams * dims.d_value,
-        )
+        self.set_sizes(dims, traits)
         self.qkv = LinearMap(dims.d_model, sum(self.widths), bias=config.bias)
         self.clip, norm = config.clip, config.qk_norm
         heads = (dims.n_heads, dims.n_kv_heads)
@@ -62,6 +58,15 @@ class SeparateProjection(Projection):
             else None
         )
         self.bilinear = config.clip is None
+
+    def set_sizes(self, dims: Dims, traits: Traits) -> None:
+        """Say how many queries, keys and values there are, and how wide all of each are together."""
+        self.dims, self.streams, self.value_streams = dims, traits.streams, traits.value_streams
+        self.widths = (
+            dims.n_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.streams * dims.d_head,
+            dims.n_kv_heads * traits.value_streams * dims.d_value,
+        )
 
     def forward(
         self,
@@ -91,8 +96,8 @@ class SeparateProjection(Projection):
         else:
             q, k, v = (self._part(x, i, i + 1) for i, x in enumerate((x_q, x_k, x_v)))
         heads, kv_heads = self.dims.n_heads, self.dims.n_kv_heads
-        q, k = _heads(q, heads, self.streams), _heads(k, kv_heads, self.streams)
-        return q, k, _heads(v, kv_heads, self.value_streams)
+        q, k = heads_of(q, heads, self.streams), heads_of(k, kv_heads, self.streams)
+        return q, k, heads_of(v, kv_heads, self.value_streams)
 
     def before_rotation(
         self,
@@ -156,6 +161,14 @@ class SeparateProjection(Projection):
         heads = self.dims.n_heads if i == 0 else self.dims.n_kv_heads
         return rows.unflatten(0, (heads, -1)).mT
 
+    def own_parameters(self) -> Iterator[tuple[str, int]]:
+        yield from zip(("query", "key", "value"), (width * self.qkv.in_features for width in self.widths))
+        yield "biases", 0 if self.qkv.bias is None else self.qkv.bias.numel()
+
+    def flops(self, n_queries: int, n_keys: int) -> dict[str, int]:
+        d, (query, key, value) = self.dims.d_model, self.widths
+        return {"query": 2 * n_queries * d * query, "key": 2 * n_keys * d * key, "value": 2 * n_keys * d * value}
+
     def _part(self, x: Tensor, first: int, last: int) -> Tensor:
         rows = slice(sum(self.widths[:first]), sum(self.widths[:last]))
         return self.clipped(linear(x, self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]))
@@ -171,6 +184,8 @@ class SourceState(NamedTuple):
 class SourceProjection(SeparateProjection):
     """Queries of the stream, keys and values of another stack's output, which a state holds once they are made."""
 
+    stores_keys = True
+
     def forward(
         self,
         x_q: Tensor,
@@ -185,7 +200,7 @@ class SourceProjection(SeparateProjection):
             (q, k, v), _ = super().forward(x_q, x_k, x_v, positions, context, own=own)
             # as they are before any edit: the next step visits the same keys again, and would edit them twice
             return (q, k, v), None if kept is None else SourceState(k, v)
-        q = _heads(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
+        q = heads_of(self._part(x_q, 0, 1), self.dims.n_heads, self.streams)
         q = q if self.norms is None else self.norms[0](q)
         q, _ = positions.rotate(q if own is None else own("query", q), None, context)
         return (q, kept.key, kept.value), kept
@@ -203,7 +218,8 @@ def with_own(own: Own | None, q: Tensor, k: Tensor, v: Tensor) -> Projected:
     return (q, k, v) if own is None else (own("query", q), own("key", k), own("value", v))
 
 
-def _heads(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:
+def heads_of(x: Tensor, heads: int, streams: int) -> Float[Tensor, "batch *stream head pos width"]:
+    """Return projected rows by head; the streams of a head lie side by side in a row."""
     if streams == 1:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
     # the streams of a head lie side by side, so a group of query heads shares all of its key streams
