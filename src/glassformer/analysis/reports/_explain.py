@@ -47,8 +47,12 @@ MAP_WORK = 10_000_000_000
 
 
 def explained_sites(model: ModelLike) -> list[str]:
-    """Return the sites that `explain` reads: the union of what its questions need, and every pattern."""
+    """Return the sites that `explain` reads: the union of what its questions need, every pattern and head's write.
+
+    Contributions are of the writes that were added to the stream, so they sum to its logit to the last digits.
+    """
     looks = [f"{h.path}.pattern" for h in roles.heads(model) if h.reading is not None]
+    looks += [layer.attention.at.head_out for layer in model.sub_layers() if layer.attention is not None]
     questions = direct_logit_attribution, logit_lens, roles.head_roles
     asked = [site for one in questions for site in card_of(one).reads(model)]
     sites = [*looks, *pipeline.stage_sites(model), *asked, *source_sites(model), *_map_sites(model)]
