@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-all check docs tables families pictures bench format
+.PHONY: demo test test-all stress check docs tables families pictures bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -32,6 +32,10 @@ test: $(DEV)
 test-all: $(DEV)
 	$(if $(COMPILED),$(BIN)/python -m pytest --unchecked $(SWEEP) $(COMPILED))
 	$(BIN)/python -m pytest $(WORKERS) $(SWEEP)
+
+MINUTES := 1
+stress: $(DEV)
+	$(BIN)/python -m pytest $(WORKERS) $(SWEEP) tests/stress --stress-minutes $(MINUTES) --stress-report stress.json
 
 check: $(DEV) docs
 	$(BIN)/ruff check

@@ -56,6 +56,8 @@ def chromium() -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unchecked", action="store_true", help="leave shape and type annotations unchecked")
+    parser.addoption("--stress-minutes", type=float, default=None, help="minutes that each stress test goes on")
+    parser.addoption("--stress-report", default=None, help="JSON file for the outcomes of the stress tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
