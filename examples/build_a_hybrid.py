@@ -7,11 +7,10 @@ import torch
 
 import glassformer as gf
 from glassformer.attention import Attention, Lightning, Rope, Softmax
-from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, every
-from glassformer.models.schedules import lightning_merge
+from glassformer.models import DecoderConfig, Mlp, RmsNorm, block, every, published_block
 
 mlp = Mlp(128, activation="silu", gated=True, bias=False)
-lightning = block(Lightning(), n_heads=4, positions=Rope(), merge=lightning_merge(), mlp=mlp, norm=RmsNorm())
+lightning = published_block(Lightning(), n_heads=4, positions=Rope(), mlp=mlp, norm=RmsNorm())
 softmax = block(Softmax(), n_heads=4, n_kv_heads=2, positions=Rope(), mlp=mlp, norm=RmsNorm())
 layers = every(4, softmax, lightning, n_layers=8)
 config = DecoderConfig(vocab_size=256, d_model=64, layers=layers, max_len=512, final_norm=RmsNorm())

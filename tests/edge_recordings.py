@@ -24,7 +24,6 @@ from glassformer.models import (
     RmsNorm,
     block,
 )
-from glassformer.models.schedules import lightning_merge
 from glassformer.testing.models import drawn
 
 STORED = Path(__file__).parent / "golden" / "edges.json"
@@ -53,7 +52,7 @@ RECORDED: dict[str, ModelConfig] = {
         d_model=16, positions=Learned(),
     ),
     "gated": _decoder(
-        block(n_heads=2, merge=lightning_merge(), mlp=_MLP),
+        block(n_heads=2, merge=Merge(norm="all", gate="sigmoid"), mlp=_MLP),
         block(Differential(), n_heads=2, merge=Merge(gate="silu", bias=True), positions=QueryKeyOnly(), mlp=_MLP),
         positions=Learned(),
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glassformer.analysis.reports import Explanation, explain
-from glassformer.attention import Lightning, Rope
+from glassformer.attention import Differential, Lightning, Rope
 from glassformer.data import Tokenizer, train_bpe
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.models import (
@@ -25,9 +25,9 @@ from glassformer.models import (
     RmsNorm,
     Sampling,
     block,
+    published_block,
     repeat,
 )  # fmt: skip
-from glassformer.models.schedules import differential, lightning_merge
 
 TEXT = '''def area(shape):
     """Return the area of a shape; </script> & <b>markup</b> must stay text."""
@@ -65,7 +65,7 @@ def gpt() -> Decoder:
 
 
 def signed() -> Decoder:
-    layers = [block(n_heads=4, mlp=Mlp(), **differential(0)), block(Lightning(), n_heads=4, merge=lightning_merge())]
+    layers = [block(n_heads=4, mlp=Mlp(), **Differential().as_published()), published_block(Lightning(), n_heads=4)]
     config = DecoderConfig(300, 64, repeat(layers, 4), max_len=256, positions=Learned())
     return _random(config, "signed-sample", _bpe())
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from glassformer.attention import Alibi, Dims, Llama3Scaling, Rope
+from glassformer.attention import Alibi, Differential, Dims, Llama3Scaling, Rope
 from glassformer.models import DecoderConfig, Learned, Mlp, RmsNorm, block
-from glassformer.models.schedules import differential
 from glassformer.models.stack import make_context
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
@@ -155,7 +154,7 @@ def test_diffllama_is_differential_attention_with_other_head_numbers(n_kv_heads:
     shared |= {"norm": RmsNorm(), "mlp": Mlp(20, "silu", gated=True, bias=False)}
     layers = []
     for i in range(2):
-        parts = differential(i)
+        parts = Differential().as_published(i)
         layers.append(block(**shared, mixer=parts["mixer"], merge=parts["merge"].replace(gain=False)))
     ours: Any = DecoderConfig(11, 32, tuple(layers), final_norm=RmsNorm(), tied=False).build().double().eval()
 

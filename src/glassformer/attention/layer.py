@@ -1,7 +1,7 @@
 """AttentionLayer: project, mix, merge, and their sites. The only such class; mechanisms fill its slots."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -83,6 +83,18 @@ class Attention(SubLayerConfig, kind="attention"):
     def role(self) -> str:  # type: ignore[override]
         return "cross" if self.cross else "attn"
 
+    def departures(self, layer: int) -> list[str]:
+        """Return where this layer departs from the one that its mechanism's paper builds at this depth, in words.
+
+        Compared is what the paper says of the slots: `merge.norm=None, as published "head"`.
+        """
+        return [
+            f"{slot}.{field.name}={_shown(ours)}, as published {_shown(theirs)}"
+            for slot, published in self.mixer.as_published(layer).items()
+            for field in fields(published)
+            if (ours := getattr(getattr(self, slot), field.name, None)) != (theirs := getattr(published, field.name))
+        ]
+
     def dims(self, d_model: int, max_len: int, layer: int = 0) -> Dims:
         """Return all sizes with defaults filled in."""
         streams = self.mixer.traits.streams
@@ -102,6 +114,11 @@ class Attention(SubLayerConfig, kind="attention"):
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "AttentionLayer":
         return AttentionLayer(self, self.dims(d_model, max_len, layer), path)
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as a reader meets it: no digits beyond the fourth."""
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
 class AttentionState(NamedTuple):

@@ -118,6 +118,13 @@ class MixerConfig(Config, family=True):
         changed = [f"{f.name}={getattr(self, f.name)}" for f in members if getattr(self, f.name) != f.default]
         return f"{self.kind}({', '.join(changed)})" if changed else str(self.kind)
 
+    def as_published(self, layer: int = 0) -> dict[str, Any]:
+        """Return the slots of `Attention` as the mechanism's paper fills them in a layer of this depth, from 0.
+
+        What the paper says nothing of is not in it. Here: the mechanism as it is set, all else free.
+        """
+        return {"mixer": self}
+
     def build(self, dims: Dims, path: str) -> "Mixer":
         if self.mixer is None:
             name = type(self).__name__

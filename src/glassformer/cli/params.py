@@ -12,7 +12,7 @@ from glassformer.attention import Attention
 from glassformer.cli.configs import config_of
 from glassformer.config import require
 from glassformer.files import check_writable, write
-from glassformer.models import DecoderConfig, ModelConfig
+from glassformer.models import ModelConfig
 from glassformer.models.accounting import Account, account, count_flops, state_bytes
 
 PATH_POSITIONS = 33  # the path is looked for with real layers, which is quick at this length
@@ -51,9 +51,11 @@ def params(
     require(length is None or length >= 1, f"params: length must be at least 1, found {length}.")
     kind = getattr(torch, dtype)
     found = account(config, length, kind)
-    data = {"model": model} | found.to_dict()
+    data = {"model": model} | found.to_dict() | {"departures": config.departures()}
     console = Console()
     console.print(_parts(model, found))
+    for path, words in config.departures().items():
+        console.print(f"{path} is not the layer of its paper: {'; '.join(words)}.", soft_wrap=True, markup=False)
     console.print(_lengths(config, found, kind))
     if complexity:
         data |= _complexity(console, config, found.length)
@@ -129,7 +131,7 @@ def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str,
 
 def _head(config: ModelConfig) -> tuple[int, int]:
     """Return d_head and window of the first attention layer; a whole-width head and 128 where there is none."""
-    layers = config.layers if isinstance(config, DecoderConfig) else config.decoder_layers  # type: ignore[attr-defined]
+    layers = list(config.blocks.values())[-1]
     found = [part for block in layers for part in block.parts if isinstance(part, Attention)]
     if not found:
         return config.d_model, 128

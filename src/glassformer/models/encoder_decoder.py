@@ -72,6 +72,10 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
         require(not without, f"encoder_decoder: decoder layer {without[:1]} has no cross-attention part.")
 
+    @property
+    def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:
+        return {"encoder": self.encoder_layers, "decoder": self.decoder_layers}
+
     def build(self, seed: int = 0) -> "EncoderDecoder":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from glassformer.attention import Attention
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
@@ -25,6 +26,25 @@ class ModelConfig(Config, family=True):
     def build(self, seed: int = 0) -> "Model":
         """Return a model with freshly drawn weights."""
         raise NotImplementedError
+
+    @property
+    def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:
+        """Blocks of each stack, by the name the stack has in the model; where there is only one, it has no name."""
+        return {"": self.layers}
+
+    def departures(self) -> dict[str, list[str]]:
+        """Return where attention layers depart from those of their mechanism's paper: path to what differs, in words.
+
+        Layers that do not depart, and those whose paper leaves all else free, are not in it.
+        """
+        found = {
+            f"{stack}.blocks.{i}.{name}".lstrip("."): part.departures(i)
+            for stack, blocks in self.blocks.items()
+            for i, block in enumerate(blocks)
+            for name, part in zip(block.names(), block.parts)
+            if isinstance(part, Attention)
+        }
+        return {path: words for path, words in found.items() if words}
 
     def check(self, crossing: tuple[BlockConfig, ...], why_not: str) -> None:
         """Raise `ConfigError` for sizes that no model can have, or cross-attention in `crossing` blocks."""

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from glassformer.attention import (
     Attention,
-    Differential,
     Lightning,
     Merge,
     MixerConfig,
@@ -17,7 +16,6 @@ from glassformer.attention import (
     Smeared,
     Softmax,
     SubLayerConfig,
-    lambda_init_at,
 )
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
@@ -83,19 +81,26 @@ def block(
     return BlockConfig(tuple(parts), norm or LayerNorm(), wiring, dropout, norm_after, shared_norm)
 
 
-def lightning_merge() -> Merge:
-    """Return the merge step of the lightning models: z RMS-normed over all heads, then gated."""
-    return Merge(norm="all", gate="sigmoid")
+def published_block(mixer: MixerConfig, layer: int = 0, **kwargs: Any) -> BlockConfig:
+    """Return the block with the layer that a mechanism's paper builds around it.
 
+    `block(Differential(), …)` builds the mechanism alone; the paper also norms each head and grows lambda with depth.
 
-def differential(layer: int) -> dict[str, Any]:
-    """Return mixer and merge of a differential layer at this depth, as keyword arguments of `block`."""
-    start = lambda_init_at(layer)
-    return {"mixer": Differential(lambda_init=start), "merge": Merge(norm="head", factor=1 - start)}
+    Args:
+        mixer: The mechanism.
+        layer: Depth of the block, counted from 0.
+        kwargs: As for `block`; what is said here goes before what the paper says.
+
+    Example:
+        >>> layers = tuple(published_block(Differential(), i, n_heads=4) for i in range(6))
+    """
+    return block(**(mixer.as_published(layer) | kwargs))
 
 
 def hybrid(n_layers: int, *, n_heads: int, period: int = 8, **kwargs: Any) -> tuple[BlockConfig, ...]:
-    """Return lightning blocks with softmax in every `period`-th layer (MiniMax-01 uses 8)."""
-    gated: dict[str, Any] = kwargs | {"merge": lightning_merge()}
-    lightning = block(Lightning(), n_heads=n_heads, **gated)
-    return every(period, block(Softmax(), n_heads=n_heads, **kwargs), lightning, n_layers)
+    """Return lightning blocks as published, with softmax in every `period`-th layer.
+
+    Source: MiniMax 2025, "MiniMax-01", section 2.2, where the period is 8.
+    """
+    softmax = block(Softmax(), n_heads=n_heads, **kwargs)
+    return every(period, softmax, published_block(Lightning(), n_heads=n_heads, **kwargs), n_layers)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from glassformer.attention import (
     Alibi,
+    Differential,
     Lightning,
     Linear,
     Merge,
@@ -36,8 +37,8 @@ from glassformer.models import (
     RmsNorm,
     Sinusoidal,
     block,
+    published_block,
 )
-from glassformer.models.schedules import differential, lightning_merge
 from glassformer.testing.layers import mixers, randomise, seeds
 from glassformer.trace import Tape
 
@@ -109,11 +110,9 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),
     "linear": _decoder(*[block(Linear(), n_heads=4, **_LLAMA)] * 2),
-    "lightning_hybrid": _decoder(
-        block(Lightning(chunk=4), n_heads=4, merge=lightning_merge(), **_LLAMA), block(n_heads=4, **_LLAMA)
-    ),
+    "lightning_hybrid": _decoder(published_block(Lightning(chunk=4), n_heads=4, **_LLAMA), block(n_heads=4, **_LLAMA)),
     "differential": _decoder(
-        *[block(n_heads=2, **(_LLAMA | differential(i) | dict[str, Any](n_kv_heads=1))) for i in range(2)]
+        *[published_block(Differential(), i, n_heads=2, **(_LLAMA | {"n_kv_heads": 1})) for i in range(2)]
     ),
     "experts": _decoder(
         block(n_heads=4, **(_LLAMA | dict[str, Any](mlp=MixtureOfExperts(3, 2, 6)))),
@@ -235,9 +234,9 @@ SLOTS: dict[str, dict[str, Any]] = {
     "alibi": {"positions": Alibi(), "n_kv_heads": 1},
     "query_key_only": {"positions": QueryKeyOnly(2.0)},
     "smeared": {"smeared": True, "positions": Rope(), "n_kv_heads": 1},
-    "lightning_merge": {"mixer": Lightning(chunk=3), "merge": lightning_merge()},
+    "lightning_published": Lightning(chunk=3).as_published(),
     "gated": {"merge": Merge(gate="silu", norm="head", bias=True)},
-    "differential_merge": differential(1),
+    "differential_published": Differential().as_published(1),
 }
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from glassformer.attention import Attention, Differential, Merge, Rope, Softmax, lambda_init_at
 from glassformer.models import DecoderConfig, block
-from glassformer.models.schedules import differential
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, causal_context, randomise, seeds, stream
 
@@ -109,7 +108,7 @@ def test_lambda_starts_at_the_papers_schedule() -> None:
 
 
 def test_the_schedule_builds_layers_with_their_depths_lambda() -> None:
-    layers = tuple(block(n_heads=2, **differential(i)) for i in range(3))
+    layers = tuple(block(n_heads=2, **Differential().as_published(i)) for i in range(3))
     model: Any = DecoderConfig(7, 8, layers).build().double()
     for i, part in enumerate(model.stack.blocks):
         attention = part.part("attn")

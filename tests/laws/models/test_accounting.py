@@ -36,7 +36,7 @@ from glassformer.models import (
 from glassformer.models.accounting import account, count_flops, count_parameters, shapes, state_bytes
 from glassformer.models.complexity import alike, complexity, confirm, count_mixing, path_length
 from glassformer.models.presets import attention_only, transformer_base
-from glassformer.models.schedules import differential, hybrid, lightning_merge
+from glassformer.models.schedules import hybrid, published_block
 from glassformer.testing import close
 from glassformer.trace import Tape
 
@@ -55,11 +55,11 @@ PUBLISHED = {
 VARIANTS = {
     "gqa": block(n_heads=4, n_kv_heads=2, positions=Rope(), mlp=Mlp(24, gated=True, bias=False), norm=RmsNorm()),
     "biases and norms": block(n_heads=4, bias=True, qk_norm=True, wiring="sandwich", mlp=Mlp()),
-    "differential": block(n_heads=2, n_kv_heads=1, **differential(2)),
-    "lightning": block(Lightning(), n_heads=4, merge=lightning_merge()),
+    "differential": block(n_heads=2, n_kv_heads=1, **Differential().as_published(2)),
+    "lightning": published_block(Lightning(), n_heads=4),
     "linear": block(Linear(), n_heads=4, d_head=6),
     "smeared": block(n_heads=4, n_kv_heads=2, smeared=True, positions=Rope()),
-    "smeared differential": block(n_heads=2, n_kv_heads=1, smeared=True, **differential(2)),
+    "smeared differential": block(n_heads=2, n_kv_heads=1, smeared=True, **Differential().as_published(2)),
     "window": block(Softmax(window=4), n_heads=2, positions=Alibi()),
 }
 every_variant = pytest.mark.parametrize("layer", VARIANTS.values(), ids=VARIANTS.keys())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from glassformer.attention import Alibi, Lightning, Linear, QueryKeyOnly, Rope, Softmax
+from glassformer.attention import Alibi, Differential, Lightning, Linear, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import ConfigError, TextError, TokenOutOfRange
 from glassformer.models import (
     GREEDY,
@@ -29,7 +29,6 @@ from glassformer.models import (
     stream,
 )  # fmt: skip
 from glassformer.models.beam import select_rows
-from glassformer.models.schedules import differential, lightning_merge
 from glassformer.testing import close
 
 VOCAB, WIDTH = 11, 16
@@ -62,8 +61,8 @@ ARCHITECTURES = {
     "learned": decoder(stream_positions=Learned()),
     "sinusoidal": decoder(stream_positions=Sinusoidal()),
     "linear": decoder(mixer=Linear(), positions=Rope()),
-    "lightning": decoder(mixer=Lightning(chunk=4), merge=lightning_merge()),
-    "differential": decoder(n_kv_heads=2, positions=Rope(), **differential(1)),
+    "lightning": decoder(**Lightning(chunk=4).as_published()),
+    "differential": decoder(n_kv_heads=2, positions=Rope(), **Differential().as_published(1)),
     "parallel": decoder(wiring="parallel", positions=Rope()),
     "capped": decoder(positions=Rope()).replace(logit_cap=0.3),
     "encoder-decoder post": encoder_decoder("post"),

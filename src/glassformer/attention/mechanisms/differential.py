@@ -6,20 +6,23 @@
 Pattern: signed, exact, rows sum to 1 - lambda.   State: both key streams and the values.
 Each head has two query/key streams of d_head and values of 2 d_head. Under grouped keys a group of query heads shares
 both key streams of its key head, as the equations say; of the authors' files only the flash one does. The head norm and
-its factor 1 - lambda_init are the merge step: see `differential`.
+its factor 1 - lambda_init are the merge step.
+`Differential()` alone is the mechanism: the norm, its factor and the growth of lambda with depth belong to the paper's
+layer, which `models.published_block` builds.
 Source: Ye et al. 2024, "Differential Transformer", section 2.1.
 """
 
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.attention.context import Context
 from glassformer.attention.kernels.fused import fused_softmax
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits
 from glassformer.attention.scores import masked_softmax, scaled_scores
 from glassformer.trace import Tape, changes, site
@@ -30,13 +33,18 @@ class Differential(MixerConfig, kind="differential"):
     """Differential attention.
 
     Args:
-        lambda_init: Constant part of lambda; the paper grows it with depth, see `lambda_init_at`.
+        lambda_init: Constant part of lambda, the same at every depth; the paper grows it, see `lambda_init_at`.
     """
 
     lambda_init: float = 0.8
 
     traits: ClassVar[Traits] = Traits(has_scores=True, bilinear_scores=True, streams=2)
     variants = ({"lambda_init": 0.2},)
+
+    def as_published(self, layer: int = 0) -> dict[str, Any]:
+        """Return mixer and merge of the paper's layer: lambda by depth, each head's z normed and scaled down."""
+        start = lambda_init_at(layer)
+        return {"mixer": self.replace(lambda_init=start), "merge": Merge(norm="head", factor=1 - start)}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         # each stream mixes all values by itself in the fused form; the dense form subtracts the patterns first

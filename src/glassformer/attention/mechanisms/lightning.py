@@ -2,7 +2,8 @@
 
     z_t = sum_{s<=t} decay^(t-s) (q_t . k_s) v_s,   decay = exp(-slope)
 
-No normaliser: `Merge(norm="all")` RMS-norms z, as in the papers.
+No normaliser: the papers' layer RMS-norms z over all heads and gates it, which `Lightning()` alone does not;
+`models.published_block` builds theirs.
 Pattern: signed, exact, rows do not sum to one.   State: d_head x d_value per head, float32.
 Cost: O(pos (chunk + d_head) d_value) time, O(1) state.   Forms: left product (dense), chunks (fast), recurrence (scan).
 Differs from the reference code: slopes are a field of the config, not derived from the layer index.
@@ -10,7 +11,7 @@ Source: Qin et al. 2023 (2307.14995, Lightning Attention-1) and 2024 (2401.04658
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from glassformer.attention.context import Causal, Context, Padding
 from glassformer.attention.kernels.chunked import chunked, chunked_flops, decay_matrix
+from glassformer.attention.merge import Merge
 from glassformer.attention.mixer import Dims, Mixer, MixerConfig, Traits, no_pattern, per_query_head
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
@@ -51,6 +53,10 @@ class Lightning(MixerConfig, kind="lightning"):
     @property
     def crosses(self) -> bool:
         return False
+
+    def as_published(self, layer: int = 0) -> dict[str, Any]:
+        """Return mixer and merge of the papers' layer: z normed over all heads, then gated."""
+        return {"mixer": self, "merge": Merge(norm="all", gate="sigmoid")}
 
     def flops(self, n_queries: int, n_keys: int, dims: Dims, causal: bool = True) -> int:
         """Chunks: linear in the number of queries."""

@@ -1,0 +1,58 @@
+"""A mechanism's paper builds a whole layer around it; a config knows where it departs from that."""
+
+import math
+
+import pytest
+
+from glassformer.attention import (
+    Attention,
+    Differential,
+    Lightning,
+    Linear,
+    Merge,
+    MixerConfig,
+    Softmax,
+    lambda_init_at,
+)
+from glassformer.models import DecoderConfig, block, published_block
+from glassformer.testing.models import ARCHITECTURES
+
+
+@pytest.mark.parametrize("mixer", [Softmax(), Linear(), Lightning(), Differential()], ids=lambda mixer: mixer.kind)
+def test_a_published_block_departs_from_its_paper_nowhere(mixer: MixerConfig) -> None:
+    layers = tuple(published_block(mixer, i, n_heads=2) for i in range(5))
+    assert DecoderConfig(10, 16, layers).departures() == {}
+
+
+def test_a_bare_differential_layer_says_what_it_leaves_out() -> None:
+    config = DecoderConfig(10, 16, (block(n_heads=2), block(Differential(), n_heads=2)))
+    ((path, words),) = config.departures().items()
+    assert path == "blocks.1.attn"
+    assert words == [
+        "mixer.lambda_init=0.8, as published 0.3555",
+        "merge.norm=None, as published 'head'",
+        "merge.factor=1, as published 0.6445",
+    ]
+    assert math.isclose(lambda_init_at(1), 0.3555, abs_tol=5e-5)
+
+
+def test_a_bare_lightning_layer_says_that_norm_and_gate_are_missing() -> None:
+    attention = block(Lightning(chunk=8), n_heads=2).parts[0]
+    assert isinstance(attention, Attention)
+    assert attention.departures(0) == ["merge.norm=None, as published 'all'", "merge.gate=None, as published 'sigmoid'"]
+    assert attention.replace(merge=Merge(norm="all", gate="sigmoid")).departures(0) == []
+
+
+def test_what_is_said_by_hand_goes_before_what_the_paper_says() -> None:
+    layer = published_block(Differential(), 2, n_heads=2, merge=Merge(norm="all")).parts[0]
+    assert isinstance(layer, Attention)
+    assert layer.merge == Merge(norm="all") and layer.mixer == Differential(lambda_init_at(2))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_blocks_of_a_config_are_those_of_its_model(name: str) -> None:
+    model = ARCHITECTURES[name].build()
+    found = {stack: tuple(block.config for block in blocks.blocks) for stack, blocks in model.stacks.items()}
+    assert {
+        stack: tuple(b.config for b in found.blocks) for stack, found in model.stacks.items()
+    } == model.config.blocks
