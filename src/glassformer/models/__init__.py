@@ -17,14 +17,15 @@ from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
 from glassformer.models.sampling import GREEDY, Draw, Sampling, SamplingStage, sampling_steps
 from glassformer.models.schedules import alternate, block, every, hybrid, published_block, repeat
+from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State
 from glassformer.models.sub_layer import SubLayer, written_before
 
 __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
     "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
-    "Hypothesis", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike",
-    "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal", "Stack",
+    "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig",
+    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal", "Stack",
     "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
     "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from glassformer.models.embedding import Embedding, PositionEmbedding, Unembeddi
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import LayerNorm, NormConfig
+from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State, make_context
 from glassformer.trace import Tape
 
@@ -135,7 +136,7 @@ class Decoder(Model):
         x, context, _ = self._enter(tokens, lengths, documents, None, None, "auto", 0)
         return self.stack(x, context)[0]
 
-    def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of a batch, in nats."""
         x = self.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return self.unembed.loss(x, batch.targets, batch.weight, smoothing)

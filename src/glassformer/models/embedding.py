@@ -15,6 +15,7 @@ from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, TextError
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
+from glassformer.models.smoothing import LabelSmoothing
 from glassformer.trace import Site, Tape, declare, site
 
 
@@ -250,13 +251,14 @@ class Unembedding(VocabularyMatrix):
         x: Float[Tensor, "batch pos d_model"],
         ids: Int[Tensor, "batch pos"],
         weight: Bool[Tensor, "batch pos"] | None = None,
-        smoothing: float = 0.0,
+        smoothing: float | LabelSmoothing = 0.0,
     ) -> Float[Tensor, ""]:
         """Return the mean cross-entropy over the positions that count, in nats (with label smoothing if asked)."""
         logits = self.logits(x)
         # float32 at least: a bfloat16 log-sum-exp is off by more than the loss differences one compares
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        losses = F.cross_entropy(wide.flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing)
+        form = smoothing if isinstance(smoothing, LabelSmoothing) else LabelSmoothing(smoothing)
+        losses = form.losses(wide.flatten(0, 1), ids.flatten())
         if weight is None:
             return losses.mean()
         counted = weight.flatten().to(losses.dtype)

@@ -14,6 +14,7 @@ from glassformer.models.embedding import Embedding, PositionEmbedding, Sinusoida
 from glassformer.models.initialise import initialise
 from glassformer.models.model import Model, ModelConfig
 from glassformer.models.norms import NoNorm, NormConfig
+from glassformer.models.smoothing import LabelSmoothing
 from glassformer.models.stack import Stack, State, make_context, with_source
 from glassformer.trace import Tape
 
@@ -166,7 +167,7 @@ class EncoderDecoder(Model):
         context = _source_context(source, lengths, start, seed)
         return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
 
-    def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
+    def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""
         encoded = self.encode(batch.source, batch.source_lengths)
         padded = (batch.source_lengths, None)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from glassformer.config import Config, require
 from glassformer.data import DataConfig
-from glassformer.models import ModelConfig
+from glassformer.models import LabelSmoothing, ModelConfig
 from glassformer.training.optim import OptimConfig
 
 
@@ -21,7 +21,7 @@ class TrainConfig(Config):
         steps: Number of updates.
         seed: Of initial weights and dropout.
         accumulate: Split each batch into this many parts, to save memory.
-        smoothing: Label smoothing.
+        smoothing: Label smoothing: the rate of the form that all tokens share, or another form.
         precision: Of the forward pass.
         compile: Compile the model; worth it only where measured faster.
         log_every: Steps between lines of metrics.
@@ -38,7 +38,7 @@ class TrainConfig(Config):
     steps: int = 1000
     seed: int = 0
     accumulate: int = 1
-    smoothing: float = 0.0
+    smoothing: float | LabelSmoothing = 0.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     log_every: int = 20
@@ -51,4 +51,5 @@ class TrainConfig(Config):
         require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
         for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
             require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
-        require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
+        if not isinstance(self.smoothing, LabelSmoothing):
+            require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")

@@ -1,5 +1,6 @@
 """Learning rates, label smoothing, accumulation and weight decay against what their papers and definitions say."""
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -9,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from glassformer.attention import Attention, Separate
 from glassformer.data import Batch, Copy
-from glassformer.models import DecoderConfig, LayerNorm, Learned, Mlp, block, repeat
+from glassformer.models import DecoderConfig, LabelSmoothing, LayerNorm, Learned, Mlp, block, repeat
 from glassformer.testing import close
-from glassformer.training import OptimConfig, read_metrics, train
+from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 from glassformer.training.loop import _parts
 from tiny_runs import DATA, MODEL, recipe
 
@@ -66,6 +67,42 @@ def test_label_smoothing_cannot_go_below_the_entropy_of_its_target():
         (target.log() + torch.randn(vocab) * 0.1)[None, None], torch.tensor([[3]]), None, smoothing
     )
     assert away > loss
+
+
+def annotated(logits: torch.Tensor, ids: torch.Tensor, rate: float, padding: int) -> torch.Tensor:
+    """Return the divergence from the smoothed target by position, built as in "The Annotated Transformer"."""
+    target = torch.full_like(logits, rate / (logits.shape[-1] - 2))
+    for row, right in enumerate(ids.tolist()):
+        target[row, right] = 1 - rate
+        target[row, padding] = 0
+    return torch.nn.functional.kl_div(logits.log_softmax(-1), target, reduction="none").sum(-1)
+
+
+@given(st.integers(0, 2**31), st.floats(0.01, 0.9), st.integers(4, 12))
+def test_smoothing_over_the_others_is_the_annotated_form_and_the_entropy_of_its_target(seed, rate, vocab):
+    torch.manual_seed(seed)
+    logits = torch.randn(5, vocab, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(1, vocab, (5,))
+    ours = LabelSmoothing(rate, over="others", excluded=(0,)).losses(logits, ids)
+    theirs = annotated(logits, ids, rate, padding=0)
+    entropy = -(1 - rate) * math.log(1 - rate) - rate * math.log(rate / (vocab - 2))
+    close(ours, theirs + entropy)
+    gradients = [torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0] for loss in (ours, theirs)]
+    close(*gradients)
+
+
+@given(st.integers(0, 2**31), st.floats(0.0, 0.9))
+def test_the_two_forms_of_smoothing_are_one_at_rates_that_give_the_others_the_same(seed, rate):
+    torch.manual_seed(seed)
+    vocab, logits, ids = 7, torch.randn(5, 7, dtype=torch.float64), torch.randint(0, 7, (5,))
+    shared = LabelSmoothing(rate).losses(logits, ids)
+    close(LabelSmoothing(rate * (vocab - 1) / vocab, over="others").losses(logits, ids), shared)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, LabelSmoothing(0.1, over="others", excluded=(0,))])
+def test_smoothing_survives_json(smoothing):
+    config = recipe(smoothing=smoothing)
+    assert TrainConfig.from_json(config.to_json()) == config
 
 
 def gradients(model: Any, batches: list[Batch], shares: list[float]) -> list[torch.Tensor]:
