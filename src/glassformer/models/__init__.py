@@ -25,7 +25,7 @@ __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
     "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
     "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig",
-    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal", "Stack",
-    "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
+    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal",
+    "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
     "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip
