@@ -37,6 +37,8 @@ class Attention(SubLayerConfig, kind="attention"):
         merge: From mixed values to what is written.
         cross: Keys and values come from another stack's output.
         grid: Rows and columns of an input with two dimensions, read row by row, for mechanisms that ask for them.
+        dropout: Rate on the weights of the pattern, in training: behind the site, so `pattern` is what was there
+            before, `z` what came of the rest. The pattern is made for it, where the fast route would do without.
     """
 
     n_heads: int
@@ -49,6 +51,7 @@ class Attention(SubLayerConfig, kind="attention"):
     merge: Merge = field(default_factory=Merge)
     cross: bool = False
     grid: tuple[int, int] | None = None
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("n_heads", "n_kv_heads", "d_head", "d_value"):
@@ -67,6 +70,12 @@ class Attention(SubLayerConfig, kind="attention"):
         )
         require(
             self.grid is None or min(self.grid) >= 1, f"attention: grid must have rows and columns, found {self.grid}."
+        )
+        require(0 <= self.dropout < 1, f"attention: dropout must be in [0, 1), found {self.dropout}.")
+        require(
+            self.dropout == 0 or self.mixer.traits.linear_in_value != "no",
+            f'attention: dropout is on the weights of a pattern, and "{self.mixer.kind}" has none; use the dropout of '
+            "the block.",
         )
         require(
             self.projection.crosses or not self.cross,
@@ -212,6 +221,8 @@ class AttentionLayer(SubLayerModule):
             assert context.source is not None and source is not None, "cross-attention reads another stack's output"
             context, x_v = context.source, source
         kept, memory = (None, None) if state is None else state
+        if self.training and self.config.dropout > 0:
+            context = replace(context, dropout=self.config.dropout)
         x_q, x_k = self.positions.inputs(x, x_v, context)
         own = None if inputs is None else partial(self._own, inputs, context)
         (q, k, v), kept = self.projection(x_q, x_k, x_v, self.positions, context, kept, own)

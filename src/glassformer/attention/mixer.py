@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -185,6 +186,8 @@ class Mixer(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, state: Any, tape: Tape | None
     ) -> tuple[Float[Tensor, "batch head pos d_z"], Any]:
+        if context.dropout > 0 and not self.config.stores_keys and (state is not None or context.form == "scan"):
+            raise no_pattern(self)
         if state is not None:
             return self.scan(q, k, v, x, context, state, tape)
         if context.form == "scan":
@@ -195,7 +198,7 @@ class Mixer(nn.Module):
         """Return z of a whole sequence: fused, unless scores or a site are wanted that only the dense route has."""
         if context.read is not None:
             k = context.read(k)
-        if context.scores is None and not self.wants_dense(tape):
+        if context.scores is None and context.dropout == 0 and not self.wants_dense(tape):
             return self.fast(q, k, v, x, context, tape)
         return self.dense(q, k, v, x, context, tape)
 
@@ -205,7 +208,9 @@ class Mixer(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context, tape: Tape | None) -> Tensor:
         """Return z by way of the pattern, which passes its site."""
         pattern = self.pattern(q, per_query_head(k, q), x, context, tape)
-        return self.merged(site(tape, self.at.pattern, pattern) @ per_query_head(v, q))
+        pattern = site(tape, self.at.pattern, pattern)
+        pattern = F.dropout(pattern, context.dropout) if context.dropout > 0 else pattern
+        return self.merged(pattern @ per_query_head(v, q))
 
     def merged(
         self, mixed: Float[Tensor, "batch *value_stream head pos d_value"]

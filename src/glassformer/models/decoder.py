@@ -37,6 +37,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         embed_norm: Norm on what enters the first block, token and position vectors together; None for none.
         unembed_scale: Factor on the logits, before their bias.
         d_embed: Width of the token vectors, where it is not that of the stream; maps lead from one to the other.
+        embed_dropout: Rate on what enters the first block, in training.
     """
 
     vocab_size: int
@@ -53,8 +54,10 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     embed_norm: NormConfig | None = None
     unembed_scale: float = 1.0
     d_embed: int | None = None
+    embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
         self.check_logits(self.logit_cap, self.unembed_scale)
         require(
@@ -76,7 +79,7 @@ class Decoder(Model):
         super().__init__(config, "decoder")
         self.embed = Embedding(
             config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale, "embed",
-            norm=config.embed_norm, d_embed=config.d_embed,
+            norm=config.embed_norm, d_embed=config.d_embed, dropout=config.embed_dropout,
         )  # fmt: skip
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
         tied = self.embed if config.tied else None

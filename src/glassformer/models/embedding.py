@@ -106,6 +106,8 @@ class VocabularyMatrix(nn.Module):
 class Embedding(VocabularyMatrix):
     """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
 
+    In training, dropout on their sum behind its norm, before the first block's `resid_pre`.
+
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
 
     With token types (which of two texts a token belongs to), the token's vector is that of the token and its type.
@@ -123,6 +125,7 @@ class Embedding(VocabularyMatrix):
         norm: NormConfig | None = None,
         d_embed: int | None = None,
         n_types: int = 0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(vocab_size, d_model, tied, d_embed, path)
         self.at_token, self.at_position, self.at_type = f"{path}.token", f"{path}.position", f"{path}.type"
@@ -131,6 +134,7 @@ class Embedding(VocabularyMatrix):
         self.positions = None if positions is None else positions.build(d_model, max_len)
         self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
         self.factor = math.sqrt(d_model) if scaled else 1.0
+        self.dropout = dropout
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
@@ -153,7 +157,8 @@ class Embedding(VocabularyMatrix):
         if self.positions is not None:
             placed = self.positions(positions, x).expand_as(x)
             x = x + site(tape, self.at_position, placed)
-        return x if self.norm is None else self.norm(x, tape)
+        x = x if self.norm is None else self.norm(x, tape)
+        return F.dropout(x, self.dropout) if self.training and self.dropout > 0 else x
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]

@@ -42,6 +42,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         unembed_bias: A bias per token on the logits.
         embed_scale: Multiply token vectors by sqrt(d_model).
         init: How weights are drawn, see `initialise`.
+        embed_dropout: Rate on what enters the first block, in training.
     """
 
     vocab_size: int
@@ -58,10 +59,12 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     unembed_bias: bool = False
     embed_scale: bool = False
     init: Literal["gpt", "xavier"] = "gpt"
+    embed_dropout: float = 0.0
 
     logit_cap: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
         check_reads_both_ways("encoder", self.layers)
@@ -87,7 +90,7 @@ class Encoder(Model):
         d_model = config.d_model
         self.embed = Embedding(
             config.vocab_size, d_model, config.max_len, config.positions, config.embed_scale, "embed",
-            norm=config.embed_norm, n_types=config.n_types,
+            norm=config.embed_norm, n_types=config.n_types, dropout=config.embed_dropout,
         )  # fmt: skip
         self.stack = Stack(config.layers, d_model, config.max_len, config.final_norm)
         if config.predicts:

@@ -41,6 +41,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         unembed_bias: A bias per token on the logits.
         start_id: Token that the decoder's text starts with; the tokenizer's beginning token by default.
         never_ids: Tokens that are never generated, whatever their logits.
+        embed_dropout: Rate on what enters the first block of each stack, in training.
     """
 
     vocab_size: int
@@ -60,8 +61,10 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     shared: bool = True
     start_id: int | None = None
     never_ids: tuple[int, ...] = ()
+    embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
         self.check_logits(self.logit_cap, self.unembed_scale)
         for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
@@ -92,10 +95,11 @@ class EncoderDecoder(Model):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__(config, "encoder-decoder")
         sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
-        self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm)
+        rate = config.embed_dropout
+        self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm, dropout=rate)
         tied = self.decoder_embed if config.tied else None
         shared = self.decoder_embed if config.shared else None
-        self.encoder_embed = Embedding(*sizes, "encoder.embed", shared, config.embed_norm)
+        self.encoder_embed = Embedding(*sizes, "encoder.embed", shared, config.embed_norm, dropout=rate)
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
         self.unembed = Unembedding(

@@ -34,6 +34,7 @@ class Mlp(SubLayerConfig, kind="mlp"):
         activation: Non-linearity; gated silu is SwiGLU, gated gelu is GEGLU.
         gated: Multiply by a second, linear branch.
         bias: Biases on all matrices.
+        dropout: Rate on the neurons, in training: behind the site, so `hidden` is what was there before.
 
     Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants".
     """
@@ -42,11 +43,13 @@ class Mlp(SubLayerConfig, kind="mlp"):
     activation: Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "tanh"] = "gelu"
     gated: bool = False
     bias: bool = True
+    dropout: float = 0.0
 
     role: ClassVar[str] = "mlp"
 
     def __post_init__(self) -> None:
         require(self.d_mlp is None or self.d_mlp >= 1, f"mlp: d_mlp must be at least 1, found {self.d_mlp}.")
+        require(0 <= self.dropout < 1, f"mlp: dropout must be in [0, 1), found {self.dropout}.")
 
     def build(self, d_model: int, max_len: int, layer: int, path: str) -> "MlpLayer":
         return MlpLayer(self, d_model, layer, path)
@@ -79,7 +82,10 @@ class MlpLayer(ByPosition):
         else:
             gate = self.activation(site(tape, at.pre, self.gate(x)))
             hidden = gate * site(tape, at.linear, self.input(x))
-        return site(tape, at.out, self.output(site(tape, at.hidden, hidden)))
+        hidden = site(tape, at.hidden, hidden)
+        if self.training and self.config.dropout > 0:
+            hidden = F.dropout(hidden, self.config.dropout)
+        return site(tape, at.out, self.output(hidden))
 
     def sites(self) -> Iterator[Site]:
         axes = {name: words for name, words in self.SITES.items() if self.gate is not None or name != "linear"}

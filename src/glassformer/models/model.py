@@ -53,6 +53,10 @@ class ModelConfig(Config, family=True):
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
 
+    def check_dropout(self, rate: float) -> None:
+        """Raise `ConfigError` for a rate of dropout on embeddings that is none."""
+        require(0 <= rate < 1, f"{self.kind}: embed_dropout must be in [0, 1), found {rate}.")
+
     def check_logits(self, cap: float | None, scale: float) -> None:
         """Raise `ConfigError` for a cap on the logits, or a factor on them, that no model can have."""
         require(

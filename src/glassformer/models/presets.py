@@ -111,7 +111,7 @@ def _transformer(vocab_size: int, d_model: int, n_heads: int, d_mlp: int, dropou
         block(n_heads=n_heads, mlp=Mlp(d_mlp, activation="relu"), cross=cross, wiring="post", dropout=dropout)
         for cross in (False, True)
     )
-    return EncoderDecoderConfig(vocab_size, d_model, repeat(encoder, 6), repeat(decoder, 6))
+    return EncoderDecoderConfig(vocab_size, d_model, repeat(encoder, 6), repeat(decoder, 6), embed_dropout=dropout)
 
 
 def _gpt(n_layers: int, d_model: int, n_heads: int, max_len: int) -> DecoderConfig:

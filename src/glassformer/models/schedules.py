@@ -60,10 +60,14 @@ def block(
     norm: NormConfig | None = None,
     wiring: Literal["pre", "post", "sandwich", "parallel"] = "pre",
     dropout: float = 0.0,
+    attn_dropout: float = 0.0,
     norm_after: NormConfig | None = None,
     shared_norm: bool = False,
 ) -> BlockConfig:
-    """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given."""
+    """Return the usual block: attention, then cross-attention if asked, then an MLP (or experts) if given.
+
+    `dropout` is on what each sub-layer writes, `attn_dropout` on the weights of each pattern; an MLP has its own.
+    """
     separate = Separate(bias=bias, qk_norm=qk_norm, clip=clip)
     projection: ProjectionConfig = Smeared(bias=bias, qk_norm=qk_norm, clip=clip) if smeared else separate
     merge = merge or Merge(bias=bias)
@@ -75,6 +79,7 @@ def block(
         projection=projection,
         positions=positions or NoPositions(),
         merge=merge,
+        dropout=attn_dropout,
     )
     across = attention.replace(cross=True, mixer=Softmax(), positions=NoPositions(), projection=separate)
     parts: list[Any] = [attention] + [across] * cross + ([mlp] if mlp is not None else [])
