@@ -8,7 +8,6 @@ Axes are those of the site table; position axes carry token strings with their i
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
+from glassformer.indices import entries, one
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -119,6 +120,7 @@ class Run(Mapping[str, Labelled]):
     def place(self, position: int, row: int = 0) -> int:
         """Return a position as an index from 0; negative ones count from the end of the row's real tokens."""
         length = len(self.token_rows[row])
+        position = one(position, "position")
         if not -length <= position < length:
             raise ShapeMismatch(f"position {position}: the text has {length} tokens.")
         return position % length
@@ -292,18 +294,6 @@ def _sites(read: Iterable[str | Read | Callable[..., Any]] | str, view: Any) -> 
     return found
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and afterwards back as it was, module by module."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def output_logits(output: Any) -> Tensor | None:
     """Return the first tensor of what a model returned, or what it calls logits."""
     for candidate in (output, getattr(output, "logits", None), output[0] if isinstance(output, tuple) else None):
@@ -329,7 +319,7 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
             labels = _head_labels(site, axis, tape.table)
         where = request.read.at.where.get(axis)
         if where is not None and labels:
-            labels = labels[where] if isinstance(where, slice) else [labels[int(i)] for i in where]  # type: ignore[union-attr]
+            labels = [labels[i] for i in entries(where, len(labels), axis)]
         # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
         if labels and len(labels) == value.size(axis):
             coords[axis] = labels

@@ -193,6 +193,7 @@ class Context:
         read: What it does to keys that are read, those in the state included; None if they are read as written.
         scores: What it makes of queries and keys; None for their product.
         crossed: Queries and keys come from different sequences.
+        drops: Whether dropout is live where a block is in training mode.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
@@ -207,6 +208,7 @@ class Context:
     read: Callable[[Tensor], Tensor] | None = None
     scores: Callable[[Tensor, Tensor], Tensor] | None = None
     crossed: bool = False
+    drops: bool = True
     first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.circuits._cut_edges import normed
 from glassformer.errors import AnalysisUnavailable
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Tape
 
 GradientAt = Literal["clean", "corrupt", "inputs", "activations"]
