@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from glassformer.errors import AnalysisUnavailable
+
 # their flag changes nothing that they do
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -58,6 +60,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             _here.evaluated[key] -= 1
             if not _here.evaluated[key]:
                 del _here.evaluated[key]
+
+
+def require_gradients(model: nn.Module, what: str) -> None:
+    """Raise `AnalysisUnavailable` where no graph can be kept: under inference mode, or of weights made under it."""
+    if torch.is_inference_mode_enabled():
+        raise AnalysisUnavailable(
+            f"{what} takes gradients, and torch.inference_mode() keeps no graph for them.\n"
+            "    Call it outside of that; torch.no_grad() does no harm."
+        )
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise AnalysisUnavailable(
+            f"{what} takes gradients, and the weights were made under torch.inference_mode(), which forbids it.\n"
+            "    Load or build the model outside of that."
+        )
 
 
 def _switch(modules: list[nn.Module]) -> list[nn.Module]:

@@ -29,7 +29,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.indices import asked, entries
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
-from glassformer.models.evaluation import evaluating
+from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
@@ -113,7 +113,7 @@ def input_gradients(
     Example:
         >>> input_gradients(model, "the keys to the cabinet", " are", " is").values.top(3)
     """
-    require_model(model, "input_gradients")
+    require_gradients(require_model(model, "input_gradients"), "input_gradients")
     given = prepare(model, text, target)
     question = _ask(model, given, answer, against, positions, metric, list(edit))
     with evaluating(model):

@@ -26,7 +26,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
-from glassformer.models.evaluation import evaluating
+from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Tape
 
 Progress = Callable[[int, int], None]
@@ -87,6 +87,7 @@ def fit_tuned_lens(
         UnknownSite: A site is no place of the stream.
     """
     lens = TunedLens.identity(model, sites)
+    require_gradients(model, "fit_tuned_lens")
     if not len(batches):
         raise AnalysisUnavailable("fit_tuned_lens: there are no batches to fit to.")
     total = steps + (len(batches) if start == "ridge" else 0)
