@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glassformer import figures, files
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
+from glassformer.indices import asked, entries, located
 
 Coordinate = str | int | float
 
@@ -64,15 +65,29 @@ class Labelled:
     def labels(self, axis: str) -> list[Coordinate]:
         return list(self.coords.get(axis, range(self.size(axis))))
 
-    def select(self, **at: int | slice | str) -> "Labelled":
-        """Pick along named axes: an integer or a coordinate drops the axis, a slice keeps it."""
-        index: list[int | slice] = [slice(None)] * len(self.axes)
+    def select(self, **at: Any) -> "Labelled":
+        """Pick along named axes: an index or a coordinate drops the axis, a slice, several or a mask keep it.
+
+        Args:
+            at: For each axis an index, a coordinate, a slice, several indices or coordinates, or a mask: one truth for
+                each entry of the axis.
+
+        Raises:
+            UnknownAxis: There is no such axis or coordinate.
+            ShapeMismatch: An index is out of range, or a mask is not as long as the axis.
+        """
+        values, axes, coords = self.values, self.axes, dict(self.coords)
         for axis, where in at.items():
-            d = self.dim(axis)
-            index[d] = self._position(axis, where) if isinstance(where, str) else where
-        kept = {a: i for a, i in zip(self.axes, index) if isinstance(i, slice)}
-        coords = {a: list(c)[kept[a]] for a, c in self.coords.items() if a in kept}
-        return Labelled(self.values[tuple(index)], tuple(kept), coords, self.of)
+            chosen, d = self._chosen(axis, where), axes.index(axis)
+            if isinstance(chosen, int):
+                values, axes = values.select(d, chosen), (*axes[:d], *axes[d + 1 :])
+                coords.pop(axis, None)
+                continue
+            values = values[(slice(None),) * d + (chosen,)]
+            if axis in coords:
+                numbers = range(self.size(axis))[chosen] if isinstance(chosen, slice) else chosen
+                coords[axis] = [coords[axis][i] for i in numbers]
+        return Labelled(values, axes, coords, self.of)
 
     def top(
         self, k: int = 10, *, largest: bool = True, by_size: bool = False
@@ -154,6 +169,16 @@ class Labelled:
                 f".select({', '.join(f'{axis}=…' for axis in self.axes)})."
             )
         return self.values
+
+    def _chosen(self, axis: str, where: Any) -> int | slice | list[int]:
+        """Return what is picked along an axis; a step backwards as the indices it comes by."""
+        size = self.shape[self.dim(axis)]
+        if isinstance(where, str):
+            return self._position(axis, where)
+        if isinstance(where, Sequence):
+            where = [self._position(axis, one) if isinstance(one, str) else one for one in where]
+        found = located(asked(where, axis), size, axis)
+        return found if isinstance(found, int | slice) else entries(found, size, axis)
 
     def _position(self, axis: str, label: str) -> int:
         labels = self.labels(axis)

@@ -8,7 +8,6 @@ Axes are those of the site table; position axes carry token strings with their i
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,11 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
+from glassformer.indices import entries, one
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
+from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.models.padding import AskedPadding, Padding
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -39,6 +41,7 @@ class Run(Mapping[str, Labelled]):
         source_ids: Token ids of the encoder.
         source_rows: Readable tokens of the encoder.
         lengths: Real tokens per row, if rows are padded.
+        start: Where each row's real tokens begin, if padding is on the left.
         text: The text that was given, if it was one.
         generated: The decoder's text was generated, not given.
         added: Which special tokens the tokenizer put around the text, in words.
@@ -58,6 +61,7 @@ class Run(Mapping[str, Labelled]):
     added: str = ""
     output: Any = None
     model: Any = None
+    start: Tensor | None = None
 
     @property
     def tokens(self) -> list[str]:
@@ -119,9 +123,37 @@ class Run(Mapping[str, Labelled]):
     def place(self, position: int, row: int = 0) -> int:
         """Return a position as an index from 0; negative ones count from the end of the row's real tokens."""
         length = len(self.token_rows[row])
+        position = one(position, "position")
         if not -length <= position < length:
             raise ShapeMismatch(f"position {position}: the text has {length} tokens.")
-        return position % length
+        return position % length + (0 if self.start is None else int(self.start[row]))
+
+    def aligned(self) -> "Run":
+        """Return the run with padding on the right: real tokens first in every row, in ids, logits and sites.
+
+        Raises:
+            ShapeMismatch: Only a part of the positions was read of a site.
+        """
+        if self.start is None:
+            return self
+        padding = Padding(self.lengths, self.start)
+
+        def behind(value: Tensor | None, axes: Sequence[int] = (1,)) -> Tensor | None:
+            for axis in () if value is None else axes:
+                value = padding.aligned(value, axis)
+            return value
+
+        assert self.ids is not None, "what is padded has ids"
+        length, sites = self.ids.shape[1], dict[str, Labelled]()
+        for name, site in self.sites.items():
+            own = [i for i, axis in enumerate(site.axes) if axis in ("pos", "query", "key")]
+            if own and (site.axes[0] != "batch" or any(site.shape[i] != length for i in own)):
+                raise ShapeMismatch(
+                    f'"{name}" was read of rows padded on the left, and not whole: an analysis cannot tell which of '
+                    "its positions are real.\n    Read the whole site, or pad on the right."
+                )
+            sites[name] = dataclasses.replace(site, values=behind(site.values, own))
+        return dataclasses.replace(self, sites=sites, ids=behind(self.ids), logits=behind(self.logits), start=None)
 
     def require(self, names: Iterable[str], analysis: str) -> None:
         """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""
@@ -136,6 +168,7 @@ class Run(Mapping[str, Labelled]):
         from safetensors.torch import save
 
         extra = {"ids": self.ids, "logits": self.logits, "source_ids": self.source_ids, "lengths": self.lengths}
+        extra["start"] = self.start
         tensors = {f"run.{name}": value for name, value in extra.items() if value is not None}
         tensors |= {f"site.{name}": site.values for name, site in self.sites.items()}
         content = save({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, {"run": self._header()})
@@ -196,6 +229,8 @@ def run(
     read: Iterable[str | Read | Callable[..., Any]] | str = (),
     edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
     specials: bool | None = None,
+    lengths: Any = None,
+    mask: Any = None,
     grad: bool = False,
 ) -> Run:
     """Run a model once, reading and editing at named sites.
@@ -207,14 +242,19 @@ def run(
     Args:
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
             spec names (`foreign`).
-        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`; for other modules a tensor, a
-            tuple of arguments or a mapping of keyword arguments.
+        inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`, or a list of several texts or of
+            rows of ids, which are padded on the right; for other modules a tensor, a tuple of arguments or a mapping of
+            keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, heads (`L1H6.pattern`), `Read` for a part or a reduced value, and analyses of one pass,
             which stand for what they read; see `Tape` for several reads of one site.
         edit: Edits, or pairs of a site and a plain function.
         specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
             the tokenizer was made or published.
+        lengths: Real tokens in each row of ids, if they are padded on the right.
+        mask: 1 for each real id and 0 for padding, on the right or on the left, in place of lengths. What a row gives
+            at its real tokens is what it gives alone; values at padding mean nothing. A module that is not ours is told
+            by its `attention_mask`. An encoder's text is laid out with padding on the right in any case.
         grad: Keep the graph, so that gradients at sites can be taken.
 
     Raises:
@@ -228,10 +268,13 @@ def run(
         ('batch', 'pos', 'd_model')
     """
     require_module(model, "run")
+    if grad:
+        require_gradients(model, "gf.run(…, grad=True)")
     view: Any = model if hasattr(model, "sites") else Foreign(model)
     tape = Tape(view, _sites(read, view), edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
-        given = prepare(model, inputs, target, specials)
+        padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
+        given = prepare(model, inputs, target, specials, padding)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
@@ -240,7 +283,7 @@ def run(
     sites = {name: _with_coordinates(tape[name], tape, name, given) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, given.added, None if ours and not silent else output, parts_of(model),
+        given.generated, given.added, None if ours and not silent else output, parts_of(model), given.start,
     )  # fmt: skip
 
 
@@ -266,7 +309,7 @@ def run_for(
                 f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
                 f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
             )
-        return given
+        return given.aligned()
     if not isinstance(given, nn.Module):
         found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
         raise AnalysisUnavailable(
@@ -290,18 +333,6 @@ def _sites(read: Iterable[str | Read | Callable[..., Any]] | str, view: Any) -> 
         else:
             found += card_of(asked).reads(parts_of(view))
     return found
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and afterwards back as it was, module by module."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def output_logits(output: Any) -> Tensor | None:
@@ -329,7 +360,7 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
             labels = _head_labels(site, axis, tape.table)
         where = request.read.at.where.get(axis)
         if where is not None and labels:
-            labels = labels[where] if isinstance(where, slice) else [labels[int(i)] for i in where]  # type: ignore[union-attr]
+            labels = [labels[i] for i in entries(where, len(labels), axis)]
         # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
         if labels and len(labels) == value.size(axis):
             coords[axis] = labels

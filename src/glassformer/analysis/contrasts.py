@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from glassformer.analysis.prepare import Inputs, encode, prepare
+from glassformer.analysis.prepare import Inputs, encode, is_ragged, prepare
 from glassformer.analysis.sweep._metrics import (
     Metric,
     MetricsLike,
@@ -153,11 +153,11 @@ def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:
-    if not (isinstance(inputs, (list, tuple)) and inputs and all(isinstance(text, str) for text in inputs)):
+    if not is_ragged(inputs):
         return inputs
     if isinstance(model, EncoderDecoder):
         raise TextError("several texts for an encoder-decoder are given as a Batch, with source and tokens.")
-    rows = [encode(model, text) for text in inputs]
+    rows = [encode(model, text) if isinstance(text, str) else list(text) for text in inputs]
     if not isinstance(model, Model):
         if len({len(row) for row in rows}) > 1:
             raise TextError(

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import require_next_tokens
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
 from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models.evaluation import evaluating
 
 TokenPlace = int | range
 

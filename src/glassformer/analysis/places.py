@@ -11,6 +11,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import asked_position, token_id
 from glassformer.errors import ShapeMismatch
+from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import ModelLike
 
@@ -95,15 +96,30 @@ def places(run: Run, positions: Positions = None, row: int | None = None) -> Pla
     if positions is None:
         every = torch.arange(length, device=device).expand(len(rows), -1)
         return Places(torch.tensor(rows, device=device), every, len(rows) == batch, axes)
-    asked: Any = positions.tolist() if isinstance(positions, Tensor) else positions
+    wanted: Any = positions.tolist() if isinstance(positions, Tensor) else positions
     if isinstance(positions, Tensor) and positions.ndim > 1:
-        if len(asked) != len(rows):
+        if len(wanted) != len(rows):
             there = f"the run has {batch}" if row is None else f"row={row} asks for one; row=None takes all {batch}"
-            raise ShapeMismatch(f"positions for {len(asked)} rows were given; {there}.")
+            raise ShapeMismatch(f"positions for {len(wanted)} rows were given; {there}.")
     else:
-        asked = [[asked] if one else list(asked)] * len(rows)
-    found = [[run.place(int(p), r) for p in of_row] for r, of_row in zip(rows, asked)]
+        wanted = [wanted] * len(rows)
+    chosen = [[of_row] if one else _several(of_row, length) for of_row in wanted]
+    if len({len(of_row) for of_row in chosen}) > 1:
+        raise ShapeMismatch(
+            f"positions: the masks choose {', '.join(str(len(of_row)) for of_row in chosen)} positions of the rows; "
+            "results have as many for each row."
+        )
+    found = [[run.place(p, r) for p in of_row] for r, of_row in zip(rows, chosen)]
     return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device), axes=axes)
+
+
+def _several(positions: Any, length: int) -> list[int]:
+    """Return positions as indices: a mask's true ones, all others as they were given."""
+    found = asked(positions, "positions")
+    if is_mask(found):
+        return entries(found, length, "positions")
+    assert isinstance(found, list), "tensors are lists by now"
+    return found
 
 
 def position_in(run: Run, position: int | None) -> int:

@@ -1,6 +1,8 @@
 """From what a caller gives (text, ids, a batch, arguments of any module) to what a model reads."""
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
+from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.trace import Foreign
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,23 +34,60 @@ class Inputs:
     text: str | None = None
     generated: bool = False
     added: str = ""
+    start: Tensor | None = None
 
 
-def prepare(model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
+def prepare(
+    model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None, padding: AskedPadding | None = None
+) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
+    if inputs is None:
+        raise ShapeMismatch("there is nothing to run on: expected a text, token ids or a Batch; found None.")
+    ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
     if isinstance(inputs, Batch):
-        ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
+        if padding is not None:
+            raise ShapeMismatch("a Batch says itself which of its tokens are real; leave lengths= and mask= out.")
         return _batch(model, inputs) if ours else _foreign_batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
-        return _pair(model, inputs, target, text, specials)
+        return _pair(model, inputs, target, text, specials, padding)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
-    if isinstance(model, Decoder | Encoder):
-        ids = token_ids(model, inputs, specials=specials)
-        added = said(model, inputs, "prompt", specials)
-        return Inputs((ids,), {}, ids, readable(model, ids), text=text, added=added)
-    return _foreign(model, inputs, text)
+    if not isinstance(model, Decoder | Encoder):
+        return _foreign(model, inputs, text, padding)
+    ids, padded = _rows(model, inputs, "prompt", specials, padding)
+    kwargs = {"lengths": padded.lengths} if padded.is_any else {}
+    if padded.start is not None:
+        # on the left, that is all there is to say
+        kwargs = {"start": padded.start}
+    added, rows = said(model, inputs, "prompt", specials), readable(model, ids, padded)
+    return Inputs((ids,), kwargs, ids, rows, lengths=padded.lengths, text=text, added=added, start=padded.start)
+
+
+def _rows(
+    model: Model, given: Any, reading: Reading, specials: bool | None, padding: AskedPadding | None
+) -> tuple[Tensor, Padding]:
+    """Return `batch pos` ids and their padding: of several texts or rows of unequal length, on the right."""
+    if padding is None and is_ragged(given):
+        rows = [encode(model, row, reading, specials) if isinstance(row, str) else list(row) for row in given]
+        if not all(rows):
+            raise TextError(f"row {[len(row) for row in rows].index(0)} holds no token: give at least one.")
+        counts = torch.tensor([len(row) for row in rows], device=next(model.parameters()).device)
+        longest = int(counts.max())
+        ids = token_ids(model, [row + row[:1] * (longest - len(row)) for row in rows])
+        return ids, Padding.of(ids, counts)
+    ids = token_ids(model, given, reading, specials)
+    return ids, Padding() if padding is None else padding.on(ids)
+
+
+def is_ragged(given: Any) -> bool:
+    """Whether what was given is several texts, or several rows of ids that differ in length."""
+    if not isinstance(given, list | tuple) or not given:
+        return False
+    if all(isinstance(row, str) for row in given):
+        return True
+    lists = all(isinstance(row, list | tuple) and all(isinstance(i, int) for i in row) for row in given)
+    return lists and len({len(row) for row in given}) > 1
 
 
 def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
@@ -57,7 +98,7 @@ def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", special
     else:
         try:
             ids = torch.as_tensor(given, device=device)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
     if ids.is_floating_point() or ids.is_complex() or ids.ndim not in (1, 2):
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
@@ -102,7 +143,8 @@ def said(
     model: ModuleLike, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()
 ) -> str:
     """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
-    return _tokenizer(model, specials).said(reading, first) if isinstance(given, str) else ""
+    texts = isinstance(given, str) or (is_ragged(given) and isinstance(given[0], str))
+    return _tokenizer(model, specials).said(reading, first) if texts else ""
 
 
 def _tokenizer(model: ModuleLike, specials: bool | None) -> Tokenizer:
@@ -150,11 +192,9 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
     return found[0] if found else -1
 
 
-def readable(model: ModuleLike, ids: Tensor, lengths: Tensor | None = None) -> list[list[str]]:
-    """Return each row's tokens as text, or as numbers if the model has no tokenizer."""
-    rows: list[list[int]] = ids.tolist()
-    if lengths is not None:
-        rows = [row[:n] for row, n in zip(rows, lengths.tolist())]
+def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
+    """Return each row's real tokens as text, or as numbers if the model has no tokenizer."""
+    rows: list[list[int]] = padding.real_rows(ids)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not hasattr(tokenizer, "tokens"):
         return [[str(i) for i in row] for row in rows]
@@ -172,14 +212,30 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     return "".join(parts)
 
 
-def translated(model: EncoderDecoder, source: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths."""
+def translated(
+    model: EncoderDecoder, source: Tensor, source_lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return what the decoder reads if it continues itself greedily: `<bos>` and tokens up to `<eos>`; and lengths.
+
+    Args:
+        model: The model.
+        source: Ids of its encoder, padding on the right.
+        source_lengths: Real tokens per row.
+    """
     start, tokenizer = start_of(model), model.tokenizer
     if start is None:
         raise TextError("generating a target needs a tokenizer with a beginning token; give target=… instead.")
     stops = () if tokenizer is None else tokenizer.roles.stops
     room = min(model.config.max_len - 1, 2 * source.shape[1] + 16)
-    made = generate(model, [[start]] * len(source), GREEDY, max_new_tokens=room, stop_ids=stops, source=source)
+    made = generate(
+        model,
+        [[start]] * len(source),
+        GREEDY,
+        max_new_tokens=room,
+        stop_ids=stops,
+        source=source,
+        source_lengths=source_lengths,
+    )
     return padded(model, [[start, *row] for row in made.trimmed], left=False)
 
 
@@ -190,36 +246,56 @@ def start_of(model: EncoderDecoder) -> int | None:
     return None if model.tokenizer is None else model.tokenizer.bos
 
 
-def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None) -> Inputs:
-    source_ids = token_ids(model, source, "source", specials)
+def _pair(
+    model: EncoderDecoder,
+    source: Any,
+    target: Any,
+    text: str | None,
+    specials: bool | None,
+    padding: AskedPadding | None,
+) -> Inputs:
+    source_ids, padded = _rows(model, source, "source", specials, padding)
+    # nothing looks at a source from its end
+    source_ids, padded = padded.aligned(source_ids), Padding(padded.lengths)
     generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target, specials), None)
+    if generated:
+        ids, lengths = translated(model, source_ids, padded.lengths)
+        of_target = Padding.of(ids, lengths)
+    else:
+        ids, of_target = _target_ids(model, target, specials)
     start = () if (first := start_of(model)) is None else (first,)
     told = said(model, source, "source", specials), said(model, target, "target", specials, start)
     added = " ".join(filter(None, told))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
-    rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
-    kwargs = {"lengths": lengths}
-    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, added)
+    rows, source_rows = readable(model, ids, of_target), readable(model, source_ids, padded)
+    kwargs = {"lengths": of_target.lengths}
+    if padded.is_any:
+        kwargs["source_lengths"] = padded.lengths
+    return Inputs(
+        (source_ids, ids), kwargs, ids, rows, source_ids, source_rows, of_target.lengths, text, generated, added
+    )
 
 
-def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Tensor:
+def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> tuple[Tensor, Padding]:
     """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
-    if not isinstance(target, str):
-        return token_ids(model, target)
-    start, ids = start_of(model), encode(model, target, "target", specials)
-    return token_ids(model, ids if start is None else [start, *ids])
+    several = is_ragged(target)
+    if not isinstance(target, str) and not (several and isinstance(target[0], str)):
+        return _rows(model, target, "target", specials, None)
+    start, texts = start_of(model), list(target) if several else [target]
+    rows = [encode(model, one, "target", specials) for one in texts]
+    return _rows(model, [row if start is None else [start, *row] for row in rows], "target", specials, None)
 
 
 def _batch(model: Model, batch: Batch) -> Inputs:
     ids = token_ids(model, batch.tokens)
+    rows = readable(model, ids, Padding.of(ids, batch.lengths))
     if batch.source is None:
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
-        return Inputs((ids,), kwargs, ids, readable(model, ids, batch.lengths), lengths=batch.lengths)
+        return Inputs((ids,), kwargs, ids, rows, lengths=batch.lengths)
     source = token_ids(model, batch.source)
     kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
-    rows, source_rows = readable(model, ids, batch.lengths), readable(model, source, batch.source_lengths)
+    source_rows = readable(model, source, Padding.of(source, batch.source_lengths))
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
 
 
@@ -230,11 +306,13 @@ def _foreign_batch(model: ModuleLike, batch: Batch) -> Inputs:
             f"{type(model).__name__} is no model of ours, so how it is told of padding, documents or a source is not "
             "known.\n    Give the arguments it takes: {'input_ids': …, 'attention_mask': …}, or rows of one length."
         )
-    return _foreign(model, batch.tokens, None)
+    return _foreign(model, batch.tokens, None, None)
 
 
-def _foreign(model: ModuleLike, inputs: Any, text: str | None) -> Inputs:
+def _foreign(model: ModuleLike, inputs: Any, text: str | None, padding: AskedPadding | None) -> Inputs:
     """Return arguments for a module we know nothing about."""
+    if padding is not None:
+        inputs = _told_of_padding(model, inputs, padding)
     if text is not None:
         if getattr(model, "tokenizer", None) is None:
             raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
@@ -245,18 +323,44 @@ def _foreign(model: ModuleLike, inputs: Any, text: str | None) -> Inputs:
     else:
         args, kwargs, mask = inputs if isinstance(inputs, tuple) else (inputs,), {}, None
         if isinstance(inputs, list):
-            args = (torch.atleast_2d(torch.as_tensor(inputs)),)
+            args = (_integers(inputs),)
         ids = args[0] if args else None
     if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()):
         return Inputs(args, kwargs)
-    lengths = _lengths(ids, mask)
-    return Inputs(args, kwargs, ids, readable(model, ids, lengths), lengths=lengths, text=text)
+    padded = WHOLE
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        # what the module makes of a mask with holes is its own affair
+        with contextlib.suppress(ShapeMismatch):
+            padded = Padding.masked(ids, mask)
+    rows = readable(model, ids, padded)
+    return Inputs(args, kwargs, ids, rows, lengths=padded.lengths, text=text, start=padded.start)
 
 
-def _lengths(ids: Tensor, mask: Any) -> Tensor | None:
-    """Return the real tokens per row, if a mask of zeros and ones says that rows are padded on the right."""
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape or bool(mask.bool().all()):
-        return None
-    lengths = mask.bool().sum(1)
-    right = torch.arange(ids.shape[1], device=ids.device) < lengths.to(ids.device)[:, None]
-    return lengths if bool((right == mask.bool().to(ids.device)).all()) else None
+def _told_of_padding(model: ModuleLike, inputs: Any, padding: AskedPadding) -> dict[str, Tensor]:
+    """Return ids and their padding as keyword arguments, if the module takes them by the names most modules have.
+
+    Raises:
+        ShapeMismatch: It does not, or what was given is no ids.
+    """
+    module = model.module if isinstance(model, Foreign) else model
+    known = inspect.signature(module.forward).parameters
+    if not {"input_ids", "attention_mask"} <= set(known):
+        raise ShapeMismatch(
+            f"how {type(module).__name__} is told of padding is not known: it takes {', '.join(known)}.\n"
+            "    Give the arguments it takes, as a mapping: {'name': …}, or rows of one length."
+        )
+    device = next((p.device for p in model.parameters()), None)
+    ids = _integers(inputs).to(device)
+    padded = padding.on(ids)
+    real = padded.real(ids)
+    told = {"input_ids": ids, "attention_mask": real.long()}
+    if padded.start is not None and "position_ids" in known:
+        told["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
+    return told
+
+
+def _integers(given: Any) -> Int[Tensor, "batch pos"]:
+    try:
+        return torch.atleast_2d(torch.as_tensor(given))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ShapeMismatch(f"expected token ids in rows of one length ({error}).") from error

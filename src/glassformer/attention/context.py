@@ -194,6 +194,7 @@ class Context:
         scores: What it makes of queries and keys; None for their product.
         crossed: Queries and keys come from different sequences.
         dropout: Rate on the weights of the layer's pattern; 0 in evaluation.
+        drops: Whether dropout is live where a block is in training mode.
         first: First of the new positions, if they count up from it by one in every row; None if they may not.
         memo: Values that all layers of this pass share (dense masks, rotation tables).
     """
@@ -209,6 +210,7 @@ class Context:
     scores: Callable[[Tensor, Tensor], Tensor] | None = None
     crossed: bool = False
     dropout: float = 0.0
+    drops: bool = True
     first: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 

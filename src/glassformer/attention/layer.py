@@ -216,12 +216,12 @@ class AttentionLayer(SubLayerModule):
         tape: Tape | None = None,
         inputs: HeadInputs | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Any]:
-        at, x_v = self.at, x
+        at, x_v, drops = self.at, x, self.training and context.drops
         if self.config.cross:
             assert context.source is not None and source is not None, "cross-attention reads another stack's output"
             context, x_v = context.source, source
         kept, memory = (None, None) if state is None else state
-        if self.training and self.config.dropout > 0:
+        if drops and self.config.dropout > 0:
             context = replace(context, dropout=self.config.dropout)
         x_q, x_k = self.positions.inputs(x, x_v, context)
         own = None if inputs is None else partial(self._own, inputs, context)

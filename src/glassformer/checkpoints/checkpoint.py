@@ -21,6 +21,7 @@ from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
+from glassformer.placement import Device, NumberType, device_of, number_type
 
 CONFIG = "config.json"
 
@@ -63,7 +64,7 @@ class Checkpoint:
                 counted[place.dtype] = counted.get(place.dtype, 0) + torch.Size(place.shape).numel()
         return max(counted, key=lambda kind: counted[kind], default=torch.float32)
 
-    def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def read(self, names: Iterable[str], dtype: NumberType | None = None) -> dict[str, Tensor]:
         """Return tensors under our names.
 
         One that lies in the files as it is wanted is a view on the mapped file; others are put together in memory.
@@ -75,7 +76,7 @@ class Checkpoint:
         Raises:
             CheckpointError: A tensor is unknown, damaged, or of another shape than the config asks for.
         """
-        wanted, found = dtype or self.dtype, dict[str, Tensor]()
+        wanted, found = number_type(dtype) or self.dtype, dict[str, Tensor]()
         for name in names:
             if name not in self.parts:
                 raise CheckpointError(f'"{self.folder}" has no tensor "{name}".{nearest(name, self.parts)}')
@@ -84,21 +85,19 @@ class Checkpoint:
                 self.files.release(self.stored_as(name))
         return found
 
-    def is_mapped(self, name: str, dtype: torch.dtype | None = None) -> bool:
+    def is_mapped(self, name: str, dtype: NumberType | None = None) -> bool:
         """Whether one of our tensors lies in a file as it is wanted, so that reading it copies nothing."""
         pieces = self.parts[name].pieces
         if not pieces:
             return False
-        as_stored = self.files[self.stored[pieces[0].name]].dtype == (dtype or self.dtype)
+        as_stored = self.files[self.stored[pieces[0].name]].dtype == (number_type(dtype) or self.dtype)
         return len(pieces) == 1 and pieces[0].is_whole and as_stored
 
     def stored_as(self, name: str) -> list[str]:
         """Return the tensors in the files that one of ours is made of."""
         return [self.stored[piece.name] for piece in self.parts[name].pieces]
 
-    def fill(
-        self, dtype: torch.dtype | None = None, device: torch.device | str | None = None, *, mapped: bool = True
-    ) -> Any:
+    def fill(self, dtype: NumberType | None = None, device: Device | None = None, *, mapped: bool = True) -> Any:
         """Return the model with its weights, in evaluation mode: one copy of them.
 
         Args:
@@ -107,12 +106,13 @@ class Checkpoint:
             mapped: Leave weights in their files where they lie as they are wanted, instead of copying them. Where in a
                 file a tensor begins decides which instructions read it, and so the last bits of results.
         """
+        there = device_of(device)
         for name in self.parts:
             value = self.read([name], dtype)[name]
             if not mapped and self.is_mapped(name, dtype):
                 value = value.clone()
                 self.files.release(self.stored_as(name))
-            place(self.model, name, value if device is None else value.to(device))
+            place(self.model, name, value if there is None else value.to(there))
         self.model.origin = self.origin
         return self.model.eval()
 

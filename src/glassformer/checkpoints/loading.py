@@ -6,8 +6,6 @@ config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing
 import json
 from pathlib import Path
 
-import torch
-
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder
@@ -16,13 +14,14 @@ from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.models import Model, ModelConfig
+from glassformer.placement import Device, NumberType, device_of, number_type
 
 
 def load(
     name: str | Path,
     *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    dtype: NumberType | None = None,
+    device: Device | None = None,
     revision: str | None = None,
     stream: bool = False,
 ) -> Model:
@@ -36,7 +35,7 @@ def load(
     Args:
         name: Name, folder, or `owner/model`.
         dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
-            short to be small, come as float32.
+            short to be small, come as float32. As `torch.bfloat16` or by name, `"bfloat16"`.
         device: Where to; the CPU by default.
         revision: Of a hub model: branch, tag or commit.
         stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
@@ -46,14 +45,16 @@ def load(
     Raises:
         UnknownModel: No shipped model, no folder and no hub model of that name.
         CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
+        ConfigError: There is no such device here, or weights are not computed in such a type.
     """
+    kind, place = number_type(dtype), device_of(device)
     folder = folder_of(name, revision)
     found = model_folder(folder)
     if not stream:
         found.check(weights_only=True)
     checkpoint = found.open()
-    wanted = dtype or found.loaded_as(checkpoint.dtype)
-    model = streamed(checkpoint, wanted, device) if stream else checkpoint.fill(wanted, device, mapped=found.mapped)
+    wanted = kind or found.loaded_as(checkpoint.dtype)
+    model = streamed(checkpoint, wanted, place) if stream else checkpoint.fill(wanted, place, mapped=found.mapped)
     model.tokenizer = found.tokenizer()
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to

@@ -23,6 +23,7 @@ from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig, ModelLike, require_model
+from glassformer.placement import NumberType, number_type
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
@@ -30,20 +31,21 @@ HALF = (torch.float16, torch.bfloat16)
 _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 
 
-def save(model: ModelLike, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) -> Path:
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
     Args:
         model: The model; its `tokenizer` is written too if it has one.
         folder: Made if missing.
-        dtype: Store weights in this type, for example `torch.bfloat16`; as they are by default.
+        dtype: Store weights in this type, `torch.bfloat16` or `"bfloat16"`; as they are by default.
 
     Raises:
         SaveError: The folder cannot be written to; a model that was there before is still whole.
+        ConfigError: Weights are not kept in such a type.
     """
-    folder, model = Path(folder), require_model(model, "save")
+    folder, model, kind = Path(folder), require_model(model, "save"), number_type(dtype)
     tensors = {
-        name: value.detach().to(dtype or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
+        name: value.detach().to(kind or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
     }
     contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
     if model.tokenizer is not None:

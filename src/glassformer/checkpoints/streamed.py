@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from glassformer.checkpoints.checkpoint import Checkpoint, place
 from glassformer.errors import CheckpointError
+from glassformer.placement import Device, NumberType, device_of, number_type
 
 
-def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Any:
+def streamed(checkpoint: Checkpoint, dtype: NumberType | None = None, device: Device | None = None) -> Any:
     """Return the model of a checkpoint with the weights of its blocks left in their files.
 
     Args:
@@ -36,16 +37,17 @@ def streamed(checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: t
         device: Where they are brought to; the CPU by default.
     """
     # what has no memory has a type all the same
-    model = checkpoint.model.to(dtype or checkpoint.dtype).requires_grad_(False)
-    reader = BlockReader(checkpoint, dtype, device)
+    kind, there = number_type(dtype), device_of(device)
+    model = checkpoint.model.to(kind or checkpoint.dtype).requires_grad_(False)
+    reader = BlockReader(checkpoint, kind, there)
     own: dict[str, dict[str, str]] = {}
     for name in checkpoint.parts:
         if name in reader.blocks:
             path, _, last = name.rpartition(".")
             own.setdefault(path, {})[last] = name
         else:
-            value = checkpoint.read([name], dtype)[name]
-            place(model, name, value if device is None else value.to(device))
+            value = checkpoint.read([name], kind)[name]
+            place(model, name, value if there is None else value.to(there))
     for path, names in own.items():
         _leave(model.get_submodule(path), Parameters, reader, names)
     for block in reader.stored:
@@ -65,10 +67,8 @@ class BlockReader:
         device: Where to.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> None:
-        self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
+    def __init__(self, checkpoint: Checkpoint, dtype: NumberType | None = None, device: Device | None = None) -> None:
+        self.checkpoint, self.dtype, self.device = checkpoint, number_type(dtype), device_of(device)
         # a table that all blocks of a stack share is no block's
         shared = ".positions.table"
         matrices = [n for n, part in checkpoint.parts.items() if len(part.shape) > 1 and not n.endswith(shared)]

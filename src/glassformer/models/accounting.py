@@ -25,6 +25,7 @@ from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.model import ModelConfig
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
+from glassformer.placement import NumberType, number_type
 from glassformer.trace import Tape
 
 # sub-layers that name parts of their own come between the two
@@ -85,13 +86,13 @@ class Account:
         }
 
 
-def account(config: ModelConfig, length: int | None = None, dtype: torch.dtype = torch.float32) -> Account:
+def account(config: ModelConfig, length: int | None = None, dtype: NumberType = torch.float32) -> Account:
     """Return what a model costs at a sequence length (its `max_len` by default)."""
-    length = config.max_len if length is None else length
+    length, kind = config.max_len if length is None else length, number_type(dtype)
     bytes_now, bytes_before = (state_bytes(config, n, dtype, source_length=length) for n in (length, length - 1))
     return Account(
         count_parameters(config), length, count_flops(config, length), bytes_now, bytes_now - bytes_before,
-        str(dtype).removeprefix("torch."),
+        str(kind).removeprefix("torch."),
     )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
 
 
 def state_bytes(
-    config: ModelConfig, length: int, dtype: torch.dtype = torch.float32, source_length: int | None = None
+    config: ModelConfig, length: int, dtype: NumberType = torch.float32, source_length: int | None = None
 ) -> int:
     """Return the bytes of one sequence's state after `length` positions.
 
@@ -142,8 +143,9 @@ def state_bytes(
     """
     m = length if source_length is None else source_length
     crossed = isinstance(config, EncoderDecoderConfig)
-    total = m * config.d_model * dtype.itemsize if crossed else 0
-    return total + sum(part.state_bytes(n, m, dtype) for part, n, causal in _sub_layers(config, length, m) if causal)
+    kind = number_type(dtype) or torch.float32
+    total = m * config.d_model * kind.itemsize if crossed else 0
+    return total + sum(part.state_bytes(n, m, kind) for part, n, causal in _sub_layers(config, length, m) if causal)
 
 
 def shapes(config: ModelConfig, length: int) -> dict[str, tuple[int, ...]]:

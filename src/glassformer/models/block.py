@@ -134,7 +134,7 @@ class Block(nn.Module):
             read = read if self.wiring == "post" else self.norm(name)(read, tape)
             out, new = self._run(name, read, context, source, None if state is None else state[i], tape, inputs)
             states.append(new)
-            if self.training and self.config.dropout > 0:
+            if self.training and self.config.dropout > 0 and context.drops:
                 out = F.dropout(out, self.config.dropout)
             if self.wiring == "post":
                 x = self.norm_after(name)(site(tape, self.at_sum[i], x + out), tape)  # type: ignore[misc]

@@ -102,6 +102,7 @@ class Decoder(Model):
         tokens: Int[Tensor, "batch pos"],
         *,
         lengths: Int[Tensor, " batch"] | None = None,
+        start: Int[Tensor, " batch"] | None = None,
         documents: Int[Tensor, "batch pos"] | None = None,
         state: State | None = None,
         tape: Tape | None = None,
@@ -113,6 +114,7 @@ class Decoder(Model):
         Args:
             tokens: Token ids.
             lengths: Real tokens per row. Padding is on the right; together with an empty state it is on the left.
+            start: Where each row's real tokens begin, if padding is on the left; positions count from there.
             documents: Document ids of packed rows; documents do not see each other.
             state: Continue after these positions; `begin` makes the empty one.
             tape: Reads and edits.
@@ -121,7 +123,7 @@ class Decoder(Model):
 
         A tape without `logits` gets the stream at the last block it needs instead.
         """
-        x, context, state = self._enter(tokens, lengths, documents, state, tape, form, seed)
+        x, context, state = self._enter(tokens, lengths, documents, state, tape, form, seed, start)
         x, layers = self.stack(x, context, state=None if state is None else state.layers, tape=tape)
         logits = self._leave(x, tape)
         return (
@@ -182,7 +184,7 @@ class Decoder(Model):
         """Return the empty state."""
         return State(0, self.stack.begin(batch, self.embed.stored))
 
-    def _enter(self, tokens, lengths, documents, state, tape, form, seed):
+    def _enter(self, tokens, lengths, documents, state, tape, form, seed, start=None):
         batch, length = tokens.shape
         past = 0 if state is None else state.length
         if state is not None and past == 0 and lengths is not None:
@@ -197,7 +199,7 @@ class Decoder(Model):
             lengths=lengths,
             document_ids=documents,
             past=past,
-            start=None if state is None else state.start,
+            start=start if state is None else state.start,
             form=form,
             seed=seed,
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable, TextError
+from glassformer.models.evaluation import drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
 from glassformer.models.smoothing import LabelSmoothing
@@ -158,7 +159,7 @@ class Embedding(VocabularyMatrix):
             placed = self.positions(positions, x).expand_as(x)
             x = x + site(tape, self.at_position, placed)
         x = x if self.norm is None else self.norm(x, tape)
-        return F.dropout(x, self.dropout) if self.training and self.dropout > 0 else x
+        return F.dropout(x, self.dropout) if self.training and self.dropout > 0 and drops(self) else x
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from glassformer.attention import ByPosition, LinearMap, SubLayerConfig
 from glassformer.attention.linear_map import parameters_of
 from glassformer.config import require
+from glassformer.models.evaluation import drops
 from glassformer.trace import Site, Tape, declare, full_names, site
 
 ACTIVATIONS = {
@@ -83,7 +84,7 @@ class MlpLayer(ByPosition):
             gate = self.activation(site(tape, at.pre, self.gate(x)))
             hidden = gate * site(tape, at.linear, self.input(x))
         hidden = site(tape, at.hidden, hidden)
-        if self.training and self.config.dropout > 0:
+        if self.training and self.config.dropout > 0 and drops(self):
             hidden = F.dropout(hidden, self.config.dropout)
         return site(tape, at.out, self.output(hidden))
 

@@ -18,6 +18,7 @@ from glassformer.attention import (
     padding,
 )
 from glassformer.models.block import Block, BlockConfig, pick
+from glassformer.models.evaluation import drops
 from glassformer.models.norms import NormConfig
 from glassformer.models.sub_layer import SubLayer, sub_layers_of
 from glassformer.trace import Site, SiteTable, Tape
@@ -90,6 +91,8 @@ class Stack(nn.Module):
         """
         if state is not None and tape is not None:
             tape.refuse_state()
+        if self.training and not drops(self):
+            context = replace(context, drops=False)
         states: list[Any] = []
         stop = self.needed(tape)
         # a module list asked for its i-th member takes longer than a norm of a short text

@@ -3,8 +3,9 @@
     Scale("blocks.*.attn.z", 0.0, at=At(head=3))          # switch head 3 off everywhere
     Set("blocks.2.resid_pre", clean, at=At(pos=-1))       # clean: a Run, a tensor or a number
 
-Parts are addressed by axis name. An integer drops its axis, a slice or list keeps it; lists on several axes combine as
-a grid. Values are never changed in place. An edit may read what the pass made earlier, at sites it names in `reads`.
+Parts are addressed by axis name. An integer drops its axis, a slice, a list or a mask keeps it; lists on several axes
+combine as a grid. Values are never changed in place. An edit may read what the pass made earlier, at sites it names in
+`reads`.
 """
 
 # torch's stubs leave much of its API untyped
@@ -19,21 +20,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, nearest
+from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
+from glassformer.indices import Where, asked, entries, located, one
 from glassformer.labelled import Labelled
 from glassformer.trace.sites import Site
 
-Where = int | slice | Sequence[int] | Tensor
 # values of earlier sites of the pass, by name
 Earlier = Mapping[str, Tensor]
 _NOTHING: Earlier = MappingProxyType({})
 
 
 class At:
-    """A part of a site, by axis name: `At(head=3, pos=-1)`, `At(pos=slice(2, 5))`, `At(batch=[0, 2])`."""
+    """A part of a site, by axis name: `At(head=3, pos=-1)`, `At(pos=slice(2, 5))`, `At(batch=[0, 2])`.
 
-    def __init__(self, **where: Where) -> None:
-        self.where: dict[str, Where] = where
+    Args:
+        where: For each axis an index, a slice, several indices, or a mask: one truth for each entry of the axis.
+
+    Raises:
+        UnknownAxis: A place comes without the name of its axis.
+        ShapeMismatch: A place is none of these.
+    """
+
+    def __init__(self, *unnamed: Any, **where: Any) -> None:
+        if unnamed:
+            raise UnknownAxis(f"At takes places by the names of their axes, At(pos=-1, head=3); found {unnamed[0]!r}.")
+        self.where: dict[str, Where] = {axis: asked(place, f"At: {axis}") for axis, place in where.items()}
 
     def __bool__(self) -> bool:
         return bool(self.where)
@@ -42,10 +53,14 @@ class At:
         return "At(" + ", ".join(f"{axis}={where!r}" for axis, where in self.where.items()) + ")"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, At) and repr(self) == repr(other)
+        return isinstance(other, At) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(tuple(self.where))
+
+    def _compared(self) -> list[tuple[str, Any]]:
+        """Return what makes two parts equal: a tensor's entries, all of them, which its text would leave out."""
+        return [(axis, w.tolist() if isinstance(w, Tensor) else w) for axis, w in self.where.items()]
 
     def check(self, site: Site) -> None:
         """Raise `UnknownAxis` for an axis the site does not have (when its axes are known beforehand)."""
@@ -60,11 +75,7 @@ class At:
 
     def entries(self, axis: str, size: int) -> list[int]:
         """Return which entries of an axis of some length are addressed, in order."""
-        where = self.where.get(axis, slice(None))
-        if isinstance(where, int):
-            return [where % size]
-        chosen = range(size)[where] if isinstance(where, slice) else [int(i) % size for i in where]
-        return sorted(set(chosen))
+        return sorted(set(entries(self.where.get(axis, slice(None)), size, f"At: {axis}")))
 
     def take(self, value: Tensor, site: Site) -> Tensor:
         """Return the addressed part."""
@@ -95,7 +106,7 @@ class At:
         """Replace the addressed part in place."""
         places = self._by_dimension(value, site)
         part = part.to(value.dtype).expand(self.take(value, site).shape)
-        if not any(isinstance(where, (list, tuple, Tensor)) for _, where in places):
+        if not any(isinstance(where, (list, Tensor)) for _, where in places):
             index: list[int | slice] = [slice(None)] * value.ndim
             for dim, where in places:
                 index[dim] = where  # type: ignore[assignment]
@@ -118,13 +129,7 @@ class At:
             if axis not in axes:
                 raise UnknownAxis(f'site "{site.name}" has no axis "{axis}". Axes: {" ".join(axes)}.')
             dim = list(axes).index(axis)
-            size = value.shape[dim]
-            if isinstance(where, int) and not -size <= where < size:
-                raise ShapeMismatch(f'At({axis}={where}) at "{site.name}": the axis has {size} entries.')
-            # a tensor's entries are left to the kernel: looking at them would break a compiled graph
-            if isinstance(where, (list, tuple)) and (outside := [i for i in where if not -size <= i < size]):
-                raise ShapeMismatch(f'At({axis}={outside[0]}) at "{site.name}": the axis has {size} entries.')
-            places.append((dim, where))
+            places.append((dim, located(where, value.shape[dim], f'At at "{site.name}": {axis}')))
         return sorted(places, key=lambda place: place[0])
 
 
@@ -134,6 +139,13 @@ class Edit(ABC):
 
     site: str
     at: At = field(default_factory=At, kw_only=True)
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        if not isinstance(self.site, str):
+            raise UnknownSite(f"{kind}: the first argument is the name of a site, found {_shown(self.site)}.")
+        if not isinstance(self.at, At):
+            raise UnknownAxis(f'{kind} at "{self.site}": at= takes a part, At(pos=-1); found {_shown(self.at)}.')
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -175,19 +187,27 @@ class Edit(ABC):
         """
 
     def fit(self, value: Any, part: Tensor, site: Site) -> Tensor:
-        """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`."""
+        """Return a number, tensor, labelled tensor, or what a run or tape read at this site, in the shape of `part`.
+
+        A number and a vector along the last axis go everywhere, and so does a tensor along those of its axes that have
+        one entry. What a run read has to be as long as the part along all axes but the batch.
+        """
         # a tensor has a `values` of its own, which a compiler cannot look at
         if not isinstance(value, Tensor) and isinstance(getattr(value, "values", None), Mapping):
             value = value.values
-        if isinstance(value, Mapping):
+        lent = isinstance(value, Mapping)
+        if lent:
             value = self.at.borrow(value, site)
         value = torch.as_tensor(_values(value), dtype=part.dtype, device=part.device)
-        vector = value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
-        same = value.ndim == part.ndim and all(a in (1, b) for a, b in zip(value.shape, part.shape))
+        axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
+        vector = not lent and value.ndim == 1 and part.ndim > 0 and value.shape[0] == part.shape[-1]
+        spread = [not lent or axis == "batch" for axis in axes]
+        same = value.ndim == part.ndim and all(
+            a == b or (a == 1 and free) for a, b, free in zip(value.shape, part.shape, spread)
+        )
         if value.ndim == 0 or vector or same:
             return value
-        axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
-        raise ShapeMismatch(_mismatch(site.name, value, part, axes))
+        raise ShapeMismatch(_mismatch(site.name, value, part, axes, lent))
 
 
 def _values(value: Any) -> Any:
@@ -214,6 +234,10 @@ class Set(Edit):
 
     value: Any
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_value(self.value, self)
+
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return self.fit(self.value, part, site).expand_as(part)
 
@@ -224,6 +248,10 @@ class Add(Edit):
 
     value: Any
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_value(self.value, self)
+
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part + self.fit(self.value, part, site)
 
@@ -233,6 +261,10 @@ class Scale(Edit):
     """Multiply the part by a factor; 0 switches it off."""
 
     factor: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_value(self.factor, self)
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         return part * self.fit(self.factor, part, site)
@@ -249,6 +281,13 @@ class Project(Edit):
 
     directions: Tensor
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.directions, Tensor | Labelled):
+            raise ShapeMismatch(
+                f'Project at "{self.site}": directions are a tensor, one per row; found {_shown(self.directions)}.'
+            )
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         # in float32 at least: factorisations know no bfloat16
@@ -273,6 +312,10 @@ class Take(Edit):
 
     row: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one(self.row, f'Take at "{self.site}": row')
+
     def check(self, site: Site) -> None:
         At(**(self.at.where | {"batch": self.row})).check(site)
 
@@ -295,8 +338,53 @@ class Apply(Edit):
     function: Callable[..., Tensor]
     reads: tuple[str, ...] = ()  # type: ignore[assignment]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function):
+            raise ShapeMismatch(f'Apply at "{self.site}" takes a function of the part; found {_shown(self.function)}.')
+        if isinstance(self.reads, str):
+            raise UnknownSite(f'Apply at "{self.site}": reads= takes several names, ("{self.reads}",).')
+
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
-        return self.fit(self.function(part, *(earlier[name] for name in self.reads)), part, site).expand_as(part)
+        found = self.function(part, *(earlier[name] for name in self.reads))
+        if isinstance(found, int | float):
+            return torch.full_like(part, found)
+        if not isinstance(found, Tensor):
+            raise ShapeMismatch(
+                f'Apply at "{site.name}": the function returned {_shown(found)}; it returns the part changed, a tensor '
+                "of its shape, or a number."
+            )
+        if found.ndim and found.shape != part.shape:
+            axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
+            carried = " ".join(f"{axis}={size}" for axis, size in zip(axes, part.shape))
+            raise ShapeMismatch(
+                f'Apply at "{site.name}": the function returned a tensor of {_sizes(found)}, and the part is {carried}.'
+                "\n    It keeps the shape. If one value is meant for all entries, say so: value.expand_as(part)."
+            )
+        return found.to(part.device, part.dtype).expand_as(part)
+
+
+def _require_value(value: Any, edit: Edit) -> None:
+    """Raise `ShapeMismatch` for what holds no numbers."""
+    lent = isinstance(value, Mapping) or isinstance(getattr(value, "values", None), Mapping)
+    if lent or isinstance(value, Tensor | Labelled | int | float):
+        return
+    try:
+        torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ShapeMismatch(
+            f'{type(edit).__name__} at "{edit.site}" takes a number, a tensor, or a run that read the site; found '
+            f"{_shown(value)}."
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _sizes(value: Tensor) -> str:
+    return "x".join(map(str, value.shape)) or "no axes"
 
 
 def _index(where: Any, value: Tensor, dim: int) -> Tensor:
@@ -304,7 +392,7 @@ def _index(where: Any, value: Tensor, dim: int) -> Tensor:
     return torch.where(index < 0, index + value.shape[dim], index)
 
 
-def _mismatch(name: str, value: Tensor, part: Tensor, axes: Sequence[str]) -> str:
+def _mismatch(name: str, value: Tensor, part: Tensor, axes: Sequence[str], lent: bool = False) -> str:
     carried = " ".join(f"{a}={n}" for a, n in zip(axes, part.shape))
     if value.ndim < part.ndim:
         # guess which axes were meant: match sizes from the left, in order
@@ -323,4 +411,6 @@ def _mismatch(name: str, value: Tensor, part: Tensor, axes: Sequence[str]) -> st
             else str(tuple(value.shape))
         )
         advice = "Sizes must be equal or 1; a number and a vector along the last axis also fit."
+        if lent:
+            advice = "What a run lends is as long as what it replaces; a batch of one goes into every row."
     return f'edit at "{name}" has {given}; the site carries {carried}.\n    {advice}'

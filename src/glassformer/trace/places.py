@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
+from glassformer.indices import one
 
 _AXIS = re.compile(r"\([^()]*\)|[^\s()]+")
 # what a layout may call an axis for which the site has a narrower name
@@ -152,6 +153,7 @@ class Layout:
             lengths += [size if alone else self.sizes.get(axis, size // known) for axis in group]
         for axis, index in self.at.items():
             length = lengths[self._inside.index(axis)]
+            index = one(index, f'"{self.site}" at "{self.boundary}": at={{{axis!r}: …}}')
             if not -length <= index < length:
                 raise self._mismatch(value, f"at={{{axis!r}: {index}}}, and that axis has {length} entries")
         return value.reshape(lengths).permute([self._inside.index(axis) for axis in self._order])

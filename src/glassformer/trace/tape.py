@@ -66,7 +66,7 @@ class SiteTable(dict[str, Site]):
 
     def place(self, edit: "EditLike") -> list[tuple[Site, Edit]]:
         """Return an edit once per site it is of, addressed by the site's name and a part; raises as `locate`."""
-        edit = edit if isinstance(edit, Edit) else Apply(str(edit[0]), edit[1])
+        edit = _edit(edit)
         found: list[tuple[Site, Edit]] = []
         for name, site, at, of in self.locate(edit.site, edit.at):
             placed = edit.lent_by(name, site) if of else edit
@@ -169,7 +169,7 @@ class Tape:
         # values that something later in the pass needs, besides what the caller reads
         self.held: dict[str, Tensor] = {}
         self._holds: set[str] = set()
-        for asked in [(str(name), change) for name, change in edit.items()] if isinstance(edit, Mapping) else edit:
+        for asked in _edits(edit):
             for found, change in self.table.place(asked):
                 change.check(found)
                 if found.read_only:
@@ -326,6 +326,26 @@ def label(value: Tensor, site: Site | None, request: Request | None = None) -> L
     if len(axes) != value.ndim:
         axes = [f"axis{i}" for i in range(value.ndim)]
     return Labelled(value, tuple(axes), of="" if request is None else request.of)
+
+
+def _edit(asked: Any) -> Edit:
+    """Return an edit, of a pair of a site and a function too."""
+    if isinstance(asked, Edit):
+        return asked
+    if isinstance(asked, tuple | list) and len(asked) == 2 and isinstance(asked[0], str):
+        return Apply(asked[0], asked[1])
+    raise UnknownSite(
+        f"an edit is Set, Add, Scale, Project, Take, Apply, or a pair of a site and a function; found {asked!r:.80}."
+    )
+
+
+def _edits(edit: Any) -> Iterable[EditLike]:
+    """Return what was given as edits one by one: several, one alone, or functions by site."""
+    if isinstance(edit, Mapping):
+        return list(edit.items())
+    if isinstance(edit, Edit) or not isinstance(edit, Iterable):
+        return [_edit(edit)]
+    return edit
 
 
 def _quoted(names: Iterable[Any]) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
+from glassformer.placement import NumberType, number_type
 from glassformer.weights.largest import largest_of_each
 
 BLOCK = 1 << 22  # entries of the product that `top` holds at a time
@@ -217,8 +218,9 @@ class Factored:
         values, places = (part.view(*self.batch, k) for part in found)
         return Entries(sign * values.to(self.left.dtype), places // m, places % m)
 
-    def to(self, dtype: torch.dtype) -> "Factored":
-        return Factored(self.left.to(dtype), self.right.to(dtype))
+    def to(self, dtype: NumberType) -> "Factored":
+        kind = number_type(dtype)
+        return Factored(self.left.to(kind), self.right.to(kind))
 
     def __iter__(self) -> Iterator["Factored"]:
         for i in range(self.batch[0] if self.batch else 0):

@@ -7,6 +7,8 @@ scales as the model has them. Nothing is read or edited here; for that there is 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnnecessaryComparison=false
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -15,13 +17,21 @@ from torch import Tensor
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import SubLayer
-from glassformer.models.stack import cross_context, make_context
+from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.models.stack import make_context, with_source
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
 
 
 def logits(
-    w: HeadWeights, tokens: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None
+    w: HeadWeights,
+    tokens: Int[Tensor, "batch pos"],
+    source: Int[Tensor, "batch key"] | None = None,
+    *,
+    lengths: Any = None,
+    mask: Any = None,
+    source_lengths: Any = None,
+    source_mask: Any = None,
 ) -> Float[Tensor, "batch pos vocab"]:
     """Return the logits that these matrices give, before any soft cap.
 
@@ -29,16 +39,22 @@ def logits(
         w: Weights, folded or augmented or as they are.
         tokens: Ids of the stack that ends in the logits.
         source: Ids for the encoder, if there is one.
+        lengths: Real tokens in each row, if they are padded on the right.
+        mask: 1 for each real token, in place of lengths; padding may be on the left.
+        source_lengths: Of the source, as lengths.
+        source_mask: Of the source, as mask.
 
     Raises:
+        ShapeMismatch: Lengths or a mask do not fit the ids.
         AnalysisUnavailable: These are the matrices of some blocks only.
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
-    encoded = None
+    encoded, of_source = None, WHOLE
     if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"
-        encoded = _stack(w, w.model.source, source, None)
-    x = _stack(w, w.stack, tokens, encoded)
+        of_source = AskedPadding(source_lengths, source_mask).on(source)
+        encoded = _stack(w, w.model.source, source, of_source)
+    x = _stack(w, w.stack, tokens, AskedPadding(lengths, mask).on(tokens), encoded, of_source)
     if (readout := w.model.unembed.readout) is not None:
         body, one = (x[..., :-1], x[..., -1:]) if w.augmented else (x, None)
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)
@@ -46,10 +62,22 @@ def logits(
     return x if w.bU is None else x + w.bU
 
 
-def _stack(w: HeadWeights, name: str, tokens: Tensor, encoded: Tensor | None) -> Tensor:
-    context = make_context(tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not w.reads_ahead(name))
+def _stack(
+    w: HeadWeights,
+    name: str,
+    tokens: Tensor,
+    padding: Padding,
+    encoded: Tensor | None = None,
+    of_source: Padding = WHOLE,
+) -> Tensor:
+    context = make_context(
+        tokens.shape[0], tokens.shape[1], tokens.device, is_causal=not w.reads_ahead(name), lengths=padding.told[0],
+        start=padding.start,
+    )  # fmt: skip
+    if encoded is not None:
+        context = with_source(context, encoded.shape[1], *of_source.told)
     x, table = w.embeddings[name][tokens], w.tables[name]
-    x = w.normed(x if table is None else x + table[: tokens.shape[1]], w.entry_norm(name))
+    x = w.normed(x if table is None else x + table[context.positions], w.entry_norm(name))
     entry = x
     for layer in w.model.sub_layers(name):
         entry = x if layer.entry == layer.index else entry
@@ -70,7 +98,8 @@ def _part(w: HeadWeights, layer: SubLayer, x: Tensor, context: Context, encoded:
     a = next(a for a in w.attention if a.path == layer.path)
     if a.crosses:
         assert encoded is not None, "cross-attention reads an encoder's output"
-        return _attend(a, x, encoded, cross_context(context, encoded.shape[1], None))
+        assert context.source is not None, "the context was made with the source"
+        return _attend(a, x, encoded, context.source)
     return _attend(a, x, x, context)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from glassformer.attention import Attention, Differential, Lightning, Linear, MixerConfig, Rope, Softmax
 from glassformer.errors import ConfigError
 from glassformer.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block
+from glassformer.models.evaluation import evaluating
 from glassformer.models.presets import transformer_base
 from glassformer.testing import close
 from glassformer.testing.sub_layer_laws import tokens
@@ -102,6 +103,22 @@ def test_the_preset_of_the_paper_drops_what_sub_layers_write_and_what_enters_the
     model(tokens(1, 4), tokens(1, 3, 1))
     # source and target, two sub-layers in each block of the encoder, three in each of the decoder
     assert rates == [0.1] * (2 + 6 * 2 + 6 * 3)
+
+
+@pytest.mark.parametrize("kind", EMBEDDED)
+def test_an_evaluation_drops_nothing_whatever_mode_the_model_is_in(kind: str) -> None:
+    layer = block(n_heads=2, mlp=Mlp(8, dropout=0.5), dropout=0.5, attn_dropout=0.5)
+    across = block(n_heads=2, mlp=Mlp(8, dropout=0.5), dropout=0.5, attn_dropout=0.5, cross=True)
+    config = EMBEDDED[kind]
+    both = {"encoder_layers": (layer,), "decoder_layers": (across,)}
+    blocks: dict[str, Any] = both if kind == "encoder_decoder" else {"layers": (layer,)}
+    model = config.replace(**blocks).build().double()
+    args = (tokens(2, 7), tokens(2, 5, 1)) if kind == "encoder_decoder" else (tokens(2, 7),)
+    expected = model.eval()(*args)
+    model.train()
+    with evaluating(model):
+        assert torch.equal(model(*args), expected)
+    assert not torch.equal(model(*args), expected)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

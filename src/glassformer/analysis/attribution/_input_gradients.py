@@ -22,13 +22,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, prepare, token_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.indices import asked, entries
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
@@ -112,7 +113,7 @@ def input_gradients(
     Example:
         >>> input_gradients(model, "the keys to the cabinet", " are", " is").values.top(3)
     """
-    require_model(model, "input_gradients")
+    require_gradients(require_model(model, "input_gradients"), "input_gradients")
     given = prepare(model, text, target)
     question = _ask(model, given, answer, against, positions, metric, list(edit))
     with evaluating(model):
@@ -171,12 +172,9 @@ def _ask(
     n, row = len(given.token_rows[0]), given.ids.shape[0]
     if row != 1:
         raise ShapeMismatch(f"input_gradients: one row of text is needed, found {row}.")
-    places = list(range(n)) if positions == "all" else list(positions)
-    for position in places:
-        if not -n <= position < n:
-            raise ShapeMismatch(f"position {position}: the text has {n} tokens.")
+    places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
     device = given.ids.device
-    at = torch.tensor([position % n for position in places], device=device)
+    at = torch.tensor(entries(places, n, "positions"), device=device)
     question = _Differentiated(model, given, at, at, None, metric, edit)
     if answer is None:
         with evaluating(model), torch.no_grad():

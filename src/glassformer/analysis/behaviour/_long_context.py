@@ -28,7 +28,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
@@ -36,6 +35,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import EncoderDecoder, ModelLike
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Read, Tape
 
 AttentionClass = Literal["uniform", "V", "sink only", "recent only", "concentrated middle", "scattered middle", "mixed"]

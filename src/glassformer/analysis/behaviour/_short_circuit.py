@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.losses import joined, losses_of
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
@@ -27,6 +26,7 @@ from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]

@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.heads._roles import Head, drawable, heads
 from glassformer.analysis.prepare import token_id, token_ids
 from glassformer.analysis.question import question
@@ -32,6 +31,7 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")

@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Apply, Edit, Set, Tape
 
 Variant = Literal["attention only", "+ MLP", "+ skip", "full"]

@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.behaviour._answers import Measured, averaged, forward, measured, rests
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
 from glassformer.analysis.losses import joined
@@ -35,6 +34,7 @@ from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Decoder, ModelLike, require_model
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import At, Edit, Set, Tape
 
 Value = Literal["zero", "mean"]

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.question import question
 from glassformer.data import Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
+from glassformer.models.evaluation import evaluating
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

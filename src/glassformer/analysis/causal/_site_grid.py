@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from glassformer import indices
 from glassformer.attention import AttentionLayer
-from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, UnknownAxis, UnknownSite, nearest
+from glassformer.errors import AnalysisUnavailable, NoPattern, UnknownAxis, UnknownSite, nearest
+from glassformer.indices import Where
 from glassformer.labelled import Coordinate
 from glassformer.models import Model, ModuleLike, Stack, SubLayer
 from glassformer.trace import At, Foreign, HasSites, Site, is_named, parts_of
@@ -172,7 +174,7 @@ def _family(model: Model, grid: SiteGrid, analysis: str) -> dict[str, list[GridS
     table, layers = model.sites(), grid.only.get("layer")
     depth = max(len(stack.blocks) for stack in model.stacks.values())
     if layers is not None:
-        _coordinates("layer", layers, depth, analysis)
+        layers = indices.entries(indices.asked(layers, "only: layer"), depth, f"{analysis}: only: layer")
     several, groups = len(model.stacks) > 1, dict[str, list[GridSite]]()
     for stack, found in model.stacks.items():
         own = None if layers is None else [i % len(found.blocks) for i in layers]
@@ -302,7 +304,7 @@ def _resolved(
             if axis in ("pos", "query", "key"):
                 stacks[axis] = "encoder" if axis == "key" and first.crosses else sites[0].stack
     rest = {
-        _own(a, first, analysis): list(w)
+        _own(a, first, analysis): indices.asked(w, f"{analysis}: only: {a}")
         for a, w in only.items()
         if a != "layer" and _own(a, first, analysis) not in axes
     }
@@ -318,7 +320,7 @@ def _resolved(
 def _parts(
     sites: Sequence[GridSite],
     at: Mapping[str, Coordinate],
-    rest: Mapping[str, list[int]],
+    rest: Mapping[str, Where],
     lengths: Mapping[str, int],
     analysis: str,
 ) -> Iterator[tuple[Site, At]]:
@@ -366,6 +368,5 @@ def _size(axis: str, found: GridSite, lengths: Mapping[str, int], analysis: str)
 def _coordinates(axis: str, only: Sequence[int] | None, size: int, analysis: str) -> list[Coordinate]:
     if only is None:
         return list(range(size))
-    if outside := [i for i in only if not -size <= i < size]:
-        raise ShapeMismatch(f'{analysis}: only={{"{axis}": [{outside[0]}]}}: the axis has {size} entries.')
-    return [i % size for i in only]
+    of = f"{analysis}: only: {axis}"
+    return list(indices.entries(indices.asked(only, of), size, of))

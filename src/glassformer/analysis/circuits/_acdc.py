@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
 from glassformer.analysis.circuits._edge_scores import edge_scores
 from glassformer.analysis.circuits._graph import Edge
@@ -32,6 +31,7 @@ from glassformer.analysis.sweep._metrics import kl_divergence, logit
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.models.evaluation import evaluating
 
 Report = Callable[[int, int], None] | None
 

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
 from glassformer.analysis.circuits._edge_scores import (
     GradientAt,
@@ -38,6 +37,7 @@ from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Tape
 
 

@@ -21,13 +21,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, Recording
 from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.sweep._metrics import Metric
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
+from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
 from glassformer.trace import Apply, Edit, Tape
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.circuits._cut_edges import normed
 from glassformer.errors import AnalysisUnavailable
+from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Tape
 
 GradientAt = Literal["clean", "corrupt", "inputs", "activations"]
@@ -86,6 +86,7 @@ def require_gradient(runs: CircuitRuns, value: Tensor) -> None:
 @contextmanager
 def constant(model: nn.Module) -> Iterator[None]:
     """Take no gradients by parameters, whose products with what is read would all be kept."""
+    require_gradients(model, "attribution patching")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns, MetricLike
 from glassformer.analysis.circuits._direct_paths import received, run_given, through_mlps
 from glassformer.analysis.circuits._graph import CircuitGraph, Edge
@@ -30,6 +29,7 @@ from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.models.evaluation import evaluating
 
 Mlps = Literal["frozen", "recomputed"]
 Norm = Literal["live", "frozen"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.analysis.prepare import readable
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
+from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Labelled
 from glassformer.weights import AttentionWeights, HeadWeights
 
@@ -86,7 +87,10 @@ def token_choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | Non
     size = w.U.shape[-1]
     if tokens is None:
         return torch.arange(size, device=w.U.device)
-    ids = torch.as_tensor(tokens, device=w.U.device, dtype=torch.long)
+    chosen = asked(tokens, "tokens")
+    if is_mask(chosen):
+        chosen = entries(chosen, size, "tokens")
+    ids = torch.as_tensor(chosen, device=w.U.device, dtype=torch.long).reshape(-1)
     if ids.numel() == 0 or int(ids.min()) < 0 or int(ids.max()) >= size:
         raise TokenOutOfRange(f"tokens: expected ids from 0 to {size - 1}, at least one; found {ids.tolist()[:8]}.")
     return ids

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
@@ -27,6 +26,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Tape
 
 Progress = Callable[[int, int], None]
@@ -87,6 +87,7 @@ def fit_tuned_lens(
         UnknownSite: A site is no place of the stream.
     """
     lens = TunedLens.identity(model, sites)
+    require_gradients(model, "fit_tuned_lens")
     if not len(batches):
         raise AnalysisUnavailable("fit_tuned_lens: there are no batches to fit to.")
     total = steps + (len(batches) if start == "ridge" else 0)

@@ -38,7 +38,8 @@ from glassformer.analysis.reports._explanation import (
 from glassformer.analysis.reports._head_facts import head_facts, patterns, top_heads
 from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.errors import ShapeMismatch
-from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, sampling_steps
+from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
+from glassformer.models.evaluation import require_gradients
 from glassformer.models.generate import generable
 
 N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
@@ -94,6 +95,7 @@ def explain(
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
+    require_gradients(require_model(model, "explain"), "explain")
     graph = _run_with_graph(model, text, target, explained_sites(model), specials)
     passed = _without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:

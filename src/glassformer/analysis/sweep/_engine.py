@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._metrics import Metric, MetricsLike, apply_metric, in_worlds, stacked
@@ -36,6 +35,7 @@ from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer.analysis._run import evaluating, output_logits
+from glassformer.analysis._run import output_logits
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.sweep._metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep._plain_loop import Loop
@@ -26,6 +26,7 @@ from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.errors import AnalysisUnavailable, GlassformerError
+from glassformer.models.evaluation import evaluating
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
 
 Edits = Sequence[tuple[Site, Edit]]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
+from glassformer.indices import Where, true_entries
 from glassformer.trace import At, Edit, Site, Take
-from glassformer.trace.edits import Earlier, Where
+from glassformer.trace.edits import Earlier
 
 
 def positional(site: Site) -> list[str]:
@@ -163,9 +164,9 @@ def _first(where: Where, length: int) -> int:
     if isinstance(where, int):
         return where % length
     if isinstance(where, slice):
-        places = range(length)[where]
-        return min(places, default=length - 1)
-    return min((int(i) % length for i in where), default=length - 1)
+        return min(range(length)[where], default=length - 1)
+    # positions of a source, which may be longer, are asked too: where they lie is checked when the edit is made
+    return min((int(i) % length for i in true_entries(where)), default=length - 1)
 
 
 def _shift(where: Where, start: int, length: int) -> Where:
@@ -176,4 +177,4 @@ def _shift(where: Where, start: int, length: int) -> Where:
         if places.step > 0:
             return slice(places.start - start, places.stop - start, places.step)
         return [i - start for i in places]
-    return [int(i) % length - start for i in where]
+    return [int(i) % length - start for i in true_entries(where)]

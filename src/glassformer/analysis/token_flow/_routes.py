@@ -30,7 +30,8 @@ from glassformer.analysis.frozen._mixing import (
     units,
 )
 from glassformer.analysis.question import question
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.errors import AnalysisUnavailable
+from glassformer.indices import asked, entries
 from glassformer.labelled import Coordinate, Labelled, Result
 
 CONSTANT = "constant"
@@ -138,9 +139,7 @@ def information_flow_routes(
         source = token_row(run, "encoder", row)
     tracer = _Tracer(threshold, eps, encoder[-1].label if encoder else "enc embed", position_labels(source))
     top = torch.zeros(len(tokens), dtype=torch.float64)
-    for position in positions:
-        if not -len(tokens) <= position < len(tokens):
-            raise ShapeMismatch(f"position {position}: there are {len(tokens)} tokens.")
+    for position in entries(asked(positions, "positions"), len(tokens), "positions"):
         top[position] += 1
     labels = position_labels(tokens)
     inputs = tracer.down(own, labels, top, "enc embed" if side == "encoder" else "embed")

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.errors import CheckpointError, MissingExtra
 from glassformer.models.norms import Norm
+from glassformer.placement import NumberType, number_type
 from glassformer.trace import Site, Tape
 
 DIVERGES = float("inf")
@@ -80,7 +81,7 @@ def library() -> Any:
     return transformers
 
 
-def reference(folder: str | Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
+def reference(folder: str | Path, dtype: NumberType = torch.float32, attention: str = "eager") -> Any:
     """Return the reference model of a folder, in evaluation mode, with eager attention unless another is named.
 
     Code that a checkpoint brings along is not run.
@@ -89,23 +90,23 @@ def reference(folder: str | Path, dtype: torch.dtype = torch.float32, attention:
         MissingExtra: `transformers` is not installed.
         CheckpointError: The library cannot open the folder.
     """
-    transformers = library()
+    transformers, kind = library(), number_type(dtype) or torch.float32
     try:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         own = getattr(transformers, (config.architectures or [""])[0], None)
-        kind: Any = own if own is not None else transformers.AutoModelForCausalLM
+        made: Any = own if own is not None else transformers.AutoModelForCausalLM
         # the reference's product over groups of experts knows no float64
         config._experts_implementation = "eager"
-        with wide(dtype):
-            model = kind.from_pretrained(
-                folder, config=config, attn_implementation=attention, dtype=dtype, local_files_only=True
+        with wide(kind):
+            model = made.from_pretrained(
+                folder, config=config, attn_implementation=attention, dtype=kind, local_files_only=True
             )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
             f'transformers {transformers.__version__} cannot open "{folder}" ({type(error).__name__}: {error}); '
             "a newer version may know this architecture."
         ) from error
-    if dtype == torch.float64:
+    if kind == torch.float64:
         set_sines(model)
     return model.eval()
 

@@ -34,6 +34,7 @@ from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.placement import NumberType, number_type
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 # what compares ours, once it is loaded, with what was kept of the reference
@@ -82,7 +83,7 @@ class Parity:
 def parity(
     name: str | Path,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: NumberType = torch.float32,
     text: str | None = None,
     length: int = 12,
     steps: int = 8,
@@ -116,7 +117,9 @@ def parity(
     """
     require(length >= 4, f"parity: length must be at least 4, found {length}.")
     require(steps >= 1, f"parity: steps must be at least 1, found {steps}.")
-    require(dtype in TOLERANCE, f"parity runs in float32 or float64, found {str(dtype).removeprefix('torch.')}.")
+    computed = number_type(dtype)
+    require(computed in TOLERANCE, f"parity runs in float32 or float64, found {str(dtype).removeprefix('torch.')}.")
+    assert computed is not None, "what has a tolerance is a type"
     tell = report or (lambda done, total, now: None)
     library()
     folder = folder_of(name, revision)
@@ -128,19 +131,19 @@ def parity(
         )
     tokens = _tokens(checkpoint, text, length, seed)
     tell(0, 4, "loading the reference")
-    theirs = reference(folder, dtype, "eager" if patterns else "sdpa")
+    theirs = reference(folder, computed, "eager" if patterns else "sdpa")
     tell(1, 4, "running the reference")
     comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
     kind = type(theirs).__name__
     del theirs
     tell(2, 4, "loading ours")
-    ours: Any = load(folder, dtype=dtype)
+    ours: Any = load(folder, dtype=computed)
     tell(3, 4, "running ours")
     with torch.no_grad():
         found = [difference for comparison in comparisons for difference in comparison(ours)]
     tell(4, 4, "done")
-    allowed = TOLERANCE[dtype] if tolerance is None else tolerance
-    return Parity(kind, checkpoint.origin.family, str(dtype).removeprefix("torch."), allowed, tuple(found))
+    allowed = TOLERANCE[computed] if tolerance is None else tolerance
+    return Parity(kind, checkpoint.origin.family, str(computed).removeprefix("torch."), allowed, tuple(found))
 
 
 def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: int) -> list[Comparison]:

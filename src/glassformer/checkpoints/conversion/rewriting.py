@@ -33,6 +33,7 @@ from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
 from glassformer.models.norms import Norm
+from glassformer.placement import NumberType, number_type
 
 SHARD_SIZE = 2_000_000_000
 # what belongs to a model besides its config and weights, and goes with it as it is
@@ -49,7 +50,7 @@ def convert(
     folder: str | Path,
     to: str = "glassformer",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: NumberType | None = None,
     shard_size: int = SHARD_SIZE,
     revision: str | None = None,
     report: Report | None = None,
@@ -75,6 +76,7 @@ def convert(
     """
     known = ("glassformer", *LAYOUTS)
     require(to in known, f'no layout "{to}".{nearest(to, known)} Layouts: {", ".join(known)}.')
+    kind = number_type(dtype)
     require(shard_size > 0, f"shard_size must be positive, found {shard_size}.")
     folder = Path(folder)
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
@@ -92,13 +94,13 @@ def convert(
         os.chmod(temporary, 0o755)
         place = Path(temporary)
         groups = _ours(checkpoint) if family is None else _theirs(checkpoint, family, config)
-        names = _write(place, groups, len(checkpoint.parts), dtype, shard_size, report)
+        names = _write(place, groups, len(checkpoint.parts), kind, shard_size, report)
         _beside(origin, place, tokenizer, family is None)
         if family is None:
             written = [*names, *leftovers_of(checkpoint).save(place)]
             files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizer))
         else:
-            files.write(place / family.config_name, json.dumps(_of_type(config, dtype), indent=2))
+            files.write(place / family.config_name, json.dumps(_of_type(config, kind), indent=2))
         if folder.exists():
             folder.rmdir()
         os.rename(place, folder)

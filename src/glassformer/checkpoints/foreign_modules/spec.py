@@ -34,6 +34,7 @@ from glassformer.checkpoints.foreign_modules.parts import SharedParts, derived_s
 from glassformer.data import Tokenizer
 from glassformer.errors import AnalysisUnavailable, ConfigError, UnknownSite, nearest
 from glassformer.models import ModelConfig
+from glassformer.models.evaluation import evaluating
 from glassformer.models.mlp import MlpLayer
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 from glassformer.trace.foreign import Bound
@@ -128,15 +129,9 @@ def disagreement(model: Foreign, ids: Int[Tensor, "batch pos"], **arguments: Any
     ours = model.parts()
     names = [name for name in model.sites() if name in ours.sites() and name not in model.derived]
     theirs, mine = Tape(model, names), Tape(ours, names)
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(ids, **arguments, tape=theirs)
-            ours(ids, tape=mine)
-    finally:
-        for part in training:
-            part.training = True
+    with evaluating(model), torch.no_grad():
+        model(ids, **arguments, tape=theirs)
+        ours(ids, tape=mine)
     theirs.check_visited()
     return {name: relative(mine.values[name], theirs.values[name]) for name in names}
 
