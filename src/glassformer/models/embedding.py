@@ -21,6 +21,8 @@ from glassformer.trace import Site, Tape, declare, site
 class PositionEmbedding(Config, family=True):
     """Positions that are added to the residual stream, once, at the bottom."""
 
+    counts_padding: bool
+
     def build(self, d_model: int, max_len: int) -> "PositionTable":
         return PositionTable(self, d_model, max_len)
 
@@ -31,11 +33,14 @@ class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
 
     Args:
         layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+        counts_padding: In a text read both ways, padding on the left takes positions as tokens do. What generation puts
+            there, so that rows end together, never does.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
+    counts_padding: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,11 @@ class Learned(PositionEmbedding, kind="learned"):
 
     Args:
         offset: Rows of the table before that of the first position; the table has `offset + max_len` rows.
+        counts_padding: As of `Sinusoidal`.
     """
 
     offset: int = 0
+    counts_padding: bool = False
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
@@ -153,6 +160,19 @@ class Embedding(VocabularyMatrix):
             placed = self.positions(positions, x).expand_as(x)
             x = x + site(tape, self.at_position, placed)
         return x if self.norm is None else self.norm(x, tape)
+
+    def places(
+        self, positions: Int[Tensor, "b pos"], start: Int[Tensor, " batch"] | None
+    ) -> Int[Tensor, "b pos"]:
+        """Return the positions whose vectors are added, from those that count no padding.
+
+        Args:
+            positions: Counted from each row's first real token.
+            start: Where that is, if padding is on the left.
+        """
+        if start is None or self.positions is None or not self.positions.config.counts_padding:
+            return positions
+        return positions + start[:, None]
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]

@@ -135,7 +135,8 @@ class Encoder(Model):
             tokens: Token ids.
             types: Which of the texts each token belongs to, from 0; all to the first by default.
             lengths: Real tokens per row. Padding is on the right.
-            start: Where each row's real tokens begin, if padding is on the left; positions count from there.
+            start: Where each row's real tokens begin, if padding is on the left; positions count from there, unless
+                the config says that they count padding.
             documents: Document ids of packed rows; documents do not see each other.
             tape: Reads and edits.
             seed: Source of a mechanism's random draws.
@@ -145,7 +146,8 @@ class Encoder(Model):
         if self.embed.positions is not None:
             self.embed.positions.check(tokens.shape[1])
         context = self._context(tokens, lengths, documents, start, seed)
-        x, _ = self.stack(self.embed(tokens, context.positions, tape, types), context, tape=tape)
+        x = self.embed(tokens, self.embed.places(context.positions, start), tape, types)
+        x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
 
     def resume(

@@ -160,7 +160,8 @@ class EncoderDecoder(Model):
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])
         context = _source_context(source, lengths, start, seed)
-        return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
+        x = self.encoder_embed(source, self.encoder_embed.places(context.positions, start), tape)
+        return self.encoder(x, context, tape=tape)[0]
 
     def loss(self, batch: Any, smoothing: float = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""

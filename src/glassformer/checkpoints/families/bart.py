@@ -28,7 +28,7 @@ _NAMES = {"attn": "self_attn", "cross": "encoder_attn"}
 
 
 def _bart_config(fields: Fields) -> EncoderDecoderConfig:
-    return _config(fields, Learned(offset=2), LayerNorm(), start=2)
+    return _config(fields, Learned(offset=2, counts_padding=True), LayerNorm(), start=2)
 
 
 def _marian_config(fields: Fields) -> EncoderDecoderConfig:
@@ -36,7 +36,7 @@ def _marian_config(fields: Fields) -> EncoderDecoderConfig:
     fields.only("decoder_vocab_size", vocab, "both sides have one vocabulary")
     # padding has logit 0 where real tokens are negative, and would be said most
     never = fields.whole("pad_token_id", vocab - 1)
-    return _config(fields, Sinusoidal("halves"), None, start=vocab - 1).replace(never_ids=(never,))
+    return _config(fields, Sinusoidal("halves", counts_padding=True), None, start=vocab - 1).replace(never_ids=(never,))
 
 
 def _config(
