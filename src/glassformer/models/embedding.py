@@ -110,7 +110,7 @@ class VocabularyMatrix(nn.Module):
 
 
 class Embedding(VocabularyMatrix):
-    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
+    """Token vectors, scaled by sqrt(d_model) or a number if asked, plus position vectors if there are any, normed if asked.
 
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
 
@@ -123,7 +123,7 @@ class Embedding(VocabularyMatrix):
         d_model: int,
         max_len: int,
         positions: PositionEmbedding | None,
-        scaled: bool,
+        scaled: bool | float,
         path: str,
         tied: VocabularyMatrix | None = None,
         norm: NormConfig | None = None,
@@ -136,7 +136,8 @@ class Embedding(VocabularyMatrix):
         self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
         self.positions = None if positions is None else positions.build(d_model, max_len)
         self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
-        self.factor = math.sqrt(d_model) if scaled else 1.0
+        # true and false are no factors, though they are numbers too
+        self.factor = float(scaled) if not isinstance(scaled, bool) else math.sqrt(d_model) if scaled else 1.0
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:

@@ -40,7 +40,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         readout: A layer between the stack and the unembedding; None for none.
         tied: Use the embedding matrix as unembedding.
         unembed_bias: A bias per token on the logits.
-        embed_scale: Multiply token vectors by sqrt(d_model).
+        embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         init: How weights are drawn, see `initialise`.
     """
 
@@ -56,13 +56,14 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     readout: Readout | None = None
     tied: bool = True
     unembed_bias: bool = False
-    embed_scale: bool = False
+    embed_scale: bool | float = False
     init: Literal["gpt", "xavier"] = "gpt"
 
     logit_cap: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
+        self.check_embeddings(self.embed_scale)
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
         check_reads_both_ways("encoder", self.layers)
         require(

@@ -32,7 +32,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         final_norm: Norm at the end of each stack (none in the original post-norm wiring).
         tied: Use the decoder's embedding matrix as unembedding.
         shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
-        embed_scale: Multiply token vectors by sqrt(d_model).
+        embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         init: How weights are drawn, see `initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
@@ -50,7 +50,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     positions: PositionEmbedding | None = field(default_factory=Sinusoidal)
     final_norm: NormConfig = field(default_factory=NoNorm)
     tied: bool = True
-    embed_scale: bool = True
+    embed_scale: bool | float = True
     init: Literal["gpt", "xavier"] = "xavier"
     logit_cap: float | None = None
     embed_norm: NormConfig | None = None
@@ -62,6 +62,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
 
     def __post_init__(self) -> None:
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
+        self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
         for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
             require(

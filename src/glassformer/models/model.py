@@ -33,6 +33,13 @@ class ModelConfig(Config, family=True):
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
 
+    def check_embeddings(self, scale: bool | float) -> None:
+        """Raise `ConfigError` for a factor on token vectors that no model can have."""
+        require(
+            math.isfinite(scale) and (scale is False or scale != 0),
+            f"{self.kind}: embed_scale must be true, false or a finite number other than 0; found {scale}.",
+        )
+
     def check_logits(self, cap: float | None, scale: float) -> None:
         """Raise `ConfigError` for a cap on the logits, or a factor on them, that no model can have."""
         require(

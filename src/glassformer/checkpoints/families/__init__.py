@@ -7,36 +7,52 @@ from glassformer.checkpoints.families.assemble import Source, assembled, sources
 from glassformer.checkpoints.families.bart import BART, MARIAN
 from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.bloom import BLOOM
+from glassformer.checkpoints.families.cohere import COHERE, COHERE2
 from glassformer.checkpoints.families.diffllama import DIFFLLAMA
 from glassformer.checkpoints.families.falcon import FALCON
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
+from glassformer.checkpoints.families.glm import GLM, GLM4
 from glassformer.checkpoints.families.gpt2 import GPT2
 from glassformer.checkpoints.families.gpt_neo import GPT_NEO
 from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.gptj import GPTJ
+from glassformer.checkpoints.families.granite import GRANITE
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.llama_kin import (
+    ARCEE,
+    CWM,
+    ERNIE45,
+    HELIUM,
+    JAIS2,
+    MINISTRAL,
+    NEMOTRON,
+    SEED_OSS,
+    SMOLLM3,
+)
 from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from glassformer.checkpoints.families.nanogpt import NANOGPT
-from glassformer.checkpoints.families.olmo import OLMO, OLMO2
+from glassformer.checkpoints.families.olmo import OLMO, OLMO2, OLMO3
 from glassformer.checkpoints.families.opt import OPT
 from glassformer.checkpoints.families.per_head import PER_HEAD
 from glassformer.checkpoints.families.phi import PHI
 from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
+from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
 from glassformer.errors import CheckpointError, nearest
 
 # the first that covers a config reads it
 FAMILIES: list[Family] = [
-    BART, BERT, BLOOM, DIFFLLAMA, DISTILBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GPT2, GPTJ, GPT_NEO, GPT_NEOX,
-    GPT_OSS, LLAMA, LLAMA_PARAMS, MARIAN, MISTRAL, MIXTRAL, NANOGPT, OLMO, OLMO2, OPT, PER_HEAD, PHI, PHI3, QWEN2,
-    QWEN3, ROBERTA, STABLELM, T5, TRANSFORMER_LENS,
+    ARCEE, BART, BERT, BLOOM, COHERE, COHERE2, CWM, DIFFLLAMA, DISTILBERT, ERNIE45, FALCON, GEMMA, GEMMA2, GEMMA3, GLM,
+    GLM4, GPT2, GPTJ, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE, HELIUM, JAIS2, LLAMA, LLAMA_PARAMS, MARIAN,
+    MINISTRAL, MISTRAL, MIXTRAL, NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OPT, PER_HEAD, PHI, PHI3, QWEN2, QWEN3, ROBERTA,
+    SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS,
 ]  # fmt: skip
 
 
