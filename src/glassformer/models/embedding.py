@@ -21,6 +21,7 @@ from glassformer.trace import Site, Tape, declare, site
 class PositionEmbedding(Config, family=True):
     """Positions that are added to the residual stream, once, at the bottom."""
 
+    offset: int
     counts_padding: bool
 
     def build(self, d_model: int, max_len: int) -> "PositionTable":
@@ -33,6 +34,8 @@ class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
 
     Args:
         layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+        offset: Position of the first token.
+        slowest: Let the last frequency be 1/10000, as in `sinusoids`.
         counts_padding: In a text read both ways, padding on the left takes positions as tokens do. What generation puts
             there, so that rows end together, never does.
 
@@ -40,7 +43,12 @@ class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
+    offset: int = 0
+    slowest: bool = False
     counts_padding: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"sinusoidal positions: offset must not be negative, found {self.offset}.")
 
 
 @dataclass(frozen=True)
@@ -63,15 +71,16 @@ class PositionTable(nn.Module):
     def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
         super().__init__()
         self.config, self.d_model, self.max_len = config, d_model, max_len
-        self.offset = config.offset if isinstance(config, Learned) else 0
+        self.offset = config.offset
         rows = self.offset + max_len
         self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
 
     def forward(self, positions: Int[Tensor, "b pos"], like: Tensor) -> Float[Tensor, "b pos d_model"]:
+        positions = positions + self.offset if self.offset else positions
         if isinstance(self.config, Sinusoidal):
-            return sinusoids(positions, self.d_model, self.config.layout).to(like.dtype)
+            return sinusoids(positions, self.d_model, self.config.layout, self.config.slowest).to(like.dtype)
         assert self.weight is not None, "learned positions have a table"
-        return F.embedding(positions + self.offset if self.offset else positions, self.weight)
+        return F.embedding(positions, self.weight)
 
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
@@ -162,9 +171,7 @@ class Embedding(VocabularyMatrix):
             x = x + site(tape, self.at_position, placed)
         return x if self.norm is None else self.norm(x, tape)
 
-    def places(
-        self, positions: Int[Tensor, "b pos"], start: Int[Tensor, " batch"] | None
-    ) -> Int[Tensor, "b pos"]:
+    def places(self, positions: Int[Tensor, "b pos"], start: Int[Tensor, " batch"] | None) -> Int[Tensor, "b pos"]:
         """Return the positions whose vectors are added, from those that count no padding.
 
         Args:

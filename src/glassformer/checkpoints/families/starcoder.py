@@ -42,9 +42,7 @@ def _config_2(fields: Fields) -> DecoderConfig:
         "mixer": Softmax(fields.whole("sliding_window") if "sliding_window" in fields else None),
         "positions": rope(fields),
         "bias": bias,
-        "mlp": Mlp(
-            fields.whole("intermediate_size"), fields.activation("hidden_act", "gelu_pytorch_tanh"), bias=bias
-        ),
+        "mlp": Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "gelu_pytorch_tanh"), bias=bias),
     }
     norm = LayerNorm(fields.number("norm_epsilon", 1e-5))
     return gated_decoder(fields, norm, lambda i: layer, tied=True, max_len=4096, n_kv_heads=2)
