@@ -1,4 +1,4 @@
-"""BART and Marian."""
+"""BART and its relatives."""
 
 from typing import Any
 
@@ -40,3 +40,44 @@ def marian_with_separate_embeddings() -> tuple[Any, Any]:
 
     special: dict[str, Any] = {"pad_token_id": 22, "decoder_start_token_id": 22, "eos_token_id": 0}
     return MarianMTModel, MarianConfig(**_SIZES, **special, share_encoder_decoder_embeddings=False)
+
+
+def _relative(name: str, model: str = "ForConditionalGeneration", **changes: Any) -> tuple[Any, Any]:
+    import transformers
+
+    return getattr(transformers, name + model), getattr(transformers, f"{name}Config")(**(_SIZES | changes))
+
+
+@case("Blenderbot", check_pair)
+def blenderbot() -> tuple[Any, Any]:
+    return _relative("Blenderbot")
+
+
+@case("M2M-100", check_pair)
+def m2m_100() -> tuple[Any, Any]:
+    return _relative("M2M100", decoder_start_token_id=2)
+
+
+@case("M2M-100", check_pair)
+def m2m_100_untied_not_scaled() -> tuple[Any, Any]:
+    return _relative("M2M100", scale_embedding=False, tie_word_embeddings=False, decoder_start_token_id=0)
+
+
+@case("mBART", check_pair)
+def mbart() -> tuple[Any, Any]:
+    return _relative("MBart", decoder_start_token_id=2)
+
+
+@case("mBART", check_pair)
+def mbart_scaled_untied() -> tuple[Any, Any]:
+    return _relative("MBart", scale_embedding=True, tie_word_embeddings=False, decoder_start_token_id=0)
+
+
+@case("Pegasus", check_pair)
+def pegasus() -> tuple[Any, Any]:
+    return _relative("Pegasus", scale_embedding=True)
+
+
+@case("PLBART", check_pair)
+def plbart() -> tuple[Any, Any]:
+    return _relative("PLBart", decoder_start_token_id=0)

@@ -11,7 +11,7 @@ from glassformer.models.experts import MixtureOfExperts
 from glassformer.models.generate import Generation, GenerationStep, generate, stream
 from glassformer.models.mlp import Mlp
 from glassformer.models.model import Model, ModelConfig, ModelLike, ModuleLike, require_model, require_module
-from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm
+from glassformer.models.norms import LayerNorm, NoNorm, NormConfig, RmsNorm, ScaleOnly
 from glassformer.models.presets import PRESETS, preset
 from glassformer.models.readout import Readout
 from glassformer.models.recurrent import Gru
@@ -25,7 +25,8 @@ __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
     "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
     "Hypothesis", "LabelSmoothing", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig",
-    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "Sinusoidal",
-    "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "hybrid", "preset",
-    "published_block", "repeat", "require_model", "require_module", "sampling_steps", "stream", "written_before",
+    "ModelLike", "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage",
+    "ScaleOnly", "Sinusoidal", "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every",
+    "generate", "hybrid", "preset", "published_block", "repeat", "require_model", "require_module",
+    "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from glassformer.attention import Context, HeadInputs, SubLayerConfig, SubLayerModule
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models.norms import LayerNorm, Norm, NormConfig
+from glassformer.models.norms import LayerNorm, Norm, NormConfig, ScaleOnly
 from glassformer.trace import Site, Tape, changes, declare, site, wants
 
 
@@ -30,7 +30,8 @@ class BlockConfig(Config):
         norm: The norm each sub-layer reads (or, post-norm, the sum) through.
         wiring: How sub-layers, norms and the stream are connected.
         dropout: Rate on what each sub-layer writes, in training.
-        norm_after: In sandwich blocks, the norm behind each sub-layer; the same kind as `norm` by default.
+        norm_after: In sandwich blocks, the norm behind each sub-layer, or a `ScaleOnly` in its place; the same kind as
+            `norm` by default.
         shared_norm: In parallel blocks, all sub-layers read through the first one's parameters, stored once. Each still
             has sites of its own, which hold the same values: an edit at `attn.norm` leaves `mlp.norm` as it is.
     """
@@ -51,6 +52,11 @@ class BlockConfig(Config):
         require(
             not self.shared_norm or self.wiring == "parallel",
             f'block: shared_norm belongs to parallel blocks; found wiring "{self.wiring}". Use wiring="parallel".',
+        )
+        require(
+            not isinstance(self.norm, ScaleOnly),
+            'block: scale_only brings nothing to a standard size; it stands behind sub-layers, wiring="sandwich", '
+            "norm_after=ScaleOnly(factor).",
         )
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 

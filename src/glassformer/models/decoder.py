@@ -30,7 +30,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         positions: Positions added to the stream; None where attention handles them.
         final_norm: Norm before the unembedding.
         tied: Use the embedding matrix as unembedding.
-        embed_scale: Multiply token vectors by sqrt(d_model).
+        embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         unembed_bias: A bias per token on the logits.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         init: How weights are drawn, see `initialise`.
@@ -47,7 +47,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     positions: PositionEmbedding | None = None
     final_norm: NormConfig = field(default_factory=LayerNorm)
     tied: bool = True
-    embed_scale: bool = False
+    embed_scale: bool | float = False
     unembed_bias: bool = False
     init: Literal["gpt", "xavier"] = "gpt"
     logit_cap: float | None = None
@@ -59,6 +59,7 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
+        self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
         require(
             self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."

@@ -23,6 +23,9 @@ from glassformer.trace import Site, Tape, declare, site
 class PositionEmbedding(Config, family=True):
     """Positions that are added to the residual stream, once, at the bottom."""
 
+    offset: int
+    counts_padding: bool
+
     def build(self, d_model: int, max_len: int) -> "PositionTable":
         return PositionTable(self, d_model, max_len)
 
@@ -33,11 +36,21 @@ class Sinusoidal(PositionEmbedding, kind="sinusoidal"):
 
     Args:
         layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+        offset: Position of the first token.
+        slowest: Let the last frequency be 1/10000, as in `sinusoids`.
+        counts_padding: In a text read both ways, padding on the left takes positions as tokens do. What generation puts
+            there, so that rows end together, never does.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
+    offset: int = 0
+    slowest: bool = False
+    counts_padding: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.offset >= 0, f"sinusoidal positions: offset must not be negative, found {self.offset}.")
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,11 @@ class Learned(PositionEmbedding, kind="learned"):
 
     Args:
         offset: Rows of the table before that of the first position; the table has `offset + max_len` rows.
+        counts_padding: As of `Sinusoidal`.
     """
 
     offset: int = 0
+    counts_padding: bool = False
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"learned positions: offset must not be negative, found {self.offset}.")
@@ -58,15 +73,16 @@ class PositionTable(nn.Module):
     def __init__(self, config: PositionEmbedding, d_model: int, max_len: int) -> None:
         super().__init__()
         self.config, self.d_model, self.max_len = config, d_model, max_len
-        self.offset = config.offset if isinstance(config, Learned) else 0
+        self.offset = config.offset
         rows = self.offset + max_len
         self.weight = nn.Parameter(torch.empty(rows, d_model)) if isinstance(config, Learned) else None
 
     def forward(self, positions: Int[Tensor, "b pos"], like: Tensor) -> Float[Tensor, "b pos d_model"]:
+        positions = positions + self.offset if self.offset else positions
         if isinstance(self.config, Sinusoidal):
-            return sinusoids(positions, self.d_model, self.config.layout).to(like.dtype)
+            return sinusoids(positions, self.d_model, self.config.layout, self.config.slowest).to(like.dtype)
         assert self.weight is not None, "learned positions have a table"
-        return F.embedding(positions + self.offset if self.offset else positions, self.weight)
+        return F.embedding(positions, self.weight)
 
     def check(self, length: int) -> None:
         """Raise `TextError` if a learned table has no row for the last position."""
@@ -105,7 +121,7 @@ class VocabularyMatrix(nn.Module):
 
 
 class Embedding(VocabularyMatrix):
-    """Token vectors, scaled by sqrt(d_model) if asked, plus position vectors if there are any, normed if asked.
+    """Token vectors, scaled by sqrt(d_model) or a number, plus position vectors if there are any, normed if asked.
 
     In training, dropout on their sum behind its norm, before the first block's `resid_pre`.
 
@@ -120,7 +136,7 @@ class Embedding(VocabularyMatrix):
         d_model: int,
         max_len: int,
         positions: PositionEmbedding | None,
-        scaled: bool,
+        scaled: bool | float,
         path: str,
         tied: VocabularyMatrix | None = None,
         norm: NormConfig | None = None,
@@ -134,8 +150,9 @@ class Embedding(VocabularyMatrix):
         self.types = nn.Parameter(torch.zeros(n_types, d_model)) if n_types else None
         self.positions = None if positions is None else positions.build(d_model, max_len)
         self.norm = None if norm is None or isinstance(norm, NoNorm) else norm.build(d_model, path, None)
-        self.factor = math.sqrt(d_model) if scaled else 1.0
         self.dropout = dropout
+        # true and false are no factors, though they are numbers too
+        self.factor = float(scaled) if not isinstance(scaled, bool) else math.sqrt(d_model) if scaled else 1.0
 
     @property
     def weight(self) -> Float[Tensor, "vocab d_model"]:
@@ -160,6 +177,17 @@ class Embedding(VocabularyMatrix):
             x = x + site(tape, self.at_position, placed)
         x = x if self.norm is None else self.norm(x, tape)
         return F.dropout(x, self.dropout) if self.training and self.dropout > 0 and drops(self) else x
+
+    def places(self, positions: Int[Tensor, "b pos"], start: Int[Tensor, " batch"] | None) -> Int[Tensor, "b pos"]:
+        """Return the positions whose vectors are added, from those that count no padding.
+
+        Args:
+            positions: Counted from each row's first real token.
+            start: Where that is, if padding is on the left.
+        """
+        if start is None or self.positions is None or not self.positions.config.counts_padding:
+            return positions
+        return positions + start[:, None]
 
     def sites(self) -> Iterator[Site]:
         names = ["token"] if self.positions is None else ["token", "position"]

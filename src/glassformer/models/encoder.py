@@ -40,7 +40,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         readout: A layer between the stack and the unembedding; None for none.
         tied: Use the embedding matrix as unembedding.
         unembed_bias: A bias per token on the logits.
-        embed_scale: Multiply token vectors by sqrt(d_model).
+        embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         init: How weights are drawn, see `initialise`.
         embed_dropout: Rate on what enters the first block, in training.
     """
@@ -57,7 +57,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     readout: Readout | None = None
     tied: bool = True
     unembed_bias: bool = False
-    embed_scale: bool = False
+    embed_scale: bool | float = False
     init: Literal["gpt", "xavier"] = "gpt"
     embed_dropout: float = 0.0
 
@@ -66,6 +66,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
+        self.check_embeddings(self.embed_scale)
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
         check_reads_both_ways("encoder", self.layers)
         require(
@@ -138,7 +139,8 @@ class Encoder(Model):
             tokens: Token ids.
             types: Which of the texts each token belongs to, from 0; all to the first by default.
             lengths: Real tokens per row. Padding is on the right.
-            start: Where each row's real tokens begin, if padding is on the left; positions count from there.
+            start: Where each row's real tokens begin, if padding is on the left; positions count from there, unless
+                the config says that they count padding.
             documents: Document ids of packed rows; documents do not see each other.
             tape: Reads and edits.
             seed: Source of a mechanism's random draws.
@@ -148,7 +150,8 @@ class Encoder(Model):
         if self.embed.positions is not None:
             self.embed.positions.check(tokens.shape[1])
         context = self._context(tokens, lengths, documents, start, seed)
-        x, _ = self.stack(self.embed(tokens, context.positions, tape, types), context, tape=tape)
+        x = self.embed(tokens, self.embed.places(context.positions, start), tape, types)
+        x, _ = self.stack(x, context, tape=tape)
         return self._leave(x, tape)
 
     def resume(

@@ -33,7 +33,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         final_norm: Norm at the end of each stack (none in the original post-norm wiring).
         tied: Use the decoder's embedding matrix as unembedding.
         shared: One embedding matrix for both sides; with `tied`, one for all three (Vaswani et al. 2017, section 3.4).
-        embed_scale: Multiply token vectors by sqrt(d_model).
+        embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         init: How weights are drawn, see `initialise`.
         logit_cap: Keep logits within plus and minus this by cap * tanh(raw / cap); None for no cap.
         embed_norm: Norm on what enters the first block of each stack; None for none.
@@ -52,7 +52,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     positions: PositionEmbedding | None = field(default_factory=Sinusoidal)
     final_norm: NormConfig = field(default_factory=NoNorm)
     tied: bool = True
-    embed_scale: bool = True
+    embed_scale: bool | float = True
     init: Literal["gpt", "xavier"] = "xavier"
     logit_cap: float | None = None
     embed_norm: NormConfig | None = None
@@ -66,6 +66,7 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
+        self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
         for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
             require(
@@ -169,7 +170,8 @@ class EncoderDecoder(Model):
         if self.encoder_embed.positions is not None:
             self.encoder_embed.positions.check(source.shape[1])
         context = _source_context(source, lengths, start, seed)
-        return self.encoder(self.encoder_embed(source, context.positions, tape), context, tape=tape)[0]
+        x = self.encoder_embed(source, self.encoder_embed.places(context.positions, start), tape)
+        return self.encoder(x, context, tape=tape)[0]
 
     def loss(self, batch: Any, smoothing: float | LabelSmoothing = 0.0) -> Float[Tensor, ""]:
         """Return the mean next-token cross-entropy of the targets, in nats."""

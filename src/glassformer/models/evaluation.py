@@ -4,10 +4,10 @@
         model(ids)
 
 In our models whatever drops asks here, in a pass of a model in training mode, whether it is live; blocks are told by
-their stack, which asks once. The flag `training` stays as it is, so that passes in other threads are what they were. That cannot be asked
-of modules we did not write, nor from inside a compiled graph: those are switched to evaluation mode, counted, so that
-the first to begin switches them and the last to end puts them back. While they are switched they drop nothing in any
-thread; a pass that means to train them has to wait.
+their stack, which asks once. The flag `training` stays as it is, so that passes in other threads are what they were.
+That cannot be asked of modules we did not write, nor from inside a compiled graph: those are switched to evaluation
+mode, counted, so that the first to begin switches them and the last to end puts them back. While they are switched they
+drop nothing in any thread; a pass that means to train them has to wait.
 """
 
 import threading

@@ -57,6 +57,13 @@ class ModelConfig(Config, family=True):
         """Raise `ConfigError` for a rate of dropout on embeddings that is none."""
         require(0 <= rate < 1, f"{self.kind}: embed_dropout must be in [0, 1), found {rate}.")
 
+    def check_embeddings(self, scale: bool | float) -> None:
+        """Raise `ConfigError` for a factor on token vectors that no model can have."""
+        require(
+            math.isfinite(scale) and (scale is False or scale != 0),
+            f"{self.kind}: embed_scale must be true, false or a finite number other than 0; found {scale}.",
+        )
+
     def check_logits(self, cap: float | None, scale: float) -> None:
         """Raise `ConfigError` for a cap on the logits, or a factor on them, that no model can have."""
         require(

@@ -29,22 +29,26 @@ class NormConfig(Config, family=True):
 
 @dataclass(frozen=True)
 class LayerNorm(NormConfig, kind="layer_norm"):
-    """(x - mean) / sqrt(variance + eps) * gain + bias.
+    """(x - mean) / sqrt(variance + eps) * gain + bias,  gain = offset + weight.
 
     Args:
         eps: Added to the variance.
         bias: Whether there is a bias.
         gain: Whether there is a gain; without gain and bias the norm has no parameters.
+        offset: What is added to the stored weight, as in `RmsNorm`.
 
-    Source: Ba et al. 2016; Groeneveld et al. 2024, "OLMo", section 2.1 (without parameters).
+    Source: Ba et al. 2016; Groeneveld et al. 2024, "OLMo", section 2.1 (without parameters); Parmar et al. 2024,
+    "Nemotron-4" (stored around 0).
     """
 
     eps: float = 1e-5
     bias: bool = True
     gain: bool = True
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"layer_norm: eps must not be negative, found {self.eps}.")
+        _check_offset("layer_norm", self.offset, self.gain)
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,30 @@ class RmsNorm(NormConfig, kind="rms_norm"):
 
     def __post_init__(self) -> None:
         require(self.eps >= 0, f"rms_norm: eps must not be negative, found {self.eps}.")
-        require(math.isfinite(self.offset), f"rms_norm: offset must be a finite number, found {self.offset}.")
-        require(self.gain or not self.offset, f"rms_norm: offset={self.offset} is part of a gain, and there is none.")
+        _check_offset("rms_norm", self.offset, self.gain)
+
+
+def _check_offset(kind: str, offset: float, gain: bool) -> None:
+    require(math.isfinite(offset), f"{kind}: offset must be a finite number, found {offset}.")
+    require(gain or not offset, f"{kind}: offset={offset} is part of a gain, and there is none.")
+
+
+@dataclass(frozen=True)
+class ScaleOnly(NormConfig, kind="scale_only"):
+    """x * factor: what stands in a norm's place behind sub-layers whose writes are added in a fixed proportion.
+
+    Its scale, the number that it divides by, is 1 / factor whatever x is.
+
+    Source: Granite Team 2024, "Granite 3.0 Language Models" (residual multiplier).
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.factor) and self.factor != 0,
+            f"scale_only: factor must be a finite number other than 0, found {self.factor}.",
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,8 @@ class Norm(nn.Module):
         self.at_out, self.at_scale = (f"{path}.{name}" for name in names)
         self.identity, self.centred = isinstance(config, NoNorm), isinstance(config, LayerNorm)
         self.eps = config.eps if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
-        self.offset = config.offset if isinstance(config, RmsNorm) else 0.0
+        self.offset = config.offset if isinstance(config, (LayerNorm, RmsNorm)) else 0.0
+        self.factor = config.factor if isinstance(config, ScaleOnly) else None
         gain = isinstance(config, (LayerNorm, RmsNorm)) and config.gain
         bias = isinstance(config, LayerNorm) and config.bias
         # a plain attribute: registering the other norm here would store its parameters twice
@@ -124,8 +151,13 @@ class Norm(nn.Module):
         if not self.identity:
             if wants(tape, self.at_scale):
                 x = self.affine(x, site(tape, self.at_scale, self.scale(x)))
-            elif self.centred:
+            elif self.factor is not None:
+                x = x * self.factor
+            elif self.centred and not self.offset:
                 x = F.layer_norm(x, (self.d_model,), self.gain, self.shift, self.eps)
+            elif self.centred:
+                shift = None if self.shift is None else _widened(self.shift)
+                x = F.layer_norm(_widened(x), (self.d_model,), self.gain, shift, self.eps).to(x.dtype)
             elif not self.offset:
                 x = F.rms_norm(x, (self.d_model,), self.gain, self.eps)
             else:
@@ -135,6 +167,8 @@ class Norm(nn.Module):
 
     def scale(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "..."]:
         """Return what x is divided by."""
+        if self.factor is not None:
+            return x.new_full(x.shape[:-1], 1 / self.factor)
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return (x.square().mean(-1) + self.eps).sqrt()
 

@@ -213,7 +213,9 @@ def cross_context(
     if start is not None:
         mask = mask & padding(source_length - start, total=source_length, left=True)
         keys = (keys - start[:, None]).clamp_min(0)
-    return Context(mask, context.positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
+    # one row of positions may stand for all of the queries', and not of the keys'
+    positions = context.positions.expand(keys.shape[0], -1)
+    return Context(mask, positions, keys, form="parallel", seed=context.seed, crossed=True, first=context.first)
 
 
 def site_table(model: nn.Module, sites: Callable[[], Iterator[Site]], glob: str) -> SiteTable:

@@ -35,6 +35,7 @@ from glassformer.models import (
     NormConfig,
     Readout,
     RmsNorm,
+    ScaleOnly,
     Sinusoidal,
     block,
     published_block,
@@ -49,7 +50,7 @@ _LLAMA: dict[str, Any] = {
     "norm": RmsNorm(),
     "mlp": Mlp(20, "silu", gated=True, bias=False),
 }
-_OFFSET = RmsNorm(offset=1.0)
+_OFFSET, _CENTRED = RmsNorm(offset=1.0), LayerNorm(offset=1.0)
 _DEEP: dict[str, Any] = {"vocab_size": 11, "d_model": 16, "max_len": 24}
 
 
@@ -106,6 +107,16 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         *[block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="sandwich", norm=NoNorm(), norm_after=_OFFSET)] * 2,
         embed_norm=_OFFSET,
         final_norm=_OFFSET,
+    ),
+    # writes, token vectors and logits in fixed proportions
+    "proportioned": _decoder(
+        *[
+            block(n_heads=2, positions=Rope(), mlp=Mlp(), wiring="sandwich", norm=_CENTRED, norm_after=ScaleOnly(0.3)),
+        ]
+        * 2,
+        final_norm=_CENTRED,
+        embed_scale=3.0,
+        unembed_scale=0.25,
     ),
     "bare": _decoder(*[block(n_heads=2, norm=NoNorm(), qk_norm=True)] * 2, positions=Learned(), final_norm=NoNorm()),
     "smeared": _decoder(block(n_heads=4, smeared=True, **_LLAMA), block(Linear(), n_heads=4, smeared=True, **_LLAMA)),

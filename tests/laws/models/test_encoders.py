@@ -16,9 +16,11 @@ from glassformer.analysis.paths import expand_paths, virtual_heads
 from glassformer.analysis.sweep import grid, logit_difference, one_by_one, sweep
 from glassformer.attention import RelativeBias
 from glassformer.errors import AnalysisUnavailable, ConfigError
-from glassformer.models import EncoderConfig, ModelConfig, Readout, block, generate
+from glassformer.models import EncoderConfig, Learned, ModelConfig, Readout, Sinusoidal, block, generate
 from glassformer.models.accounting import account
+from glassformer.models.embedding import PositionEmbedding
 from glassformer.testing import close
+from glassformer.testing.layers import randomise
 from glassformer.testing.models import ENCODERS, subject
 from glassformer.trace import At, Scale, Set, Tape
 
@@ -46,6 +48,22 @@ def test_padding_on_either_side_and_packing_change_nothing(name: str) -> None:
     packed = torch.cat((tokens[1:, :4], tokens[:1, :3]), 1)
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
     close(found.model(packed, documents=documents)[:, :4], alone)
+
+
+@pytest.mark.parametrize("positions", [Learned(offset=1, counts_padding=True), Sinusoidal(counts_padding=True)])
+def test_positions_that_count_padding_are_those_of_the_columns(positions: PositionEmbedding) -> None:
+    model = randomise(EncoderConfig(11, 8, (plain,) * 2, max_len=9, positions=positions).build())
+    tokens, start = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 5, 6, 7]]), torch.tensor([0, 2])
+    tape = Tape(model, ["embed.position", "blocks.*.attn.pattern"])
+    logits = model(tokens, start=start, tape=tape)
+    columns = model.embed.positions(torch.arange(5)[None], logits)[0]
+    close(tape.values["embed.position"][0], columns)
+    close(tape.values["embed.position"][1, 2:], columns[2:])
+    # and padding is hidden all the same
+    assert not tape.values["blocks.0.attn.pattern"][1, :, :, :2].any()
+    changed = tokens.clone()
+    changed[1, :2] = 9
+    close(model(changed, start=start)[1, 2:], logits[1, 2:])
 
 
 @every

@@ -14,16 +14,27 @@ from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.analysis.circuits import circuit_graph
 from glassformer.analysis.frozen import writes
 from glassformer.errors import AnalysisUnavailable, ConfigError
-from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, RmsNorm, Sinusoidal, block
+from glassformer.models import (
+    BlockConfig,
+    DecoderConfig,
+    LayerNorm,
+    Learned,
+    Mlp,
+    NoNorm,
+    RmsNorm,
+    ScaleOnly,
+    Sinusoidal,
+    block,
+)
 from glassformer.models.accounting import count_parameters
 from glassformer.models.mlp import ACTIVATIONS
 from glassformer.testing import close
 from glassformer.testing.layers import randomise, seeds, stream
 from glassformer.testing.models import subject
-from glassformer.trace import Scale
+from glassformer.trace import Scale, Tape
 
 NORMS = [LayerNorm(), LayerNorm(bias=False), LayerNorm(gain=False), LayerNorm(gain=False, bias=False)]
-NORMS += [RmsNorm(), RmsNorm(offset=1.0), NoNorm()]
+NORMS += [RmsNorm(), RmsNorm(offset=1.0), NoNorm(), LayerNorm(offset=1.0), ScaleOnly(0.3)]
 
 
 def small(*, n_layers: int = 1, seed: int = 0, **fields: Any) -> Any:
@@ -164,6 +175,38 @@ def test_narrow_token_vectors_and_a_factor_on_logits_are_products_of_matrices(ti
     close(model.embed.weight, full.embed.weight)
 
 
+def test_a_factor_on_token_vectors_is_that_times_their_matrix():
+    model, plain = small(tied=False, embed_scale=3.0), small(tied=False)
+    plain.load_state_dict(model.state_dict() | {"embed.matrix": 3 * model.embed.matrix})
+    close(model(TOKENS), plain(TOKENS))
+    rooted, counted = small(embed_scale=True), small(embed_scale=float(model.config.d_model) ** 0.5)
+    counted.load_state_dict(rooted.state_dict())
+    close(counted(TOKENS), rooted(TOKENS))
+
+
+def test_a_factor_behind_sub_layers_is_that_times_what_they_write_with():
+    model, plain = small(wiring="sandwich", norm_after=ScaleOnly(0.3)), small()
+    writes = (".merge.output.", ".mlp.output.")
+    scaled = {n: 0.3 * t if any(w in n for w in writes) else t for n, t in model.state_dict().items()}
+    plain.load_state_dict(scaled)
+    close(model(TOKENS), plain(TOKENS))
+    # reading its scale takes the other route
+    tape = Tape(model, ["blocks.0.attn.write_scale", "logits"])
+    close(model(TOKENS, tape=tape), plain(TOKENS))
+    close(tape.values["blocks.0.attn.write_scale"], torch.full(TOKENS.shape, 1 / 0.3, dtype=model(TOKENS).dtype))
+
+
+def test_a_layer_norm_stored_around_zero_is_one_stored_around_one():
+    around, plain = LayerNorm(offset=1.0).build(8, "n", None), LayerNorm().build(8, "n", None)
+    assert not around.weight.any()
+    plain.load_state_dict({"weight": 1 + torch.linspace(-1, 1, 8), "bias": torch.linspace(0, 1, 8)})
+    around.load_state_dict({"weight": torch.linspace(-1, 1, 8), "bias": torch.linspace(0, 1, 8)})
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    close(around(x), plain(x))
+    half = around.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16 and (half.float() - plain(x)).abs().max() < 0.05
+
+
 def test_activations_are_what_their_names_say():
     x = torch.linspace(-4, 4, 17, dtype=torch.float64)
     close(ACTIVATIONS["gelu_sigmoid"](x), x / (1 + (-1.702 * x).exp()))
@@ -177,6 +220,10 @@ def test_activations_are_what_their_names_say():
         (lambda: BlockConfig((Mlp(),), norm_after=RmsNorm()), 'wiring "pre". Use wiring="sandwich"'),
         (lambda: BlockConfig((Mlp(),), shared_norm=True), 'wiring "pre". Use wiring="parallel"'),
         (lambda: RmsNorm(offset=float("nan")), "offset must be a finite number"),
+        (lambda: LayerNorm(offset=1.0, gain=False), "part of a gain, and there is none"),
+        (lambda: ScaleOnly(0.0), "factor must be a finite number other than 0"),
+        (lambda: BlockConfig((Mlp(),), norm=ScaleOnly(2.0)), "stands behind sub-layers"),
+        (lambda: DecoderConfig(3, 4, (), embed_scale=0.0), "embed_scale must be true, false or a finite number"),
         (lambda: Learned(offset=-1), "offset must not be negative"),
         (lambda: DecoderConfig(3, 4, (), unembed_scale=0.0), "unembed_scale must be a finite number other than 0"),
         (lambda: DecoderConfig(3, 4, (), d_embed=0), "d_embed must be at least 1"),
@@ -191,3 +238,5 @@ def test_the_architectures_hold_each_of_them():
     entered, behind = subject("entered").model.config, subject("behind").model.config
     assert entered.layers[0].shared_norm and entered.embed_norm and entered.d_embed and entered.positions.offset
     assert behind.layers[0].norm_after.offset and behind.embed_norm.offset
+    proportioned = subject("proportioned").model.config
+    assert isinstance(proportioned.layers[0].norm_after, ScaleOnly) and proportioned.embed_scale == 3.0

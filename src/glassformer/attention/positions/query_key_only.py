@@ -12,7 +12,10 @@ from glassformer.attention.positions.positions import Positions, PositionsConfig
 
 
 def sinusoids(
-    positions: Int[Tensor, "..."], d_model: int, layout: Literal["interleaved", "halves"] = "interleaved"
+    positions: Int[Tensor, "..."],
+    d_model: int,
+    layout: Literal["interleaved", "halves"] = "interleaved",
+    slowest: bool = False,
 ) -> Float[Tensor, "... d_model"]:
     """Return sines and cosines of position * 10000^(-2t/d_model) in float64.
 
@@ -20,10 +23,12 @@ def sinusoids(
         positions: Positions.
         d_model: Number of sines and cosines together.
         layout: `interleaved`, each sine before its cosine; or `halves`, all sines before all cosines.
+        slowest: Let the last frequency be 1/10000, by exponents of t / (d_model / 2 - 1).
 
-    Source: Vaswani et al. 2017, section 3.5.
+    Source: Vaswani et al. 2017, section 3.5; tensor2tensor's code for `slowest`.
     """
-    omega = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / d_model)
+    last = max(d_model - 2, 1) if slowest else d_model
+    omega = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device) / last)
     angle = positions[..., None].to(torch.float64) * omega
     if layout == "halves":
         return torch.cat((angle.sin(), angle.cos()), -1)[..., :d_model]

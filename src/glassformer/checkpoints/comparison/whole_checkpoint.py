@@ -188,8 +188,8 @@ def left_padded(theirs: Any, tokens: Tensor, lengths: Tensor) -> Comparison:
     """Run a decoder's reference on rows of unequal length, padded on the left; return what compares ours with it."""
     real = real_positions(tokens, lengths, left=True)
     given: dict[str, Any] = {"attention_mask": real.long(), "use_cache": False}
-    # models without position ids count by the mask
-    if _takes_positions(theirs):
+    # its own `generate` makes them; models without position ids count by the mask
+    if "position_ids" in inspect.signature(theirs.forward).parameters:
         given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
     logits = _run(theirs, input_ids=tokens, **given).logits
 
@@ -215,22 +215,15 @@ def _encoder(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, lengths: Tenso
     right, real = (real_positions(tokens, lengths, left=left) for left in (False, True))
     rows = [(tokens, None), (tokens.masked_fill(~right, padding), lengths)]
     passes = [recorded(theirs, ids, n, modules=modules) for ids, n in rows]
-    given = {"attention_mask": real.long()}
-    positions: Any = checkpoint.model.embed.positions
-    if positions is not None and getattr(positions, "offset", 0) == 0 and _takes_positions(theirs):
-        given["position_ids"] = (real.long().cumsum(-1) - 1).clamp_min(0)
     padded = tokens.masked_fill(~real, padding)
-    out = _run(theirs, input_ids=padded, **given)
+    # called as its users do: which positions it makes of the mask is part of what is compared
+    out = _run(theirs, input_ids=padded, attention_mask=real.long())
     left = out.logits if "logits" in out else out.last_hidden_state
     start = tokens.shape[1] - lengths
     return [
         *(lambda ours, i=i: compared_with(ours, passes[i], *rows[i]) for i in range(2)),
         lambda ours: _one("padded left", ours(padded, start=start), left, real),
     ]
-
-
-def _takes_positions(theirs: Any) -> bool:
-    return "position_ids" in inspect.signature(theirs.forward).parameters
 
 
 def _pair(
@@ -256,21 +249,27 @@ def _pair(
     def stepped(ours: Any) -> Iterator[Difference]:
         return _steps(lambda new, state: ours(None, new, state=state), ours.begin(source, sources), start, greedy)
 
-    found: list[Comparison] = [*(lambda ours, i=i: forced(ours, i) for i in range(2)), stepped]
-    # references count padding as positions: on the left, only what goes by distance can be compared
-    goes_by_distance = config.positions is None
-    return [*found, _pair_left_padded(theirs, tokens, targets, source, sources)] if goes_by_distance else found
+    return [
+        *(lambda ours, i=i: forced(ours, i) for i in range(2)),
+        stepped,
+        # padded targets only where positions go by distance: references count padding, and here each row reads as alone
+        _pair_left_padded(theirs, tokens, targets if config.positions is None else None, source, sources),
+    ]
 
 
-def _pair_left_padded(theirs: Any, tokens: Tensor, targets: Tensor, source: Tensor, sources: Tensor) -> Comparison:
+def _pair_left_padded(
+    theirs: Any, tokens: Tensor, targets: Tensor | None, source: Tensor, sources: Tensor
+) -> Comparison:
     read, real = real_positions(source, sources, left=True), real_positions(tokens, targets, left=True)
+    # some references count positions by which tokens are padding
+    padded = source.masked_fill(~read, theirs.config.pad_token_id or 0)
     logits = _run(
-        theirs, input_ids=source, attention_mask=read.long(), decoder_input_ids=tokens,
+        theirs, input_ids=padded, attention_mask=read.long(), decoder_input_ids=tokens,
         decoder_attention_mask=real.long(), use_cache=False,
     ).logits  # fmt: skip
 
     def comparison(ours: Any) -> Iterator[Difference]:
-        state = ours.begin(source, source_start=source.shape[1] - sources)
+        state = ours.begin(padded, source_start=source.shape[1] - sources)
         return _one("padded left", ours(None, tokens, lengths=targets, state=state)[0], logits, real)
 
     return comparison

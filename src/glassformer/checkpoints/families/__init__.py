@@ -4,39 +4,61 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from glassformer.checkpoints.families.assemble import Source, assembled, sources, stored_names, taken_apart
-from glassformer.checkpoints.families.bart import BART, MARIAN
+from glassformer.checkpoints.families.bart import BART, BLENDERBOT, M2M100, MARIAN, MBART, PEGASUS, PLBART
 from glassformer.checkpoints.families.bert import BERT, DISTILBERT, ROBERTA
 from glassformer.checkpoints.families.bloom import BLOOM
+from glassformer.checkpoints.families.cohere import COHERE, COHERE2
 from glassformer.checkpoints.families.diffllama import DIFFLLAMA
+from glassformer.checkpoints.families.exaone import EXAONE4
+from glassformer.checkpoints.families.experts import OLMOE, QWEN3_MOE
+from glassformer.checkpoints.families.fairseq import BIOGPT, XGLM
 from glassformer.checkpoints.families.falcon import FALCON
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
-from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3
+from glassformer.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
+from glassformer.checkpoints.families.glm import GLM, GLM4
 from glassformer.checkpoints.families.gpt2 import GPT2
 from glassformer.checkpoints.families.gpt_neo import GPT_NEO
 from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
-from glassformer.checkpoints.families.gptj import GPTJ
+from glassformer.checkpoints.families.gptj import CODEGEN, GPTJ
+from glassformer.checkpoints.families.granite import GRANITE
 from glassformer.checkpoints.families.llama import LLAMA
+from glassformer.checkpoints.families.llama_kin import (
+    ARCEE,
+    CWM,
+    ERNIE45,
+    HELIUM,
+    JAIS2,
+    MINISTRAL,
+    NEMOTRON,
+    SEED_OSS,
+    SMOLLM3,
+)
 from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from glassformer.checkpoints.families.mpt import MPT
 from glassformer.checkpoints.families.nanogpt import NANOGPT
-from glassformer.checkpoints.families.olmo import OLMO, OLMO2
+from glassformer.checkpoints.families.olmo import OLMO, OLMO2, OLMO3
 from glassformer.checkpoints.families.opt import OPT
 from glassformer.checkpoints.families.per_head import PER_HEAD
+from glassformer.checkpoints.families.persimmon import PERSIMMON
 from glassformer.checkpoints.families.phi import PHI
 from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
+from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
 from glassformer.errors import CheckpointError, nearest
 
 # the first that covers a config reads it
 FAMILIES: list[Family] = [
-    BART, BERT, BLOOM, DIFFLLAMA, DISTILBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GPT2, GPTJ, GPT_NEO, GPT_NEOX,
-    GPT_OSS, LLAMA, LLAMA_PARAMS, MARIAN, MISTRAL, MIXTRAL, NANOGPT, OLMO, OLMO2, OPT, PER_HEAD, PHI, PHI3, QWEN2,
-    QWEN3, ROBERTA, STABLELM, T5, TRANSFORMER_LENS,
+    ARCEE, BART, BERT, BIOGPT, BLENDERBOT, BLOOM, CODEGEN, COHERE, COHERE2, CWM, DIFFLLAMA, DISTILBERT, ERNIE45,
+    EXAONE4, FALCON, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT2, GPTJ, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE,
+    HELIUM, JAIS2, LLAMA, LLAMA_PARAMS, M2M100, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON,
+    OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE,
+    ROBERTA, SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
 ]  # fmt: skip
 
 

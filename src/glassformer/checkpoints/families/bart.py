@@ -1,8 +1,17 @@
-"""BART and Marian: encoder-decoders with norms behind the sum and biases everywhere, on the logits too.
+"""BART and its relatives: encoder-decoders with biases everywhere, on the logits too, that differ in where norms stand and
+in what positions are.
 
-BART learns its positions and norms what enters the first block; Marian's positions are sines, then cosines.
+family        norms     what enters is normed    positions
+BART          behind    yes                      learned, from row 2
+PLBART        behind    yes                      learned, from row 2
+mBART         before    yes                      learned, from row 2
+Blenderbot    before    no                       learned
+Pegasus       before    no                       sines, then cosines
+Marian        behind    no                       sines, then cosines
+M2M-100       before    no                       sines, then cosines, from behind the padding token's id; no bias on logits
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +24,6 @@ from glassformer.models import (
     LayerNorm,
     Learned,
     Mlp,
-    NormConfig,
     Sinusoidal,
     block,
     repeat,
@@ -23,12 +31,29 @@ from glassformer.models import (
 from glassformer.models.embedding import PositionEmbedding
 from glassformer.models.norms import NoNorm
 
-_BARE = ("BartModel", "MarianModel")
 _NAMES = {"attn": "self_attn", "cross": "encoder_attn"}
+_FROM_2, _SINES = Learned(offset=2, counts_padding=True), Sinusoidal("halves", counts_padding=True)
 
 
 def _bart_config(fields: Fields) -> EncoderDecoderConfig:
-    return _config(fields, Learned(offset=2), LayerNorm(), start=2)
+    return _config(_with(fields), _FROM_2, normed=True)
+
+
+def _plbart_config(fields: Fields) -> EncoderDecoderConfig:
+    return _config(_with(fields, scale_embedding=True), _FROM_2, normed=True)
+
+
+def _mbart_config(fields: Fields) -> EncoderDecoderConfig:
+    return _config(_with(fields), _FROM_2, normed=True, before=True)
+
+
+def _blenderbot_config(fields: Fields) -> EncoderDecoderConfig:
+    own = _with(fields, decoder_start_token_id=1, max_position_embeddings=128)
+    return _config(own, Learned(counts_padding=True), before=True)
+
+
+def _pegasus_config(fields: Fields) -> EncoderDecoderConfig:
+    return _config(_with(fields, decoder_start_token_id=0), _SINES, before=True)
 
 
 def _marian_config(fields: Fields) -> EncoderDecoderConfig:
@@ -36,40 +61,63 @@ def _marian_config(fields: Fields) -> EncoderDecoderConfig:
     fields.only("decoder_vocab_size", vocab, "both sides have one vocabulary")
     # padding has logit 0 where real tokens are negative, and would be said most
     never = fields.whole("pad_token_id", vocab - 1)
-    return _config(fields, Sinusoidal("halves"), None, start=vocab - 1).replace(never_ids=(never,))
+    return _config(_with(fields, decoder_start_token_id=vocab - 1), _SINES).replace(never_ids=(never,))
+
+
+def _m2m_config(fields: Fields) -> EncoderDecoderConfig:
+    # counted over tokens that are no padding; a token of that id has no position, and is none that is said
+    padding = fields.whole("pad_token_id", 1)
+    own = _with(fields, scale_embedding=True, activation_function="relu")
+    config = _config(own, Sinusoidal("halves", offset=padding + 1, slowest=True), before=True)
+    return config.replace(unembed_bias=False, never_ids=(padding,))
+
+
+def _with(fields: Fields, **defaults: Any) -> Fields:
+    """Return a config with what its family means where the file says nothing."""
+    said = {name: value for name, value in fields.data.items() if value is not None}
+    return Fields({"decoder_start_token_id": 2, **defaults, **said}, fields.where)
 
 
 def _config(
-    fields: Fields, positions: PositionEmbedding, embed_norm: NormConfig | None, *, start: int
+    fields: Fields, positions: PositionEmbedding, *, before: bool = False, normed: bool = False
 ) -> EncoderDecoderConfig:
+    """Return the config of a relative.
+
+    Args:
+        fields: The file.
+        positions: What is added to token vectors.
+        before: Whether norms stand before sub-layers and at each stack's end; else behind each sum.
+        normed: Whether what enters the first block is normed.
+    """
     tied = fields.flag("tie_word_embeddings", True)
-    # files of the two stacks alone have no bias on logits
-    bare = any(name in _BARE for name in fields.get("architectures", []))
+    # files of the two stacks alone have no bias on logits; Marian's head is called a model too
+    named = [str(name).removesuffix("MTModel") for name in fields.get("architectures", [])]
+    bare = any(name.endswith("Model") for name in named)
     return EncoderDecoderConfig(
         fields.whole("vocab_size"),
         fields.whole("d_model"),
-        repeat(_layer(fields, "encoder"), fields.whole("encoder_layers")),
-        repeat(_layer(fields, "decoder"), fields.whole("decoder_layers")),
+        repeat(_layer(fields, "encoder", before), fields.whole("encoder_layers")),
+        repeat(_layer(fields, "decoder", before), fields.whole("decoder_layers")),
         max_len=fields.whole("max_position_embeddings", 1024),
         positions=positions,
-        final_norm=NoNorm(),
+        final_norm=LayerNorm() if before else NoNorm(),
         tied=tied,
         # nothing tied means that both sides have a matrix of their own too
         shared=tied and fields.flag("share_encoder_decoder_embeddings", True),
         embed_scale=fields.flag("scale_embedding", False),
-        embed_norm=embed_norm,
+        embed_norm=LayerNorm() if normed else None,
         unembed_bias=not bare,
-        start_id=fields.whole("decoder_start_token_id", start),
+        start_id=fields.whole("decoder_start_token_id"),
     )
 
 
-def _layer(fields: Fields, side: str) -> BlockConfig:
+def _layer(fields: Fields, side: str, before: bool) -> BlockConfig:
     return block(
         n_heads=fields.whole(f"{side}_attention_heads"),
         bias=True,
         norm=LayerNorm(),
         mlp=Mlp(fields.whole(f"{side}_ffn_dim"), fields.activation("activation_function", "gelu")),
-        wiring="post",
+        wiring="pre" if before else "post",
         cross=side == "decoder",
     )
 
@@ -87,18 +135,24 @@ def _table(fields: Fields, config: Any) -> Table:
         table |= {
             f"{stack}_embed.positions.weight": f"model.{stack}.embed_positions.weight",
             f"{stack}_embed.norm": f"model.{stack}.layernorm_embedding",
+            f"{stack}.final": f"model.{stack}.layer_norm",
             f"{ours}.mlp.input": f"{theirs}.fc1",
             f"{ours}.mlp.output": f"{theirs}.fc2",
-            f"{ours}.mlp_norm_after": f"{theirs}.final_layer_norm",
+            **_both_places(f"{ours}.mlp_norm", f"{theirs}.final_layer_norm"),
         }
         for part, name in _NAMES.items():
             pieces = tuple(Piece(f"{theirs}.{name}.{which}_proj", config.d_model) for which in "qkv")
             table |= {
                 f"{ours}.{part}.projection.qkv": pieces,
                 f"{ours}.{part}.merge.output": f"{theirs}.{name}.out_proj",
-                f"{ours}.{part}_norm_after": f"{theirs}.{name}_layer_norm",
+                **_both_places(f"{ours}.{part}_norm", f"{theirs}.{name}_layer_norm"),
             }
     return table
+
+
+def _both_places(ours: str, theirs: str) -> dict[str, str]:
+    # one name for norms before parts and behind
+    return {ours: theirs, f"{ours}_after": theirs}
 
 
 def _only_row(theirs: Tensor) -> Tensor:
@@ -113,15 +167,19 @@ _COPIES = {
 
 # what both sides share lies there all the same when they share nothing
 _SHARED = "model.shared.weight"
+_FIXED = (_SHARED, "*.embed_positions.weight", "*.embed_positions.weights")
 
-BART = Family("BART", ("bart",), _bart_config, _table, prefixes=("model.",), ignored=(_SHARED,), copies=_COPIES)
 
-MARIAN = Family(
-    "Marian",
-    ("marian",),
-    _marian_config,
-    _table,
-    prefixes=("model.",),
-    ignored=(_SHARED, "*.embed_positions.weight"),
-    copies=_COPIES,
-)
+def _family(
+    name: str, kind: str, config: Callable[[Fields], EncoderDecoderConfig], ignored: tuple[str, ...] = (_SHARED,)
+) -> Family:
+    return Family(name, (kind,), config, _table, prefixes=("model.",), ignored=ignored, copies=_COPIES)
+
+
+BART = _family("BART", "bart", _bart_config)
+BLENDERBOT = _family("Blenderbot", "blenderbot", _blenderbot_config)
+M2M100 = _family("M2M-100", "m2m_100", _m2m_config, (*_FIXED, "final_logits_bias"))
+MARIAN = _family("Marian", "marian", _marian_config, _FIXED)
+MBART = _family("mBART", "mbart", _mbart_config)
+PEGASUS = _family("Pegasus", "pegasus", _pegasus_config, _FIXED)
+PLBART = _family("PLBART", "plbart", _plbart_config)

@@ -17,18 +17,22 @@ def _config(fields: Fields) -> EncoderConfig:
     fields.only("position_embedding_type", "absolute", "positions are added to the stream")
     fields.only("is_decoder", False, "an encoder reads both ways")
     fields.only("add_cross_attention", False, "it reads another stack that is not there")
-    # counted from the padding token's id, which stands for no position
-    offset = fields.whole("pad_token_id", 1) + 1 if fields.get("model_type") != "bert" else 0
+    own = fields.activation("hidden_act", "gelu")
+    if fields.get("model_type") == "bert":
+        positions, activation = Learned(counts_padding=True), own
+    else:
+        # counted from the padding token's id, which stands for no position
+        positions, activation = Learned(fields.whole("pad_token_id", 1) + 1), "gelu"
     return _encoder(
         fields,
         d_model=fields.whole("hidden_size"),
         n_heads=fields.whole("num_attention_heads"),
         n_layers=fields.whole("num_hidden_layers"),
-        mlp=Mlp(fields.whole("intermediate_size"), fields.activation("hidden_act", "gelu")),
+        mlp=Mlp(fields.whole("intermediate_size"), own),
         n_types=fields.whole("type_vocab_size", 2),
         norm=LayerNorm(fields.number("layer_norm_eps", 1e-12)),
-        offset=offset,
-        activation="gelu" if offset else fields.activation("hidden_act", "gelu"),
+        positions=positions,
+        activation=activation,
     )
 
 
@@ -42,14 +46,14 @@ def _distil_config(fields: Fields) -> EncoderConfig:
         mlp=Mlp(fields.whole("hidden_dim"), activation),
         n_types=0,
         norm=LayerNorm(1e-12),
-        offset=0,
+        positions=Learned(counts_padding=True),
         activation=activation,
     )
 
 
 def _encoder(
     fields: Fields, *, d_model: int, n_heads: int, n_layers: int, mlp: Mlp, n_types: int, norm: LayerNorm,
-    offset: int, activation: Any,
+    positions: Learned, activation: Any,
 ) -> EncoderConfig:  # fmt: skip
     named = fields.get("architectures", ["ForMaskedLM"])
     predicts = any(str(name).endswith(_PREDICTING) for name in named)
@@ -58,8 +62,8 @@ def _encoder(
         fields.whole("vocab_size"),
         d_model,
         repeat(layer, n_layers),
-        max_len=fields.whole("max_position_embeddings", 512) - offset,
-        positions=Learned(offset),
+        max_len=fields.whole("max_position_embeddings", 512) - positions.offset,
+        positions=positions,
         n_types=n_types,
         embed_norm=norm,
         final_norm=NoNorm(),

@@ -1,8 +1,8 @@
-"""Gemma 1 to 3: scaled embeddings, gains stored less one, tanh GELU gates.
+"""Gemma 1 to 3, and VaultGemma: scaled embeddings, gains stored less one, tanh GELU gates.
 
 Gemma 2 adds a norm behind each sub-layer, caps on scores and logits, and a window in every other layer; Gemma 3 has
 norms on queries and keys in place of the cap on scores, five layers with a window to one without, and slower rotary
-positions in the latter.
+positions in the latter. VaultGemma is Gemma 2 without the norms behind sub-layers.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def _config_1(fields: Fields) -> DecoderConfig:
     return _decoder(fields, lambda i: {"positions": positions, "bias": bias}, activation, max_len=8192)
 
 
-def _config_2(fields: Fields) -> DecoderConfig:
+def _config_2(fields: Fields, wiring: str = "sandwich") -> DecoderConfig:
     fields.only("use_bidirectional_attention", False, _BIDIRECTIONAL)
     kinds = layer_kinds(fields, lambda i: i % 2 == 0)
     scale = _scale(fields)
@@ -44,10 +44,14 @@ def _config_2(fields: Fields) -> DecoderConfig:
 
     def layer(i: int) -> dict[str, Any]:
         mixer = Softmax(window_of(fields, kinds[i]), scale, cap)
-        return {"mixer": mixer, "positions": positions, "bias": bias, "wiring": "sandwich"}
+        return {"mixer": mixer, "positions": positions, "bias": bias, "wiring": wiring}
 
     logit_cap = _cap(fields, "final_logit_softcapping", 30.0)
     return _decoder(fields, layer, _activation(fields), max_len=8192, logit_cap=logit_cap)
+
+
+def _vault_config(fields: Fields) -> DecoderConfig:
+    return _config_2(fields, "pre")
 
 
 def _config_3(fields: Fields) -> DecoderConfig:
@@ -150,4 +154,5 @@ _LAYOUT: dict[str, Any] = {
 }
 GEMMA = Family("Gemma", ("gemma",), _config_1, _table, express=_express_1, **_LAYOUT)
 GEMMA2 = Family("Gemma 2", ("gemma2",), _config_2, _sandwich_table, express=_express_2, **_LAYOUT)
+VAULTGEMMA = Family("VaultGemma", ("vaultgemma",), _vault_config, _sandwich_table, **_LAYOUT)
 GEMMA3 = Family("Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, express=_express_3, **_LAYOUT)

@@ -1,9 +1,12 @@
-"""GPT-J: attention and MLP side by side behind one norm, interleaved rotary positions on a part of each head."""
+"""GPT-J and CodeGen: attention and MLP side by side behind one norm, interleaved rotary positions on a part of each head."""
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from glassformer.attention import Rope
-from glassformer.checkpoints.families.family import Family, Table
+from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import separate_qkv
 from glassformer.models import DecoderConfig, LayerNorm, Mlp, block, repeat
@@ -54,12 +57,24 @@ def _table(fields: Fields, config: Any) -> Table:
     }
 
 
-GPTJ = Family(
-    "GPT-J",
-    ("gptj",),
-    _config,
-    _table,
-    prefixes=("transformer.",),
-    ignored=("*.attn.bias", "*.attn.masked_bias", "*.attn.embed_positions"),
-    copies={"lm_head.weight": "transformer.wte.weight"},
-)
+def _codegen_table(fields: Fields, config: Any) -> Table:
+    ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
+    return _table(fields, config) | {
+        f"{ours}.attn.projection.qkv": tuple(
+            Piece(f"{theirs}.attn.qkv_proj", 3 * config.d_model, view=_of_quarters(which)) for which in (0, 2, 1)
+        )
+    }
+
+
+def _of_quarters(which: int) -> Callable[[Tensor], Tensor]:
+    # written for four cores, each with a quarter of the heads: its queries, values and keys
+    return lambda theirs: theirs.unflatten(0, (4, 3, -1))[:, which]
+
+
+_FILES: dict[str, Any] = {
+    "prefixes": ("transformer.",),
+    "ignored": ("*.attn.bias", "*.attn.masked_bias", "*.attn.causal_mask", "*.attn.embed_positions"),
+    "copies": {"lm_head.weight": "transformer.wte.weight"},
+}
+GPTJ = Family("GPT-J", ("gptj",), _config, _table, **_FILES)
+CODEGEN = Family("CodeGen", ("codegen",), _config, _codegen_table, **_FILES)

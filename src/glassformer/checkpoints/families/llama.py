@@ -13,16 +13,14 @@ from glassformer.checkpoints.families.llama_shaped import (
     express_llama,
     express_mlp,
     gated_decoder,
+    gated_mlp,
 )
 from glassformer.checkpoints.families.rotary import rope
-from glassformer.models import DecoderConfig, Mlp, RmsNorm
+from glassformer.models import DecoderConfig, RmsNorm
 
 
 def _config(fields: Fields) -> DecoderConfig:
-    mlp = Mlp(
-        fields.whole("intermediate_size"), fields.activation("hidden_act", "silu"), True, fields.flag("mlp_bias", False)
-    )
-    layer = {"positions": rope(fields), "bias": fields.flag("attention_bias", False), "mlp": mlp}
+    layer = {"positions": rope(fields), "bias": fields.flag("attention_bias", False), "mlp": gated_mlp(fields)}
     return gated_decoder(fields, RmsNorm(fields.number("rms_norm_eps", 1e-6)), lambda i: layer)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from glassformer.attention import DynamicScaling, LinearScaling, QueryKeyNorm, Separate
+from glassformer.checkpoints.families.family import Piece
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.rotary import longest, rope_parameters
 from glassformer.errors import CheckpointError
@@ -60,6 +61,12 @@ def gated_decoder(
         tied=fields.flag("tie_word_embeddings", tied),
         **more,
     )
+
+
+def gated_mlp(fields: Fields, bias: str = "mlp_bias") -> Mlp:
+    """Return a gated MLP of which the field `bias` says whether it has biases."""
+    act = fields.activation("hidden_act", "silu")
+    return Mlp(fields.whole("intermediate_size"), act, gated=True, bias=fields.flag(bias, False))
 
 
 def layer_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
@@ -138,6 +145,15 @@ def express_shaped(config: DecoderConfig, model_type: str, architecture: str, **
         **mlp,
         "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(mlp["hidden_act"], mlp["hidden_act"]),
         **more,
+    }
+
+
+def fused_gates(config: Any) -> dict[str, Piece]:
+    """Return rows of a table for gated MLPs whose two branches are stored as one, the gate first."""
+    neurons, both = config.layers[0].parts[1].d_mlp, "model.layers.{i}.mlp.gate_up_proj"
+    return {
+        "stack.blocks.{i}.mlp.gate": Piece(both, 2 * neurons, view=lambda theirs: theirs[:neurons]),
+        "stack.blocks.{i}.mlp.input": Piece(both, 2 * neurons, view=lambda theirs: theirs[neurons:]),
     }
 
 

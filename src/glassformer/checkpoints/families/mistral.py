@@ -3,7 +3,8 @@
 from typing import Any
 
 from glassformer.attention import Softmax
-from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.experts import separate_experts
+from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
 from glassformer.checkpoints.families.llama_shaped import (
@@ -45,19 +46,10 @@ def _mistral_table(fields: Fields, config: Any) -> Table:
 
 
 def _mixtral_table(fields: Fields, config: Any) -> Table:
-    experts: Any = config.layers[0].parts[1]
-    shapes = {"gate": ("w1", experts.d_mlp, config.d_model), "input": ("w3", experts.d_mlp, config.d_model)}
-    shapes |= {"output": ("w2", config.d_model, experts.d_mlp)}
     theirs = "model.layers.{i}.block_sparse_moe"
-    stacked = {
-        f"stack.blocks.{{i}}.mlp.{ours}": tuple(
-            Piece(f"{theirs}.experts.{e}.{name}", shape=tuple(shape)) for e in range(experts.n_experts)
-        )
-        for ours, (name, *shape) in shapes.items()
-    }
     return {
+        **separate_experts(config, f"{theirs}.experts", {"gate": "w1", "input": "w3", "output": "w2"}),
         **LLAMA_NAMES,
-        **stacked,
         "stack.blocks.{i}.attn.projection.qkv": separate_qkv(config),
         "stack.blocks.{i}.mlp.router": f"{theirs}.gate",
     }

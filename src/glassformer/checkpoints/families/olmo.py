@@ -1,13 +1,21 @@
-"""OLMo 1 and 2: Llama's shape with norms that have no parameters and clipped projections (1), or with norms behind each
-sub-layer, none before, and over all queries and all keys (2)."""
+"""OLMo 1 to 3: Llama's shape with norms that have no parameters and clipped projections (1), or with norms behind each
+sub-layer, none before, and over all queries and all keys (2), a window in three layers of four (3)."""
 
 from typing import Any
 
-from glassformer.attention import QueryKeyNorm
+from glassformer.attention import QueryKeyNorm, Softmax
 from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES, separate_qkv
-from glassformer.checkpoints.families.llama_shaped import express_shaped, gated_decoder, query_key_names
+from glassformer.checkpoints.families.llama_shaped import (
+    FULL,
+    SLIDING,
+    express_shaped,
+    gated_decoder,
+    layer_kinds,
+    query_key_names,
+    window_of,
+)
 from glassformer.checkpoints.families.rotary import rope
 from glassformer.models import DecoderConfig, LayerNorm, NoNorm, RmsNorm
 
@@ -20,14 +28,35 @@ def _config_1(fields: Fields) -> DecoderConfig:
 
 def _config_2(fields: Fields) -> DecoderConfig:
     eps = fields.number("rms_norm_eps", 1e-5)
-    layer = {
-        "positions": rope(fields),
+    layer = _behind(fields, eps) | {"positions": rope(fields)}
+    return gated_decoder(fields, NoNorm(), lambda i: layer, final_norm=RmsNorm(eps))
+
+
+def _config_3(fields: Fields) -> DecoderConfig:
+    kinds = layer_kinds(fields, lambda i: (i + 1) % 4 != 0)
+    eps, sized = fields.number("rms_norm_eps", 1e-5), Fields({"sliding_window": 4096, **fields.data}, fields.where)
+    positions = {kind: rope(_scaled_where_full(fields, kind), kind, 500_000.0) for kind in (FULL, SLIDING)}
+
+    def layer(i: int) -> dict[str, Any]:
+        mixer = Softmax(window_of(sized, kinds[i]))
+        return _behind(fields, eps) | {"mixer": mixer, "positions": positions[kinds[i]]}
+
+    return gated_decoder(fields, NoNorm(), layer, final_norm=RmsNorm(eps))
+
+
+def _scaled_where_full(fields: Fields, kind: str) -> Fields:
+    # older files have one scaling, and mean it for the layers that see everything
+    return fields if kind == FULL else Fields({**fields.data, "rope_scaling": None}, fields.where)
+
+
+def _behind(fields: Fields, eps: float) -> dict[str, Any]:
+    """Return what layers with norms behind each sub-layer have in common."""
+    return {
         "bias": fields.flag("attention_bias", False),
         "qk_norm": QueryKeyNorm(over="all", eps=eps),
         "wiring": "sandwich",
         "norm_after": RmsNorm(eps),
     }
-    return gated_decoder(fields, NoNorm(), lambda i: layer, final_norm=RmsNorm(eps))
 
 
 def _table_1(fields: Fields, config: Any) -> Table:
@@ -68,3 +97,4 @@ _LAYOUT: dict[str, Any] = {
 }
 OLMO = Family("OLMo", ("olmo",), _config_1, _table_1, express=_express_1, **_LAYOUT)
 OLMO2 = Family("OLMo 2", ("olmo2",), _config_2, _table_2, express=_express_2, **_LAYOUT)
+OLMO3 = Family("OLMo 3", ("olmo3",), _config_3, _table_2, **_LAYOUT)

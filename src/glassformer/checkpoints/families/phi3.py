@@ -3,11 +3,12 @@
 from typing import Any
 
 from glassformer.attention import Softmax
-from glassformer.checkpoints.families.family import Family, Piece, Table
+from glassformer.checkpoints.families.family import Family, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.checkpoints.families.llama import LLAMA_NAMES
 from glassformer.checkpoints.families.llama_shaped import (
     LLAMA_FILES,
+    fused_gates,
     gated_decoder,
 )
 from glassformer.checkpoints.families.rotary import rope, turned_share
@@ -25,13 +26,8 @@ def _config(fields: Fields) -> DecoderConfig:
 
 
 def _table(fields: Fields, config: Any) -> Table:
-    neurons = config.layers[0].parts[1].d_mlp
-    both = "model.layers.{i}.mlp.gate_up_proj"
-    return LLAMA_NAMES | {
-        "stack.blocks.{i}.attn.projection.qkv": "model.layers.{i}.self_attn.qkv_proj",
-        "stack.blocks.{i}.mlp.gate": Piece(both, 2 * neurons, view=lambda theirs: theirs[:neurons]),
-        "stack.blocks.{i}.mlp.input": Piece(both, 2 * neurons, view=lambda theirs: theirs[neurons:]),
-    }
+    fused = {"stack.blocks.{i}.attn.projection.qkv": "model.layers.{i}.self_attn.qkv_proj"}
+    return LLAMA_NAMES | fused | fused_gates(config)
 
 
 PHI3 = Family(
