@@ -5,6 +5,7 @@ caller would reach for, so `except ValueError` keeps working.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -13,7 +14,7 @@ class GlassformerError(Exception):
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message, quotes and all
-        return "\n".join(str(a) for a in self.args)
+        return shortened("\n".join(str(a) for a in self.args))
 
 
 class ConfigError(GlassformerError, ValueError):
@@ -84,7 +85,36 @@ class MissingExtra(GlassformerError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 
 
+# what a message may quote: a word, or what stands in quotation marks, and the message as a whole
+_LONG, _SHOWN, _MOST = 300, 100, 6_000
+_QUOTED = re.compile(rf"""\S{{{_LONG},}}|"[^"]{{{_LONG},}}"|'[^']{{{_LONG},}}'""")
+
+
+def shortened(message: str) -> str:
+    """Return a message in which what was given at great length is shown by its beginning and its end."""
+
+    def short(long: str, shown: int) -> str:
+        return f"{long[:shown]} … ({len(long) - 2 * shown:,} more characters) … {long[-shown:]}"
+
+    found = _QUOTED.sub(lambda match: short(match[0], _SHOWN), message) if len(message) > _LONG else message
+    return found if len(found) <= _MOST else short(found, _MOST // 4)
+
+
+def printable(text: str) -> str:
+    """Return a text that does nothing to a terminal: what would move its cursor or turn its writing is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    # spaces of other widths are not printable by Unicode's table, and harm nobody
+    return character if character.isspace() and ord(character) > 0x9F else ascii(character)[1:-1]
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return ` Nearest: "x".` for the closest candidate, or an empty string when nothing is close."""
+    if len(name) > _LONG:
+        return ""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.4)
     return f' Nearest: "{close[0]}".' if close else ""

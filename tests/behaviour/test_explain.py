@@ -17,7 +17,7 @@ from explanations import SAMPLES, TEXT, gpt, sample, signed, translator
 from glassformer import checkpoints
 from glassformer.analysis import run
 from glassformer.analysis.attribution import direct_logit_attribution, input_gradients
-from glassformer.analysis.heads import head_roles
+from glassformer.analysis.heads import head_roles, head_scores
 from glassformer.analysis.heads._roles import ROLES
 from glassformer.analysis.lens import logit_lens
 from glassformer.analysis.reports import explain
@@ -113,12 +113,47 @@ def test_every_architecture_can_be_explained(name: str) -> None:
     assert list(lines(explained, 80))
 
 
-def test_one_forward_pass_answers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_forward_pass_of_the_text_answers_everything_but_what_heads_do_on_random_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, calls = gpt(), []
     forward = model.stack.forward
-    monkeypatch.setattr(model.stack, "forward", lambda *args, **kwargs: (calls.append(1), forward(*args, **kwargs))[1])
+    monkeypatch.setattr(
+        model.stack, "forward", lambda x, *args, **kwargs: (calls.append(x.shape), forward(x, *args, **kwargs))[1]
+    )
     explain(model, "def f")
-    assert len(calls) == 1
+    length = run(model, "def f").ids.shape[1]
+    assert [shape[:2] == (1, length) for shape in calls[:2]] == [True, False]
+    assert len(calls) == 3  # the third is this test's own
+
+
+def test_a_head_is_named_by_the_roles_it_plays_on_random_tokens_and_else_resembles_them() -> None:
+    model = gf.load("attn-only-2l")
+    found = explain(model, "class TokenBuffer:\n    pass\n\nbuffer = Token")
+    scores = head_scores(model, n_sequences=4).scores
+    for head in found.heads:
+        for role in head.roles:
+            assert role.model_wide == float(scores.select(head=head.label, role=role.role).values)
+            assert role.named == (role.model_wide >= 0.4)
+    named = {h.label for h in found.heads for r in h.roles if r.role == "induction" and r.named}
+    assert named == {"L1H3", "L1H6"}
+    assert any("L1H6" in line and "induction" in line and "resembles induction" not in line for line in lines(found))
+
+
+def test_no_head_of_a_model_without_induction_heads_is_called_one() -> None:
+    found = explain(gf.load("attn-only-1l"), "import os\nimport sys\nimport")
+    induction = [r for h in found.heads for r in h.roles if r.role == "induction"]
+    assert any(r.score is not None and r.score >= 0.3 for r in induction)
+    assert not any(r.named for r in induction)
+    telling = " ".join(lines(found, 200)).partition("Telling heads")[2].partition("previous-token:")[0]
+    assert telling.count("induction") == telling.count("resembles induction") > 0
+    assert not any(top.because == "induction" for top in found.top_heads)
+
+
+def test_where_random_tokens_cannot_be_repeated_roles_are_those_on_the_text() -> None:
+    found = explain(gf.load("zh-en"), "我吃了一个苹果")
+    assert all(r.model_wide is None and r.named is None for h in found.heads for r in h.roles)
+    assert not any("resembles" in line for line in lines(found))
 
 
 @pytest.mark.parametrize("name", ["long", "generated"])

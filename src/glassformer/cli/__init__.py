@@ -1,18 +1,18 @@
 """The command line: one module per verb, imported only when its verb is called.
 
-Exit codes: 0 done, 1 what was compared differs (parity), 2 bad input (a message without a
-traceback; `--debug` shows it), 130 interrupted.
+Exit codes: 0 done, 1 what was compared differs (parity), 2 bad input or an output that takes nothing (a
+message without a traceback; `--debug` shows it), 130 interrupted, 141 the output was closed by who read it.
 """
 
+import contextlib
 import importlib
-import inspect
-import re
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from glassformer import __version__
-from glassformer.errors import GlassformerError, nearest
+from glassformer.errors import GlassformerError, nearest, printable, shortened
 
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {
@@ -51,35 +51,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *rest = arguments
     if verb not in VERBS:
         known = ", ".join(VERBS)
-        print(f'glassformer: no command "{verb}".{nearest(verb, VERBS)} Commands: {known}.', file=sys.stderr)
+        _complain(f'no command "{verb}".{nearest(verb, VERBS)} Commands: {known}.')
         return 2
     try:
-        return _run(verb, rest)
-    except GlassformerError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"glassformer {verb}: {error}", file=sys.stderr)
-        return 2
+        code = _run(verb, rest)
+        # what cannot be printed is to be known before the exit code is
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough: what a shell reports of a program that this signal ends
+        _discard_output()
+        return 141
     except KeyboardInterrupt:
         print(f"\nglassformer {verb}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # the reader (head, less) has seen enough
-        sys.stderr.close()
-        return 0
+    except (GlassformerError, OSError, UnicodeEncodeError) as error:
+        if debug:
+            traceback.print_exc()
+        _complain(_reason(error), verb)
+        _discard_output()
+        return 2
 
 
 def _run(verb: str, arguments: list[str]) -> int:
-    import tyro
+    from glassformer.cli.parsing import call_of
 
     function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
-    # tyro drops the section with the examples: pass what stands above the arguments as it is
-    about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
     try:
-        tyro.cli(function, prog=f"glassformer {verb}", description=about, args=arguments)
+        call_of(verb, function, arguments)()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def _reason(error: GlassformerError | OSError | UnicodeEncodeError) -> str:
+    """Return what went wrong, in a sentence."""
+    if isinstance(error, GlassformerError):
+        return str(error)
+    if isinstance(error, UnicodeEncodeError):
+        character = error.object[error.start]
+        return (
+            f"the output is {error.encoding}, which has no character {character!a}. Set PYTHONIOENCODING=utf-8, or "
+            "leave such characters out."
+        )
+    place = "the output" if error.filename is None else f'"{os.fsdecode(error.filename)}"'
+    return f"{place} cannot be read or written: {error.strerror or error}."
+
+
+def _complain(message: str, verb: str = "") -> None:
+    command = f"glassformer {verb}".strip()
+    print(printable(f"{command}: {shortened(message)}"), file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Let what could not be printed not be tried again when Python ends, which would complain a second time."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _overview() -> str:

@@ -1,5 +1,6 @@
 """What a command's arguments stand for: a model, a text, a token, many rows of text."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from glassformer.errors import TextError, UnknownModel, nearest
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
+
+
+MOST_READ = 2**24  # bytes of standard input
 
 
 def model_of(name: str, specials: Specials = "default") -> Any:
@@ -48,7 +52,8 @@ def check_known(name: str) -> None:
     from glassformer.models import PRESETS
 
     known = [*checkpoints.shipped(), *PRESETS]
-    if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
+    # os.path, unlike Path, takes any text for a name that may not exist, however long
+    if name not in known and not os.path.exists(name) and not checkpoints.is_id(name):
         raise UnknownModel(
             f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
             f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."
@@ -56,11 +61,14 @@ def check_known(name: str) -> None:
 
 
 def text_of(given: str) -> str:
-    """Return the text itself, or standard input for `-`; raises `TextError` if that is not UTF-8."""
+    """Return the text itself, or standard input for `-`; raises `TextError` if that is not UTF-8, or without end."""
     if given != "-":
         return given
+    read = sys.stdin.buffer.read(MOST_READ + 1)
+    if len(read) > MOST_READ:
+        raise TextError(f"standard input holds more than {MOST_READ:,} bytes, which no model reads at once.")
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return read.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
             f"standard input is not UTF-8 (byte {error.start}: {error.reason}). "

@@ -63,13 +63,11 @@ def attribute(
         layers: Gradients at the stream entering each layer instead of at tokens.
         top: Largest entries per table.
     """
-    from rich.console import Console
-
     from glassformer import analysis
     from glassformer.analysis.places import position_in
+    from glassformer.cli.console import Console
     from glassformer.config import require
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     require(method is None or bool(method), "--method needs at least one method.")
     one_source(text, pairs, answer=answer, against=against, target=target, position=position)
     check(output)
@@ -107,9 +105,8 @@ def attribute(
 
 def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: int, output: Output) -> None:
     """Say what adds to the answers of many prompts over the wrong ones, on average."""
-    from rich.console import Console
-
     from glassformer import analysis
+    from glassformer.cli.console import Console
     from glassformer.render.terminal import largest
 
     run, encoded = clean_run(model, pairs, fitting, [analysis.attribution.direct_logit_attribution])

@@ -49,17 +49,14 @@ def circuits(
         top: Entries per table.
         seed: Of random tokens and random matrices.
     """
-    from rich.console import Console
-
     from glassformer import analysis, weights
     from glassformer.analysis.reports._training_facts import training_facts
+    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
     from glassformer.render.page import circuits_page
     from glassformer.render.terminal import show
 
-    require(rows is None or rows >= 1, f"--rows must be at least 1, found {rows}.")
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
     if model is None and run is None:
         raise ConfigError("give a model (glassformer models lists those that ship) or --run FOLDER.")
@@ -83,7 +80,7 @@ def circuits(
             found = found.replace(
                 unavailable=(*found.unavailable, analysis.reports.Unavailable("training", str(error)))
             )
-    show(found)
+    show(found, Console())
     write_documents(output, found.to_json, lambda: circuits_page(found.to_dict()))
 
 

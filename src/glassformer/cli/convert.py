@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from glassformer.cli.console import say
 from glassformer.cli.progress import progress
 from glassformer.config import require
 
@@ -49,7 +50,7 @@ def convert(
     size = _bytes(shard_size)
     with progress("tensors") as report:
         made = checkpoints.convert(source, folder, to, dtype=kind, shard_size=size, revision=revision, report=report)
-    print(f"{to}: {made.absolute()}")
+    say(f"{to}: {made.absolute()}")
 
 
 def _bytes(given: str) -> int:

@@ -57,6 +57,7 @@ def explain(
         seed: Sampling: seed of the draw.
     """
     from glassformer import analysis
+    from glassformer.cli.console import Console
     from glassformer.models import Sampling
     from glassformer.render.page import explanation_page
     from glassformer.render.terminal import show
@@ -68,5 +69,5 @@ def explain(
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
-    show(found)
+    show(found, Console())
     write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))

@@ -9,23 +9,26 @@ import tyro
 from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import Specials
 from glassformer.cli.tokens_read import TokensRead, tell
-from glassformer.errors import ConfigError, TextError
+from glassformer.errors import TextError, printable
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
+
+NEW_TOKENS = 128  # as far as the context has room
 
 
 def generate(
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
     /,
     model: str = "gpt-4l",
-    max_new_tokens: int = 128,
+    max_new_tokens: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     seed: int = 0,
+    beyond_context: bool = False,
     beams: int | None = None,
     specials: Specials = "default",
 ) -> None:
@@ -39,13 +42,15 @@ def generate(
     Args:
         text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer.
         model: A shipped model or a folder.
-        max_new_tokens: Stop after this many tokens, or at the model's end token.
+        max_new_tokens: Stop after this many tokens, or at the model's end token; by default 128, as far as the context
+            has room.
         temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.
         top_k: Keep the k likeliest tokens.
         top_p: Keep the smallest set of tokens with this much probability.
         min_p: Drop tokens less likely than this share of the likeliest.
         repetition_penalty: Above 1, tokens that occurred already become less likely.
         seed: Of the draws.
+        beyond_context: Go on beyond the context that the model is meant for.
         beams: Search for the most probable text with so many beams instead of drawing.
     """
     import torch
@@ -53,8 +58,6 @@ def generate(
     from glassformer.analysis.prepare import readable, said
     from glassformer.models import Decoder, Sampling, beam_search, stream
 
-    if max_new_tokens < 1:
-        raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
     loaded = model_of(model, specials)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
@@ -62,16 +65,20 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     prompt, source = _prompt(loaded, given)
     stops = () if tokenizer is None else tokenizer.roles.stops
-    options: dict[str, Any] = {"source": source, "max_new_tokens": max_new_tokens, "stop_ids": stops}
-    # on standard error: the text itself goes on into other programs
-    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
-    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
-    if isinstance(loaded, Decoder):
-        print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
+    room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, loaded.config.max_len - len(prompt) + 1))
+    options: dict[str, Any] = {
+        "source": source, "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
+        "beyond_context": beyond_context,
+    }  # fmt: skip
     if beams is None:
         drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
     else:
         drawn = iter(beam_search(loaded, [prompt], n_beams=beams, **options).best[0].tokens)
+    # on standard error: the text itself goes on into other programs
+    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
+    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
+    if isinstance(loaded, Decoder):
+        _show(given if isinstance(given, str) else " ".join(map(str, given)))
     new = (id for id in drawn if id is not None and id not in stops)
     if tokenizer is None:
         print("", *new)
@@ -79,14 +86,19 @@ def generate(
         _print(tokenizer, new)
 
 
+def _show(text: str) -> None:
+    """Print a part of the text: to other programs as it is, to a terminal without what would steer it."""
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
 def _prompt(model: "ModelLike", given: str | list[int]) -> tuple[list[int], list[list[int]] | None]:
     """Return what the decoder starts from, and the source of an encoder-decoder."""
-    from glassformer.analysis.prepare import encode, start_of, token_ids
+    from glassformer.analysis.prepare import encode, start_of
     from glassformer.models import EncoderDecoder
 
     def ids(reading: Any) -> list[int]:
         # a text may be longer than the context it is meant for; generation says where that ends
-        return encode(model, given, reading) if isinstance(given, str) else token_ids(model, given)[0].tolist()
+        return encode(model, given, reading) if isinstance(given, str) else given
 
     if not isinstance(model, EncoderDecoder):
         return ids("prompt"), None
@@ -105,7 +117,7 @@ def _print(tokenizer: Any, ids: Iterable[int]) -> None:
     shown = ""
     for id in ids:
         if id >= tokenizer.vocab_size:
-            print(f"{tokenizer.decode(seen)[len(shown) :]}<{id}>", end="", flush=True)
+            _show(f"{tokenizer.decode(seen)[len(shown) :]}<{id}>")
             seen, shown = [], ""
             continue
         seen.append(id)
@@ -113,7 +125,6 @@ def _print(tokenizer: Any, ids: Iterable[int]) -> None:
         # a replacement character at the end may become something else with the next byte
         whole = text.rstrip("\ufffd")
         if whole.startswith(shown):
-            print(whole[len(shown) :], end="", flush=True)
+            _show(whole[len(shown) :])
             shown = whole
-    print(tokenizer.decode(seen)[len(shown) :])
-    sys.stdout.flush()
+    _show(tokenizer.decode(seen)[len(shown) :] + "\n")

@@ -61,16 +61,13 @@ def lens(
         top: Likeliest tokens shown at each depth.
         seed: Of the order of training texts.
     """
-    from rich.console import Console
-
     from glassformer import analysis
     from glassformer.analysis.places import position_in
+    from glassformer.cli.console import Console, say
     from glassformer.config import require
     from glassformer.render.terminal.lens import answers_by_depth, depth
     from glassformer.render.terminal.tables import tables
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
-    require(steps >= 0, f"--steps must be at least 0, found {steps}.")
     require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
     if pairs is not None:
         one_source(text, pairs, answer=answer, target=target, position=position)
@@ -85,7 +82,7 @@ def lens(
     followed = None if answer is None else token_of(loaded, answer)
     if train is not None:
         translators, measured = _trained(loaded, model, data, steps, seed)
-        print(f"tuned lens: {translators.save(train).absolute()}")
+        say(f"tuned lens: {translators.save(train).absolute()}")
         console.print(tables(measured))
         found.append(measured)
     if run is not None and place is not None:

@@ -3,10 +3,10 @@
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from glassformer.cli.console import Console
 from glassformer.zoo import card, cards
 
 

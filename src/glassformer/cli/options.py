@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-# a group's flags bear no prefix
-_flat = tyro.conf.arg(name="")
+# a group's flags bear no prefix, and what is not given has no default to show
+_flat, _unset = tyro.conf.arg(name=""), tyro.conf.arg(help_behavior_hint="")
+_Path, _Text = Annotated[Path | None, _unset], Annotated[str | None, _unset]
 
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="A shipped model, or a folder.")]
 Text = Annotated[
@@ -51,8 +52,8 @@ class OutputOptions:
         json: Write everything as JSON, as docs/results-json.md, explain-json.md and circuits-json.md describe it.
     """
 
-    html: Path | None = None
-    json: Path | None = None
+    html: _Path = None
+    json: _Path = None
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,15 @@ class PromptOptions:
         seed: Of what is drawn: pairs, and the edges that are checked.
     """
 
-    pairs: Path | None = None
-    task: str | None = None
+    pairs: _Path = None
+    task: _Text = None
     n: int = 32
     fitting: bool = False
-    clean: str | None = None
-    corrupt: str | None = None
-    answer: str | None = None
-    wrong: str | None = None
-    target: str | None = None
+    clean: _Text = None
+    corrupt: _Text = None
+    answer: _Text = None
+    wrong: _Text = None
+    target: _Text = None
     seed: int = 0
 
 

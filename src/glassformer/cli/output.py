@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glassformer.cli.console import say
 from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
@@ -78,9 +79,9 @@ def write_documents(output: OutputOptions, text: Callable[[], str], page: Callab
         page: Gives the page.
     """
     if output.json is not None:
-        print(f"JSON: {write(output.json, text()).absolute()}")
+        say(f"JSON: {write(output.json, text()).absolute()}")
     if output.html is not None:
-        print(f"page: {write(output.html, page()).absolute()}")
+        say(f"page: {write(output.html, page()).absolute()}")
 
 
 def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from glassformer.attention import Attention
 from glassformer.cli.configs import config_of
-from glassformer.config import require
+from glassformer.cli.console import Console, say
 from glassformer.files import check_writable, write
 from glassformer.models import ModelConfig
 from glassformer.models.accounting import Account, account, count_flops, state_bytes
@@ -48,7 +47,6 @@ def params(
     if json is not None:
         check_writable(json)
     config = config_of(model)
-    require(length is None or length >= 1, f"params: length must be at least 1, found {length}.")
     kind = getattr(torch, dtype)
     found = account(config, length, kind)
     data = {"model": model} | found.to_dict() | {"departures": config.departures()}
@@ -60,7 +58,7 @@ def params(
     if complexity:
         data |= _complexity(console, config, found.length)
     if json is not None:
-        print(f"JSON: {write(json, json_format.dumps(data, indent=2)).absolute()}")
+        say(f"JSON: {write(json, json_format.dumps(data, indent=2)).absolute()}")
 
 
 def _parts(model: str, found: Account) -> Table:

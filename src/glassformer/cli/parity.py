@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from glassformer.cli.console import Console, say
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, write
 from glassformer.trace import Site
@@ -70,7 +71,7 @@ def parity(
     console.print(_logits(found))
     print(_verdict(found))
     if json is not None:
-        print(f"JSON: {write(json, json_format.dumps({'model': path} | found.to_dict(), indent=1)).absolute()}")
+        say(f"JSON: {write(json, json_format.dumps({'model': path} | found.to_dict(), indent=1)).absolute()}")
     if found.first is not None:
         raise SystemExit(1)
 
@@ -107,10 +108,10 @@ def _logits(found: Any) -> Table:
     return table
 
 
-def _cell(error: float | None, tolerance: float) -> str:
+def _cell(error: float | None, tolerance: float) -> Text:
     if error is None:
-        return ""
-    return f"{error:.1e}" if error <= tolerance else f"[bold red]{error:.1e}[/]"
+        return Text("")
+    return Text(f"{error:.1e}", style="" if error <= tolerance else "bold red")
 
 
 def _verdict(found: Any) -> str:

@@ -53,7 +53,6 @@ def patch(
     """
     from glassformer.config import require
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     require(not by or bool(sites), "--by says how --sites are cut: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
     check(output, save_to=save_to)

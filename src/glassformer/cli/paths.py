@@ -36,9 +36,7 @@ def paths(
         top: Largest senders shown.
     """
     from glassformer import analysis
-    from glassformer.config import require
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     check(output)
     loaded = model_of(model, specials)
     compared = prompts_of(loaded, prompts)

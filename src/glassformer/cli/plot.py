@@ -6,6 +6,7 @@ from typing import Annotated
 import tyro
 
 from glassformer import checkpoints
+from glassformer.cli.console import say
 from glassformer.render import curves
 from glassformer.training import read_metrics
 
@@ -25,4 +26,4 @@ def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> 
     name = folder.resolve().name
     out = out or Path(f"{name}.png")
     curves.save(curves.curves(read_metrics(folder), name), out)
-    print(out)
+    say(out)

@@ -107,9 +107,9 @@ def present(
         top: Largest entries per table.
         aside: Those of the results that are written and not printed.
     """
-    from rich.console import Console
     from rich.text import Text
 
+    from glassformer.cli.console import Console
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.tables import STRONG
 
@@ -130,7 +130,6 @@ def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
         return data.read_pairs(options.pairs)
     task, n, seed = options.task or "induction", options.n, options.seed
     require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
-    require(n >= 1, f"--n must be at least 1, found {n}.")
     if task == "induction":
         vocabulary = model.config.vocab_size if model.tokenizer is None else model.tokenizer
         return data.induction(vocabulary, n, seed=seed)

@@ -32,9 +32,7 @@ def prune(
         top: Largest edges shown.
     """
     from glassformer import analysis
-    from glassformer.config import require
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     check(output)
     loaded = model_of(model, specials)
     compared = prompts_of(loaded, prompts)

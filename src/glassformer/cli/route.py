@@ -46,14 +46,12 @@ def route(
             the way to their last tokens, averaged.
         top: Largest entries per table.
     """
-    from rich.console import Console
-
     from glassformer import analysis
     from glassformer.analysis.prepare import asked_position
+    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
     one_source(text, pairs, target=target, stack=stack)
     check(output)
     loaded = model_of(model, specials)

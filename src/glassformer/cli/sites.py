@@ -4,11 +4,10 @@ import json as json_format
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from glassformer.cli.configs import config_of
-from glassformer.config import require
+from glassformer.cli.console import Console
 
 
 def sites(
@@ -40,7 +39,6 @@ def sites(
     from glassformer.models.accounting import shapes
 
     config = config_of(model)
-    require(length is None or length >= 1, f"sites: length must be at least 1, found {length}.")
     with torch.device("meta"):
         found = config.build().sites().locate(glob)
     walked = {} if length is None else shapes(config, length)

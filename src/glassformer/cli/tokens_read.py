@@ -40,6 +40,6 @@ def tokens_of(run: Any) -> TokensRead:
 
 def tell(read: TokensRead) -> None:
     """Print to standard error, for commands whose output goes on into other programs."""
-    from rich.console import Console
+    from glassformer.cli.console import Console
 
     Console(stderr=True).print(read.shown())

@@ -65,16 +65,12 @@ def trace(
         save_to: Keep finished cells in this file; the same command goes on from it.
         seed: Of the noise.
     """
-    from rich.console import Console
-
     from glassformer import analysis
     from glassformer.analysis.prepare import prepare
+    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    require(top >= 1, f"--top must be at least 1, found {top}.")
-    require(samples >= 1, f"--samples must be at least 1, found {samples}.")
-    require(window is None or window >= 1, f"--window must be at least 1, found {window}.")
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from glassformer.analysis.learning._measures import MEASURES
-from glassformer.config import Config, require
+from glassformer.cli.console import Console
+from glassformer.config import Config
 from glassformer.errors import ConfigError, nearest
 from glassformer.training import TrainConfig, loop, train as run_training
 from glassformer.training.recipes import RECIPES, recipe
@@ -53,7 +53,6 @@ def train(
         print(config.to_json())
         return
     if threads is not None:
-        require(threads >= 1, f"--threads must be at least 1, found {threads}.")
         torch.set_num_threads(threads)
     folder = folder or Path("runs") / Path(recipe_name).stem
     _train(config, folder)

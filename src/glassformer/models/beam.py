@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.models.generate import Ids, begin, check_room, next_logits, padded
+from glassformer.models.generate import Ids, begin, next_logits, padded, room_for
 from glassformer.models.model import ModelLike, require_model
 
 
@@ -48,8 +48,9 @@ def beam_search(
     source_lengths: Int[Tensor, " batch"] | None = None,
     n_beams: int = 4,
     length_penalty: float = 0.6,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
+    beyond_context: bool = False,
 ) -> Beams:
     """Return the best continuations that a beam of width `n_beams` finds.
 
@@ -60,26 +61,27 @@ def beam_search(
         source_lengths: Real tokens per source row, when `source` is a padded tensor.
         n_beams: Width.
         length_penalty: alpha above; 0 compares log-probabilities as they are, which favours short continuations.
-        max_new_tokens: Longest continuation.
+        max_new_tokens: Longest continuation; by default 64, as far as the context has room.
         stop_ids: Tokens that end a continuation.
+        beyond_context: As in `generate`.
 
     Raises:
         TextError, TokenOutOfRange: As `generate`.
-        ConfigError: A width below 1.
+        ConfigError: A width or a number of new tokens below 1.
     """
     require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
     tokens, lengths = padded(model, prompts, left=True)
-    check_room(model, tokens.shape[1], max_new_tokens)
+    new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     batch, device = tokens.shape[0], tokens.device
-    state = begin(model, batch, source, source_lengths)
+    state = begin(model, batch, source, source_lengths, beyond_context)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
     # one column per beam; at first they would all be equal, so only the first counts
     total = torch.full((batch, n_beams), float("-inf"), device=device, dtype=torch.float64)
     total[:, 0] = 0.0
     rows = torch.arange(batch, device=device).repeat_interleave(n_beams)
-    for step in range(max_new_tokens):
+    for step in range(new):
         logits, state = next_logits(model, tokens, state, lengths)
         if step == 0:
             logits, state, lengths = logits[rows], select_rows(state, rows), None

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.config import require
 from glassformer.errors import TextError, TokenOutOfRange
 from glassformer.models.decoder import Decoder
 from glassformer.models.encoder import Encoder
@@ -22,6 +23,7 @@ from glassformer.models.stack import State
 from glassformer.trace import Tape
 
 DRAW = Sampling()  # from the model's own distribution
+NEW_TOKENS = 64
 Ids = Sequence[Sequence[int]] | Tensor
 
 
@@ -57,10 +59,11 @@ def generate(
     prompts: Ids,
     sampling: Sampling = DRAW,
     *,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
     source: Ids | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
+    beyond_context: bool = False,
 ) -> Generation:
     """Continue each prompt.
 
@@ -70,13 +73,16 @@ def generate(
         model: A decoder or an encoder-decoder.
         prompts: Token ids, one list per row, of any lengths; for an encoder-decoder usually `[[bos]]` for each row.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
-        max_new_tokens: Stop after this many.
+        max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.
         source: Source ids of an encoder-decoder, one list per row.
         source_lengths: Real tokens per source row, when `source` is a tensor padded on the right.
+        beyond_context: Go on beyond the context that the model is meant for, its `max_len`, where nothing in it ends
+            there: what it says then is seldom of use.
 
     Raises:
-        TextError: An empty prompt, or more tokens than the model has positions for.
+        ConfigError: `max_new_tokens` is below 1.
+        TextError: An empty prompt, or more tokens than the model's context has room for.
         TokenOutOfRange: An id outside the vocabulary.
 
     Example:
@@ -86,7 +92,7 @@ def generate(
     steps = list(
         stream(
             model, prompts, sampling, max_new_tokens=max_new_tokens, stop_ids=stop_ids, source=source,
-            source_lengths=source_lengths,
+            source_lengths=source_lengths, beyond_context=beyond_context,
         )
     )  # fmt: skip
     rows = range(len(prompts))
@@ -100,17 +106,18 @@ def stream(
     prompts: Ids,
     sampling: Sampling = DRAW,
     *,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
     source: Ids | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
+    beyond_context: bool = False,
 ) -> Iterator[GenerationStep]:
     """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
     require_model(model, "generating text")
     tokens, lengths = padded(model, prompts, left=True)
-    check_room(model, tokens.shape[1], max_new_tokens)
-    state = begin(model, tokens.shape[0], source, source_lengths)
-    return _steps(model, tokens, lengths, state, sampling, max_new_tokens, frozenset(stop_ids))
+    new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
+    state = begin(model, tokens.shape[0], source, source_lengths, beyond_context)
+    return _steps(model, tokens, lengths, state, sampling, new, frozenset(stop_ids))
 
 
 # a decorated generator leaves the caller's gradient mode alone between steps
@@ -148,7 +155,9 @@ def _steps(
 
 
 @torch.no_grad()
-def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor | None) -> State:
+def begin(
+    model: Model, batch: int, source: Ids | None, source_lengths: Tensor | None, beyond_context: bool = False
+) -> State:
     """Return the empty state; an encoder-decoder reads its source here."""
     if isinstance(model, Decoder):
         if source is not None:
@@ -162,6 +171,9 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
     if len(source) != batch:
         raise TextError(f"{len(source)} sources for {batch} prompts; give one prompt, usually [bos], per source.")
     ids, lengths = padded(model, source, left=False)
+    limit = model.config.max_len
+    if ids.shape[1] > limit and not beyond_context:
+        raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
     return model.begin(ids, lengths if source_lengths is None else source_lengths)
 
 
@@ -215,17 +227,36 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
     return tokens, lengths
 
 
-def check_room(model: Model, prompt: int, new: int) -> None:
-    """Raise `TextError` if prompt and new tokens exceed a position table, `AnalysisUnavailable` for an encoder."""
+def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool = False) -> int:
+    """Return how many new tokens may follow a prompt: as many as were asked for, or by default what fits.
+
+    Raises:
+        ConfigError: Fewer than one is asked for.
+        TextError: Together they exceed the model's context, or with `beyond_context` its learned positions.
+        AnalysisUnavailable: An encoder, which does not generate.
+    """
     if isinstance(model, Encoder):
         model.begin(0)
+    limit = model.config.max_len
     table = model.output_embed.positions
+    learned = table is not None and table.weight is not None
     # the last token drawn is never read
-    if table is None or table.weight is None or prompt + new - 1 <= table.max_len:
-        return
-    raise TextError(
-        f"{prompt} tokens and {new} new ones, but the model has learned positions for max_len={table.max_len} only; "
-        f"ask for at most {max(table.max_len - prompt + 1, 0)} new ones."
+    room = limit - prompt + 1
+    bound = learned or not beyond_context
+    new = asked if asked is not None else max(1, min(NEW_TOKENS, room)) if bound else NEW_TOKENS
+    require(new >= 1, f"max_new_tokens must be at least 1, found {new}.")
+    if new <= room or not bound:
+        return new
+    advice = f"ask for at most {room} new ones" if room > 0 else f"shorten the text to {limit} tokens"
+    beyond = "" if learned else ", or go on beyond it with beyond_context (--beyond-context)"
+    raise TextError(f"{prompt} tokens and {new} new ones, but {_context(limit, learned)}; {advice}{beyond}.")
+
+
+def _context(limit: int, learned: bool) -> str:
+    return (
+        f"the model has learned positions for max_len={limit} only"
+        if learned
+        else f"the context of this model is {limit}"
     )
 
 

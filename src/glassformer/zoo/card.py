@@ -87,10 +87,10 @@ def cards() -> dict[str, ModelCard]:
 
 def card(name: str) -> ModelCard:
     """Return the card of a shipped model; raises `UnknownModel` with the nearest name."""
-    path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
-    if not path.is_file():
-        known = checkpoints.shipped()
+    known = checkpoints.shipped()
+    if name not in known:
         raise UnknownModel(f'no shipped model "{name}".{nearest(name, known)} Shipped: {", ".join(known) or "none"}.')
+    path = Path(str(resources("glassformer"))) / "zoo" / name / "card.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     return ModelCard(**(data | {name: tuple(data.get(name, ())) for name in ("notes", "findings", "samples")}))
 

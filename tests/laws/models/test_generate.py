@@ -368,3 +368,51 @@ def test_a_source_is_asked_of_an_encoder_decoder_and_refused_by_a_decoder() -> N
         generate(built(ARCHITECTURES["encoder-decoder post"]), [[1]])
     with pytest.raises(TextError, match="reads its prompt only"):
         generate(built(ARCHITECTURES["mha"]), [[1]], source=[[1]])
+
+
+def tiny(positions: str):
+    """Return a model with a short context, with learned positions or with ones that go on."""
+    config = decoder(stream_positions=Learned()) if positions == "learned" else decoder(positions=Rope())
+    return config.replace(max_len=12).build(seed=0)
+
+
+def continuations(model, length: int, **options):
+    """Return what generation and beam search make of a prompt of some length."""
+    prompt = [[i % model.config.vocab_size for i in range(length)]]
+    yield lambda: generate(model, prompt, GREEDY, **options).tokens[0]
+    yield lambda: beam_search(model, prompt, n_beams=2, **options).best[0].tokens
+
+
+@pytest.mark.parametrize("new", [0, -1])
+def test_fewer_than_one_new_token_is_refused(new):
+    for continuation in continuations(tiny("rotary"), 2, max_new_tokens=new):
+        with pytest.raises(ConfigError, match=f"max_new_tokens must be at least 1, found {new}"):
+            continuation()
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_the_context_ends_a_text_at_its_last_token(positions):
+    model = tiny(positions)
+    limit = model.config.max_len
+    for continuation in continuations(model, 5, max_new_tokens=limit - 4):
+        assert len(continuation()) == limit - 4  # the last one is never read
+    for length, new, advice in ((5, limit - 3, f"at most {limit - 4}"), (limit + 2, 1, f"shorten the text to {limit}")):
+        for continuation in continuations(model, length, max_new_tokens=new):
+            with pytest.raises(TextError, match=advice):
+                continuation()
+
+
+def test_by_default_a_text_goes_as_far_as_the_context_has_room():
+    model = tiny("rotary")
+    for continuation in continuations(model, 5):
+        assert len(continuation()) == model.config.max_len - 4
+
+
+def test_beyond_the_context_a_model_goes_on_where_that_is_asked_for_and_it_has_positions():
+    rotary, learned = tiny("rotary"), tiny("learned")
+    limit = rotary.config.max_len
+    for continuation in continuations(rotary, limit + 2, max_new_tokens=3, beyond_context=True):
+        assert len(continuation()) == 3
+    for continuation in continuations(learned, limit + 2, max_new_tokens=3, beyond_context=True):
+        with pytest.raises(TextError, match="learned positions"):
+            continuation()

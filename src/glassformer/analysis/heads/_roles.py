@@ -33,6 +33,7 @@ from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_mode
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
+NAMED = 0.4  # a head is called by a role from this score on repeated random tokens on; below, it resembles one
 
 
 @dataclasses.dataclass(frozen=True)

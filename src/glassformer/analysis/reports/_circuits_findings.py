@@ -5,9 +5,10 @@ A score names a head from a threshold on that is a habit of the field, not a law
 
 from collections.abc import Iterator, Sequence
 
+from glassformer.analysis.heads._roles import NAMED
 from glassformer.analysis.reports._circuits_document import Circuits, EdgeFacts, HeadCircuits
 
-NAMED, COPIES, RAISES = 0.4, 0.5, 3.0
+COPIES, RAISES = 0.5, 3.0
 SAME = 0.005  # ratios that print alike
 MANY = 8  # heads that are counted and no longer named
 ROLE_WORDS = {

@@ -149,9 +149,17 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class RoleScore:
+    """How far a head plays a role on this text, and in general: on repeated random tokens.
+
+    Few positions of a text, and what is predictable in it, let heads look like what they are not: a head is `named` by
+    a role if it plays it in general, and only resembles one otherwise. Both are None where that was not measured.
+    """
+
     role: str
     score: float | None
     positions: int
+    model_wide: float | None
+    named: bool | None
 
 
 @dataclasses.dataclass(frozen=True)

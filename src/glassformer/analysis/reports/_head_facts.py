@@ -13,11 +13,12 @@ from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.places import places
 from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
-from glassformer.errors import NoPattern
+from glassformer.errors import AnalysisUnavailable, NoPattern
 
 N_TOP_HEADS = 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
 TELLING_SCORE = 0.3
+N_SEQUENCES = 4  # of random tokens: about 300 repetitions, and few patterns to hold
 
 
 def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
@@ -53,6 +54,7 @@ def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[str]]
     """Return scores by head, and why there are none in a stack."""
     scores: dict[str, tuple[RoleScore, ...]] = {}
     notes: list[str] = []
+    general = _model_wide(run)
     for stack in run.model.stacks:
         try:
             found = roles.head_roles(run, stack=stack)
@@ -61,10 +63,24 @@ def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[str]]
             continue
         counts = found.positions.values.tolist()
         for label, values in zip(found.scores.labels("head"), found.scores.values.tolist()):
+            wide = general.get(str(label), (None,) * len(roles.ROLES))
             scores[str(label)] = tuple(
-                RoleScore(role, None if math.isnan(v) else v, n) for role, v, n in zip(roles.ROLES, values, counts)
+                RoleScore(role, None if math.isnan(v) else v, n, w, None if w is None else abs(w) >= roles.NAMED)
+                for role, v, n, w in zip(roles.ROLES, values, counts, wide)
             )
     return scores, notes
+
+
+def _model_wide(run: Run) -> dict[str, tuple[float | None, ...]]:
+    """Return what heads do on repeated random tokens, by head; nothing where that is not defined."""
+    try:
+        found = roles.head_scores(run.model, n_sequences=N_SEQUENCES)
+    except AnalysisUnavailable:
+        return {}
+    return {
+        str(label): tuple(None if math.isnan(v) else v for v in values)
+        for label, values in zip(found.scores.labels("head"), found.scores.values.tolist())
+    }
 
 
 def _sink(run: Run, head: roles.Head) -> Sink | None:
@@ -87,7 +103,7 @@ def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts
     by_size = sorted(candidates, key=lambda h: -abs(h.contribution or 0.0))
     chosen = {h.label: (h, "contribution") for h in by_size[:N_TOP_HEADS]}
     for i, role in enumerate(roles.ROLES[:3]):
-        scored = [(h.roles[i].score or 0.0, h) for h in candidates if h.roles]
+        scored = [(h.roles[i].score or 0.0, h) for h in candidates if h.roles and h.roles[i].named is not False]
         score, head = max(scored, key=lambda pair: pair[0], default=(0.0, None))
         if head is not None and score >= TELLING_SCORE:
             chosen.setdefault(head.label, (head, role))

@@ -335,19 +335,25 @@ function bestByRole(open) {
   const rows = Object.keys(ROLES).map((role) => {
     const scored = data.heads.flatMap((h) => h.roles.filter((r) => r.role === role && r.score !== null).map((r) => [h.label, r]));
     const best = scored.sort((a, b) => b[1].score - a[1].score).slice(0, 3);
-    const words = best.length ? best.map(([label, r], i) => [i ? ", " : "", opener(label, open), " ", number(r.score.toFixed(2))]) : "undefined in this text";
+    const words = best.length ? best.map(([label, r], i) => [i ? ", " : "", opener(label, open), " ", number(r.score.toFixed(2)), inGeneral(r)]) : "undefined in this text";
     return el("tr", {}, el("th", { scope: "row" }, roleName(role)), el("td", {}, words), el("td", { class: "soft" }, ROLES[role][1]));
   });
   return el("div", { class: "card" }, scroller("Best heads by role", el("table", { class: "data roles" },
-    el("thead", {}, el("tr", {}, ["role", "best heads in this text", "what such a head does"].map((h) => el("th", { scope: "col" }, h)))),
+    el("thead", {}, el("tr", {}, ["role", "best heads in this text (on random tokens)", "what such a head does"].map((h) => el("th", { scope: "col" }, h)))),
     el("tbody", {}, rows))));
 }
 
 const opener = (label, open) => (patterns.some((p) => p.label === label)
   ? el("button", { type: "button", class: "link", onclick: () => open(label) }, label) : label);
 
+// a head has the roles that it plays in general, on random tokens; others it only resembles on this text
+const inGeneral = (r) => (r.model_wide === null ? "" : ` (${r.model_wide.toFixed(2)})`);
+const isNamed = (r) => r.named !== false;
+
 function roleChip(r) {
-  return el("span", { class: r.score >= 0.5 ? "role strong" : "role", title: `mean over ${r.positions} positions` }, `${roleName(r.role)} ${r.score.toFixed(2)}`);
+  const told = `mean over ${r.positions} positions${r.model_wide === null ? "" : "; in brackets, on repeated random tokens"}`;
+  return el("span", { class: r.score >= 0.5 && isNamed(r) ? "role strong" : "role", title: told },
+    `${isNamed(r) ? "" : "resembles "}${roleName(r.role)} ${r.score.toFixed(2)}${inGeneral(r)}`);
 }
 
 function headCard(top, open) {
@@ -362,7 +368,7 @@ function headCard(top, open) {
   return el("article", { class: "card head", "aria-label": `head ${top.label}` },
     pattern ? thumb(pattern, textsOf(pattern), [], open) : null,
     el("div", { class: "title" }, el("h3", {}, top.label), role, adds && el("span", {}, adds), roles.map(roleChip)),
-    roles.length && roles[0].score >= 0.3 && ROLES[roles[0].role] ? el("p", { class: "soft" }, ROLES[roles[0].role][1]) : null,
+    roles.length && roles[0].score >= 0.3 && isNamed(roles[0]) && ROLES[roles[0].role] ? el("p", { class: "soft" }, ROLES[roles[0].role][1]) : null,
     el("div", {}, inWords(texts, top.weights), strip(texts, { weights: top.weights, here: top.key === "tokens" ? data.position : null }),
       el("p", { class: "soft small" }, `Shade: ${basis}; the ${top.weights.length} weights add up to 1.`)),
     top.sources.length ? el("details", {}, el("summary", {}, `What each token adds to the ${target} through this head`),
@@ -372,7 +378,9 @@ function headCard(top, open) {
 
 const heads = (open) => section("heads", "The most telling heads, and where they look",
   "Heads that add much, or play a known role well. A role’s score is the share of attention that goes where the role says, averaged over " +
-    "the positions where it is defined (signed mechanisms: signed mass over absolute mass). The strip shows where the head looks from the explained position.",
+    "the positions where it is defined (signed mechanisms: signed mass over absolute mass); in brackets, the same on repeated random tokens, " +
+    "where only a head’s habit is left: a head that does not play the role there resembles it on this text and no more. " +
+    "The strip shows where the head looks from the explained position.",
   bestByRole(open), legend(1, false, "attention weight; colour follows its square root"),
   el("div", { class: "heads" }, data.top_heads.map((top) => headCard(top, open))), sinks());
 
@@ -382,7 +390,7 @@ function patternNotes(pattern) {
   const head = headByLabel.get(pattern.label);
   if (!head) return [];
   const best = knownRoles(head)[0];
-  return [head.contribution === null ? null : `adds ${signed(head.contribution)}`, best && best.score >= 0.3 ? `${roleName(best.role).replace(" token", "")} ${best.score.toFixed(2)}` : null].filter(Boolean);
+  return [head.contribution === null ? null : `adds ${signed(head.contribution)}`, best && best.score >= 0.3 && isNamed(best) ? `${roleName(best.role).replace(" token", "")} ${best.score.toFixed(2)}` : null].filter(Boolean);
 }
 
 function describe(pattern) {

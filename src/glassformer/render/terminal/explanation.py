@@ -13,7 +13,7 @@ from glassformer.analysis.heads import HeadScores
 from glassformer.analysis.heads._roles import ROLES
 from glassformer.analysis.lens import Lens
 from glassformer.analysis.reports import Explanation
-from glassformer.analysis.reports._explanation import Candidate, Contribution, HeadFacts, LensRow, TopHead
+from glassformer.analysis.reports._explanation import Candidate, Contribution, HeadFacts, LensRow, RoleScore, TopHead
 from glassformer.render.terminal.tables import (
     NEGATIVE,
     POSITIVE,
@@ -203,7 +203,7 @@ def _components(
 
 
 def _heads(found: Explanation) -> RenderableType:
-    grid = table("head", "adds", "roles on this text (score, positions)", left=(0, 2))
+    grid = table("head", "adds", "roles on this text (score, positions; on random tokens)", left=(0, 2))
     grid.columns[2].no_wrap = False
     facts = {head.label: head for head in found.heads}
     for top in found.top_heads:
@@ -218,9 +218,14 @@ def _roles(head: HeadFacts) -> str:
     if not head.roles:
         return "cross-attention" if head.crosses else "no pattern"
     sign = "" if head.reading == "mass" else " (signed)"
-    return (
-        ", ".join(f"{r.role.replace('_', '-')} {r.score:.2f} ({r.positions}){sign}" for r in played) or "none above 0.2"
-    )
+    return ", ".join(f"{_role(r)}{sign}" for r in played) or "none above 0.2"
+
+
+def _role(found: RoleScore) -> str:
+    """Return a role as a head plays it here: it is named by one that it plays in general, and else resembles one."""
+    name = found.role.replace("_", "-")
+    wide = "" if found.model_wide is None else f"; {found.model_wide:.2f}"
+    return f"{'resembles ' if found.named is False else ''}{name} {found.score:.2f} ({found.positions}{wide})"
 
 
 def _plays(head: HeadFacts, role: str) -> bool:

@@ -1,0 +1,115 @@
+"""From the words of a command line to a call of a verb's function: its options, their help and their bounds."""
+
+import contextlib
+import functools
+import inspect
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
+
+from glassformer.config import require
+from glassformer.errors import ConfigError
+
+# option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
+BOUNDS: dict[str, tuple[int, int]] = {
+    "beams": (1, 1_000),
+    "length": (1, 10_000_000),
+    "max_new_tokens": (1, 10_000_000),
+    "n": (1, 100_000),
+    "rows": (1, 10_000_000),
+    "samples": (1, 100_000),
+    "steps": (0, 2**62),
+    "threads": (1, 4_096),
+    "top": (1, 1_000),
+    "verify": (1, 1_000_000),
+    "window": (1, 1_000_000),
+}
+
+
+def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) -> Callable[[], None]:
+    """Return the call that a command line stands for.
+
+    Raises:
+        ConfigError: An option is unknown, lacks its value, or has one that it cannot have.
+        SystemExit: Help was asked for, and has been printed.
+    """
+    import tyro
+
+    found: list[Mapping[str, Any]] = []
+    parsed = _declared(function, lambda **values: found.append(values))
+    # tyro drops the section with the examples: pass what stands above the arguments as it is
+    about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            tyro.cli(
+                parsed, prog=f"glassformer {verb}", description=about, args=arguments,
+                config=(tyro.conf.DisallowNone,),
+            )  # fmt: skip
+    except SystemExit as stop:
+        if stop.code:
+            raise ConfigError(f"{_sentence(complaint.getvalue())}\n    Options: glassformer {verb} --help") from stop
+        raise
+    (values,) = found
+    _check_bounds(values)
+    return lambda: _call(function, values)
+
+
+def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    positional = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    function(*positional, **{p.name: values[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY})
+
+
+def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:
+    """Return a function with the same options that only receives them; its help says nothing of empty defaults."""
+    import tyro
+
+    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+
+    @functools.wraps(function)
+    def parsed(*positional: Any, **named: Any) -> None:
+        receive(**signature.bind(*positional, **named).arguments)
+
+    for name, parameter in signature.parameters.items():
+        if parameter.default in (None, ()):
+            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+    parsed.__annotations__ = hints
+    parsed.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[p.replace(annotation=hints[name]) for name, p in signature.parameters.items()]
+    )
+    del parsed.__wrapped__  # type: ignore[attr-defined]
+    # a help text is one paragraph, wrapped to the width of the terminal and not to that of the source
+    parsed.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.getdoc(function) or "")
+    return parsed
+
+
+def _sentence(complaint: str) -> str:
+    """Return what a complaint says, without the box around it and the pointer to the help."""
+    lines = [line.strip("│╭╮╰╯ ") for line in complaint.splitlines()[1:]]
+    told = re.split(r"For full helptext", "\n".join(lines))[0]
+    return re.sub(r"\s*─{4,}\s*", "\n    ", re.sub(r"\s*\n(?!─)\s*", " ", told)).strip().rstrip(":")
+
+
+def _check_bounds(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for numbers that no verb can do anything with."""
+    for name, number in _numbers(values):
+        flag = f"--{name.replace('_', '-')}"
+        require(isinstance(number, int) or math.isfinite(number), f"{flag} must be a finite number, found {number}.")
+        least, most = BOUNDS.get(name, (-math.inf, math.inf))
+        require(number >= least, f"{flag} must be at least {least}, found {number}.")
+        require(number <= most, f"{flag} must be at most {most:,}, found {number:,}.")
+        require(-(2**63) <= number < 2**63, f"{flag} must fit in 64 bits, found {number}.")
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
+    """Yield each number among the values of options, also of options in groups and of several for one option."""
+    for name, value in values.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from _numbers({field.name: getattr(value, field.name) for field in fields(value)})
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                yield name, one

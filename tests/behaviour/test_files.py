@@ -1,0 +1,125 @@
+"""Outputs: written whole or not at all, and in place of nothing that is no regular file."""
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from glassformer import files
+from glassformer.cli import main
+from glassformer.errors import SaveError
+
+LONG = "n" * 300
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def mode(path: str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_a_link_is_followed_and_stays_a_link():
+    Path("folder").mkdir()
+    Path("folder/target").write_text("old")
+    Path("link").symlink_to("folder/target")
+    assert files.write("link", "new") == Path("link")
+    assert Path("link").is_symlink() and Path("folder/target").read_text() == "new"
+    assert [p.name for p in Path("folder").iterdir()] == ["target"]
+
+
+def test_a_link_to_nothing_yet_makes_its_target():
+    Path("link").symlink_to("missing/target")
+    files.check_writable("link")
+    files.write("link", "new")
+    assert Path("link").is_symlink() and Path("missing/target").read_text() == "new"
+
+
+@pytest.mark.parametrize("write", [files.check_writable, lambda path: files.write(path, "")])
+def test_links_in_a_circle_are_refused(write):
+    Path("one").symlink_to("other")
+    Path("other").symlink_to("one")
+    with pytest.raises(SaveError, match='cannot write "one"'):
+        write("one")
+    assert Path("one").is_symlink() and Path("other").is_symlink()
+
+
+def test_a_pipe_is_written_through_and_stays_a_pipe():
+    os.mkfifo("pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()))
+    files.check_writable("pipe")
+    reader.start()
+    files.write("pipe", "through")
+    reader.join()
+    assert read == [b"through"] and stat.S_ISFIFO(os.stat("pipe").st_mode)
+
+
+def test_a_device_is_written_through_and_stays_a_device():
+    # a link of ours, since whoever may replace the device itself must not do so in a test
+    Path("null").symlink_to(os.devnull)
+    files.check_writable("null")
+    files.write("null", "gone")
+    assert Path("null").is_symlink() and stat.S_ISCHR(os.stat("null").st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_device_that_takes_nothing_is_an_error_and_stays_a_device():
+    with pytest.raises(SaveError, match="No space left"):
+        files.write("/dev/full", "anything")
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="standard output has no name here")
+def test_a_document_sent_to_standard_output_follows_what_was_printed_before():
+    code = "from glassformer import files; print('before'); files.write('/dev/stdout', 'document'); print('after')"
+    with Path("out").open("wb") as out:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        assert subprocess.run([sys.executable, "-c", code], stdout=out, env=environment).returncode == 0
+    assert Path("out").read_text() == "before\ndocumentafter\n"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_new_file_has_the_mode_that_the_umask_leaves(mask):
+    before = os.umask(mask)
+    try:
+        files.write("new", "")
+    finally:
+        os.umask(before)
+    assert mode("new") == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("bits", [0o600, 0o640, 0o664])
+def test_a_file_that_was_there_keeps_its_mode(bits):
+    Path("old").write_text("")
+    os.chmod("old", bits)
+    files.write("old", "new")
+    assert mode("old") == bits and Path("old").read_text() == "new"
+
+
+def test_a_name_as_long_as_the_system_takes_is_written():
+    name = "n" * 255
+    files.check_writable(name)
+    files.write(name, "whole")
+    assert Path(name).read_text() == "whole"
+
+
+@pytest.mark.parametrize("path", [LONG, f"missing/{LONG}", f"{LONG}/file", "nul\0", "folder"])
+@pytest.mark.parametrize("write", [files.check_writable, lambda path: files.write(path, "")])
+def test_a_name_that_cannot_be_written_is_refused_and_leaves_nothing(path, write):
+    Path("folder").mkdir()
+    with pytest.raises(SaveError, match="cannot write"):
+        write(path)
+    assert os.listdir() == ["folder"] and not os.listdir("folder")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_an_output_name_that_is_too_long_is_refused_before_anything_is_run(option, capsys):
+    assert main(["explain", "a", "--model", "nope", option, LONG]) == 2
+    assert "cannot write" in capsys.readouterr().err
