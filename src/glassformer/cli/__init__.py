@@ -60,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"glassformer {verb}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"\nglassformer {verb}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # a verb that kept something says what
+        kept = "".join(f": {said}" for said in interrupt.args)
+        print(f"\nglassformer {verb}: interrupted{kept}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # the reader (head, less) has seen enough

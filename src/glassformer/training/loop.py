@@ -226,18 +226,24 @@ class _Loop:
         wrong = [f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)]
         if not wrong:
             return
-        optim, place = self.config.optim, self.run.resumable()
-        kept = f'The last good checkpoint is "{place}".' if place else "No checkpoint was made before."
-        way = (
-            "To go on from it under a changed recipe: a new folder, and begin_from (--begin-from on the command line)."
-        )
-        dtype = "" if self.config.precision == "float32" else f', precision="float32" (now {self.config.precision})'
-        raise TrainingDiverged(
-            f"training stopped {when} step {step}: {' and '.join(wrong)}. {kept}\n"
-            f"    Try a smaller optim.lr (now {optim.lr:g}), a longer optim.warmup (now {optim.warmup} steps), a "
-            f"smaller optim.clip (now {f'{optim.clip:g}' if optim.clip else '0: none'}){dtype}."
-            + (f"\n    {way}" if place else "")
-        )
+        said = f"training stopped {when} step {step}: {' and '.join(wrong)}."
+        raise TrainingDiverged(f"{said} {_way_on(self.config, self.run.resumable())}")
+
+
+def _way_on(config: TrainConfig, place: Path | None) -> str:
+    """Return where a run that diverged can go on from, and what to change."""
+    optim = config.optim
+    clip = f"{optim.clip:g}" if optim.clip else "0: none"
+    change = f"a smaller optim.lr (now {optim.lr:g}), a longer optim.warmup (now {optim.warmup} steps), "
+    change += f"a smaller optim.clip (now {clip})"
+    if config.precision != "float32":
+        change += f', precision="float32" (now {config.precision})'
+    if place is None:
+        return f"No checkpoint was made before. Begin again in a new folder, with {change}."
+    return (
+        f'The last good checkpoint is "{place}".\n'
+        f"    Go on from it in a new folder, by begin_from (--begin-from on the command line), with {change}."
+    )
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
@@ -309,7 +315,7 @@ def _digests(described: Any) -> Iterator[str]:
                 yield from _digests(part)
 
 
-def _warn_if_different(began: dict[str, Any], now: dict[str, Any]) -> None:
+def _warn_if_different(began: dict[str, Any], now: dict[str, Any], same_run: bool) -> None:
     for name in ("threads", "torch"):
         if began[name] != now[name]:
             warnings.warn(
@@ -317,7 +323,7 @@ def _warn_if_different(began: dict[str, Any], now: dict[str, Any]) -> None:
                 "it will be as good, but not the same bit for bit.",
                 stacklevel=3,
             )
-    if began.get("texts") != now["texts"]:
+    if same_run and began.get("texts") != now["texts"]:
         warnings.warn(
             "the text this run began with has changed: the losses before and after are not of the same text. "
             "Put the files back as they were, or begin a new run.",

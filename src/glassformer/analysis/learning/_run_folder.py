@@ -62,7 +62,11 @@ class History:
         return Tokenizer.load(self.folder)
 
     def tokens(self, step: int) -> int:
-        """Return how many tokens had been trained on after a step; raises `CheckpointError` if its facts are damaged."""
+        """Return how many tokens had been trained on after a step.
+
+        Raises:
+            CheckpointError: The facts of its checkpoint are damaged.
+        """
         if step == 0:
             return 0
         return int(run_steps.read_facts(self.at(step))["tokens"])

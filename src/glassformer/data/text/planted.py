@@ -81,9 +81,7 @@ class Planted(DataConfig, kind="planted"):
     def synthetic(self) -> dict[str, float]:
         share = sum(self.counts) * self.per_count / (self.over * self.batch_size)
         what = "pieces of held-out text" if self.made_of == "text" else "tokens drawn by their frequency"
-        return {
-            f"Rows that open with a sequence planted again and again, {what}": shown / (self.over * self.batch_size)
-        }
+        return {f"Rows that open with a sequence planted again and again, {what}": share}
 
     def on_text(self, sources: tuple[str, ...]) -> Self:
         return self.replace(text=self.text.on_text(sources))

@@ -157,7 +157,7 @@ def _file(path: Path, text_field: str, left_out: LeftOut | None = None) -> Itera
         yield from _documents(path, text_field)
         return
     if not path.is_file():
-        left_out.note(path, "no regular file")
+        left_out.note(path, "not regular files")
         return
     before, found = left_out.total(), False
     for document in _documents(path, text_field, left_out):
