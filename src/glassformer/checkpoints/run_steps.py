@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.own import sha256
 from glassformer.errors import CheckpointError
 
@@ -40,13 +41,37 @@ def newest(run: Path) -> Path | None:
     """Return the folder of the last checkpoint that counts, or None if there is none.
 
     Raises:
-        CheckpointError: Its facts are missing, damaged, or those of another step.
+        CheckpointError: It is damaged, or its facts are those of another.
     """
     found = steps(run)
     if not found:
         return None
-    read_facts(at(run, found[-1]))
+    check(at(run, found[-1]))
     return at(run, found[-1])
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """Return the facts of a checkpoint whose model is the one they are of.
+
+    The model's config holds the digests of its weights and tokenizer, which loading it checks.
+
+    Raises:
+        CheckpointError: The facts are damaged, or the model is another, or something there is no regular file and would
+            hang or never end when read.
+    """
+    for path in folder.iterdir():
+        if not path.is_file():
+            raise CheckpointError(f'"{path}" is no regular file.')
+    facts = read_facts(folder)
+    try:
+        digest = sha256((folder / CONFIG).read_bytes())
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{folder / CONFIG}": {error.strerror or error}.') from error
+    if facts["sha256"].get(CONFIG) != digest:
+        raise CheckpointError(
+            f'"{folder / CONFIG}" does not match its digest in {FACTS}: it is damaged, or of another.'
+        )
+    return facts
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:
@@ -70,6 +95,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
             raise ValueError("they do not match their digest")
         if missing := sorted(_NEEDED - facts.keys()):
             raise ValueError(f"they lack {', '.join(missing)}")
+        if not isinstance(facts["sha256"], dict) or not isinstance(facts["step"], int):
+            raise ValueError("they are not what training writes")
         if at(folder.parent, facts["step"]).name != folder.name:
             raise ValueError(f"they are those of step {facts['step']}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -77,10 +77,9 @@ def train(
         restored = run.restore(model, optimizer)
         facts = _facts(config, data, heldout)
         if restored is not None:
-            _warn_if_different(restored, facts)
-            facts = (
-                restored if run.goes_on else facts | {name: restored[name] for name in ("step", "tokens", "seconds")}
-            )
+            _warn_if_different(restored, facts, run.goes_on)
+            reached = {name: restored[name] for name in ("step", "tokens", "seconds")}
+            facts = restored if run.goes_on else facts | reached
         loop = _Loop(config, run, model, data, heldout, optimizer, measures or {}, facts)
         # whatever is wrong with recipe or data shows here, before anything is written
         first = {} if run.goes_on else loop.evaluate()

@@ -79,8 +79,11 @@ class RunFolder:
         """
         if self.start is None:
             return None
-        _check_regular(self.start)
-        return Tokenizer.load(self.start)
+        try:
+            run_steps.check(self.start)
+            return Tokenizer.load(self.start)
+        except CheckpointError as error:
+            raise _unusable(self.start, error) from error
 
     def begin(self, config: Config, tokenizer: Tokenizer) -> None:
         """Write the recipe and the tokenizer, where they are not there already."""
@@ -261,23 +264,18 @@ def _beginning(asked: Path) -> Path:
 def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Load a checkpoint into model and optimiser and return its facts; raises `CheckpointError` if it is damaged."""
     try:
-        facts = run_steps.read_facts(folder)
-        _check_regular(folder)
-        for name in (OPTIMIZER, CONFIG):
-            if facts["sha256"].get(name) != checkpoints.sha256((folder / name).read_bytes()):
-                raise ValueError(f"{name} does not match its digest in {FACTS}.")
+        facts, state = run_steps.check(folder), (folder / OPTIMIZER).read_bytes()
+        if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
+            raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
         model.load_state_dict(checkpoints.load(folder).state_dict())
-        _restore(optimizer, parse((folder / OPTIMIZER).read_bytes()))
+        _restore(optimizer, parse(state))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f'cannot resume from "{folder}": {error} Delete that folder to begin again.') from error
+        raise _unusable(folder, error) from error
     return facts
 
 
-def _check_regular(folder: Path) -> None:
-    """Refuse a checkpoint with an entry that would hang or never end when read: a pipe, a device, a folder."""
-    for path in folder.iterdir():
-        if not path.is_file():
-            raise CheckpointError(f'"{path}" is no regular file. Delete "{folder}" to begin again.')
+def _unusable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f'cannot resume from "{folder}": {error} Delete that folder to begin again.')
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -181,8 +181,10 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Roles:
         on_text.append(f"{spoken} {best} {there:.2f} ({head} {own:.2f}, even attention {even[role]:.2f})")
     notes = [
         "best head per role on repeated random tokens: " + ", ".join(on_random),
-        f"the same on held-out text, at the repeats that occur there ({len(ids)} windows of {length} tokens, each within "
-        "one file): " + ", ".join(on_text) + "; in brackets the head named before it, and attention spread evenly",
+        f"the same on held-out text, at the repeats that occur there ({len(ids)} windows of {length} tokens, each "
+        "within one file): "
+        + ", ".join(on_text)
+        + "; in brackets the head named before it, and attention spread evenly",
     ]
     return _Roles(figures, notes)
 

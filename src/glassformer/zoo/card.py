@@ -80,7 +80,7 @@ class ModelCard:
 
 def said_of_synthetic(shares: Mapping[str, float]) -> str:
     """Return in words what of a training batch was made up."""
-    said = [f"{share:.3g} of every training batch: {about[:1].lower()}{about[1:]}" for about, share in shares.items()]
+    said = [f"{100 * share:.3g} % of the rows of every training batch: {about}" for about, share in shares.items()]
     return "; ".join(said) or "nothing, every row is text that somebody wrote"
 
 
