@@ -12,6 +12,7 @@ strict: an unknown field or kind raises and lists what exists. No torch here.
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from functools import cache
@@ -88,6 +89,22 @@ def require(condition: bool, message: str) -> None:
     """Raise `ConfigError(message)` unless the condition holds: the one-line form for `__post_init__`."""
     if not condition:
         raise ConfigError(message)
+
+
+def require_finite(config: Config, where: str) -> None:
+    """Raise `ConfigError` if a number in the config, however deep, is infinite or NaN; the message names its place."""
+    for field in dataclasses.fields(typing.cast(Any, config)):
+        _require_finite(getattr(config, field.name), f"{where}.{field.name}")
+
+
+def _require_finite(value: object, where: str) -> None:
+    if isinstance(value, Config):
+        require_finite(value, where)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            _require_finite(item, f"{where}.{i}")
+    elif isinstance(value, float):
+        require(math.isfinite(value), f"{where} must be a finite number, found {value}.")
 
 
 def _encode(value: Any) -> Any:

@@ -81,6 +81,10 @@ class RunFolderError(GlassformerError, RuntimeError):
     """A run folder is in use by another process, or belongs to a different recipe."""
 
 
+class TrainingDiverged(GlassformerError, ArithmeticError):
+    """A loss or a gradient is not finite; the message names the step, the last good checkpoint and what to change."""
+
+
 class MissingExtra(GlassformerError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 

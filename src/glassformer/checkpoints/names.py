@@ -4,7 +4,7 @@ import os
 from importlib.resources import files as resources
 from pathlib import Path
 
-from glassformer.checkpoints import hub
+from glassformer.checkpoints import hub, run_steps
 from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.errors import CheckpointError, UnknownModel, nearest
@@ -19,9 +19,11 @@ def shipped() -> list[str]:
 def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
 
+    A run folder stands for the newest of its checkpoints.
+
     Raises:
         UnknownModel: None of them is there.
-        CheckpointError: It is a file, or the hub cannot be reached.
+        CheckpointError: It is a file, a run folder whose newest checkpoint is damaged, or the hub cannot be reached.
     """
     if str(name) in shipped():
         return Path(str(resources("glassformer") / "zoo" / str(name)))
@@ -37,5 +39,4 @@ def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = 
             f'no model "{name}".{nearest(str(name), known)} Shipped: {", ".join(known) or "none"}; or give a folder, '
             "or a hub id (owner/model)."
         )
-    steps = sorted(folder.glob("step-*"))
-    return folder if (folder / WEIGHTS).exists() or not steps else steps[-1]
+    return folder if (folder / WEIGHTS).exists() else run_steps.newest(folder) or folder

@@ -62,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader (head, less) has seen enough: what a shell reports of a program that this signal ends
         _discard_output()
         return 141
-    except KeyboardInterrupt:
-        print(f"\nglassformer {verb}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # a verb that kept something says what
+        said = "".join(f": {words}" for words in interrupt.args)
+        print(f"\nglassformer {verb}: interrupted{said}", file=sys.stderr)
         return 130
     except (GlassformerError, OSError, UnicodeEncodeError) as error:
         if debug:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from glassformer.cli.console import Console
 from glassformer.zoo import card, cards
+from glassformer.zoo.card import said_of_synthetic
 
 
 def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
@@ -33,5 +34,6 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool 
     table = Table("model", "about", "parameters", "tokens", "figures", title="shipped models")
     for found in shipped.values():
         figures = "\n".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in list(found.figures.items())[:5])
-        table.add_row(found.name, found.about, f"{found.parameters:,}", f"{found.tokens:,}", figures)
+        made_up = f"\nmade up: {said_of_synthetic(found.synthetic)}" if found.synthetic else ""
+        table.add_row(found.name, found.about + made_up, f"{found.parameters:,}", f"{found.tokens:,}", figures)
     console.print(table)

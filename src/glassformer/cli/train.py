@@ -1,5 +1,8 @@
 """`glassformer train`: run a recipe, or go on with it."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,10 +10,11 @@ import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from glassformer.analysis.learning._measures import MEASURES
+from glassformer.checkpoints import run_steps
 from glassformer.cli.console import Console
 from glassformer.config import Config
 from glassformer.errors import ConfigError, nearest
-from glassformer.training import TrainConfig, loop, train as run_training
+from glassformer.training import TrainConfig, loop, read_metrics, train as run_training
 from glassformer.training.recipes import RECIPES, recipe
 
 
@@ -22,6 +26,8 @@ def train(
     seed: int | None = None,
     threads: int | None = None,
     set: tuple[str, ...] = (),
+    data: tuple[str, ...] = (),
+    begin_from: Path | None = None,
     show: bool = False,
 ) -> None:
     """Train a model by a recipe, or go on where the last run of it stopped.
@@ -31,6 +37,7 @@ def train(
     Examples:
         glassformer train attn-only-2l
         glassformer train gpt-4l --folder runs/mine --steps 500 --set optim.lr=0.001 data.batch_size=8
+        glassformer train gpt-4l --folder runs/mine --data my/texts more.jsonl
         glassformer train my-recipe.json --show
 
     Args:
@@ -40,6 +47,8 @@ def train(
         seed: Seed, instead of the recipe's.
         threads: CPU threads.
         set: Changes to the recipe, as `path.to.field=value`.
+        data: Text to train on and to measure the held-out loss on, instead of the recipe's: files, folders, globs.
+        begin_from: A run folder, or one of its checkpoints: a new run takes over its weights and goes on from there.
         show: Print the recipe as JSON and do nothing.
     """
     import torch
@@ -47,6 +56,8 @@ def train(
     config = _recipe(recipe_name)
     for name, value in (("steps", steps), ("seed", seed)):
         config = config if value is None else config.replace(**{name: value})
+    if data:
+        config = config.on_text(*data)
     for change in set:
         config = _changed(config, change)
     if show:
@@ -55,10 +66,10 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = folder or Path("runs") / Path(recipe_name).stem
-    _train(config, folder)
+    _train(config, folder, begin_from)
 
 
-def _train(config: TrainConfig, folder: Path) -> None:
+def _train(config: TrainConfig, folder: Path, begin_from: Path | None) -> None:
     console = Console(stderr=True)
     columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
     bar = Progress(
@@ -84,11 +95,52 @@ def _train(config: TrainConfig, folder: Path) -> None:
             bar.console.print(f"step {progress.step}  " + "  ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
 
     try:
-        with console.status("reading data, measuring the start") as status:
-            run_training(config, folder, measures=MEASURES, report=report)
+        with _notes_on(console), console.status("reading data, measuring the start") as status:
+            run_training(config, folder, measures=MEASURES, report=report, begin_from=begin_from)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(_kept(folder)) from interrupt
     finally:
-        bar.stop()
-    console.print(f"done: {folder}; load it with glassformer.load({str(folder)!r})")
+        if bar.live.is_started:
+            bar.stop()
+    console.print(_reached(config, folder), highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _notes_on(console: Console) -> Iterator[None]:
+    """Show warnings as notes for the duration, in words alone, each once."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            if str(message) in shown:
+                return
+            shown.add(str(message))
+            console.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+        else:
+            usual(message, category, *place, **more)
+
+    usual = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _kept(folder: Path) -> str:
+    """Return what is left of a run that was interrupted."""
+    steps = run_steps.steps(folder)
+    return f"kept at step {steps[-1]}; the same command goes on" if steps else "before anything was kept"
+
+
+def _reached(config: TrainConfig, folder: Path) -> str:
+    """Return what a finished run came to, and where it is."""
+    last = read_metrics(folder)[-1]
+    loss = last.get("heldout_loss")
+    measured = "" if loss is None else f", held-out loss {loss:.4g} nats (on {last['heldout_on']})"
+    place = run_steps.at(folder, last["step"])
+    return (
+        f"done: {folder}, step {last['step']} of {config.steps}{measured}\n"
+        f"model: {place}; load it with glassformer.load({str(folder)!r})"
+    )
 
 
 def _recipe(name: str) -> TrainConfig:

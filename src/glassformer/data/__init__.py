@@ -44,6 +44,7 @@ from glassformer.data.tasks import (
 from glassformer.data.text import (
     BigramModel,
     Document,
+    LeftOut,
     NGramModel,
     Planted,
     PlantedData,
@@ -66,6 +67,7 @@ __all__ = [
     "DirichletMarkov",
     "Document",
     "Induction",
+    "LeftOut",
     "Markov",
     "Misfit",
     "MixtureConfig",

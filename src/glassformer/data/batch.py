@@ -8,6 +8,7 @@ Axes: `batch pos`; an encoder-decoder batch adds `batch source_pos`.
 
 import dataclasses
 import hashlib
+import inspect
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -84,6 +85,19 @@ class DataConfig(Config, family=True):
     def build(self, tokenizer: Tokenizer | None = None) -> Data:
         """Read or prepare the data; without a tokenizer, one that fits is built."""
         raise NotImplementedError
+
+    def origins(self) -> tuple[str, ...]:
+        """Return where rows come from: sources of text as they are named, and kinds of what is made up."""
+        return (self.kind or type(self).__name__,)
+
+    def synthetic(self) -> dict[str, float]:
+        """Return what of a training batch is made up rather than text that somebody wrote: its share of the rows."""
+        about = (inspect.getdoc(type(self)) or type(self).__name__).split("\n")[0]
+        return {about.rstrip("."): 1.0}
+
+    def on_text(self, sources: tuple[str, ...]) -> Self:
+        """Return the same reading other text; data that read none as they are."""
+        return self
 
 
 def check_split(split: str) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +39,19 @@ class MixtureConfig(DataConfig, kind="mixture"):
 
     def build(self, tokenizer: Tokenizer | None = None) -> "MixtureData":
         return MixtureData(self, tokenizer)
+
+    def origins(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(origin for part in self.parts for origin in part.origins()))
+
+    def synthetic(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part, share in zip(self.parts, self.shares, strict=True):
+            for about, inside in part.synthetic().items():
+                found[about] = found.get(about, 0.0) + share * inside
+        return found
+
+    def on_text(self, sources: tuple[str, ...]) -> Self:
+        return self.replace(parts=tuple(part.on_text(sources) for part in self.parts))
 
 
 class MixtureData:

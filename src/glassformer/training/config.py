@@ -1,10 +1,11 @@
 """A recipe as data: everything that decides the final weights."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
-from glassformer.config import Config, require
+from glassformer.config import Config, require, require_finite
 from glassformer.data import DataConfig
+from glassformer.errors import ConfigError
 from glassformer.models import LabelSmoothing, ModelConfig
 from glassformer.training.optim import OptimConfig
 
@@ -48,8 +49,23 @@ class TrainConfig(Config):
     keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        require_finite(self, "train")
         require(-(2**63) <= self.seed < 2**63, f"train: seed must fit in 64 bits, found {self.seed}.")
         for name in ("steps", "accumulate", "log_every", "evaluate_every", "evaluate_batches", "save_every"):
             require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
         if not isinstance(self.smoothing, LabelSmoothing):
             require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
+
+    def on_text(self, *sources: str) -> Self:
+        """Return the recipe on other text, for training and for the held-out loss alike.
+
+        Args:
+            sources: Files, folders, globs or named corpora, as in `TextConfig`.
+
+        Raises:
+            ConfigError: The recipe reads no text.
+        """
+        data = self.data.on_text(sources)
+        if not set(sources) <= set(data.origins()):
+            raise ConfigError(f"this recipe reads no text: its data are {', '.join(data.origins())}.")
+        return self.replace(data=data, evaluate=None if self.evaluate is None else self.evaluate.on_text(sources))

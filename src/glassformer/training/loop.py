@@ -5,6 +5,7 @@ and resumed goes through the same values as one that was not: bit for bit on the
 """
 
 import hashlib
+import math
 import platform
 import time
 import warnings
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 
 from glassformer.data import Batch, Data
-from glassformer.errors import ConfigError
+from glassformer.errors import ConfigError, TrainingDiverged
 from glassformer.models import Encoder, EncoderDecoder
 from glassformer.training.config import TrainConfig
 from glassformer.training.interrupts import Interrupts
+from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
 
 Measure = Callable[[Any, Data], Mapping[str, Any]]
@@ -44,6 +46,7 @@ def train(
     *,
     measures: Mapping[str, Measure] | None = None,
     report: Callable[[Progress], None] | None = None,
+    begin_from: str | Path | None = None,
 ) -> Any:
     """Train, or go on training, in a run folder; return the model.
 
@@ -54,28 +57,38 @@ def train(
         measures: Functions of (model, data) evaluated along with the held-out loss; what they return is logged, text
             goes to samples.txt.
         report: Called after every step.
+        begin_from: A run folder, or one of its checkpoints, whose weights and optimizer a new run takes over at the
+            step they have reached: the way to go on under another recipe, with another rate for example.
 
     Raises:
         RunFolderError: Another process trains there, or the folder holds another recipe.
+        TrainingDiverged: A loss or a gradient is not finite; the last good checkpoint is whole.
         DataError: The corpus holds no usable text.
         CheckpointError: The checkpoint to go on from is damaged.
         SaveError: A checkpoint could not be written; the last one is whole.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
     """
-    with RunFolder(folder, config) as run, _reproducible(config.compile):
+    _warn_if_apart(config)
+    with RunFolder(folder, config, begin_from) as run, _reproducible(config.compile):
         data = config.data.build(run.tokenizer())
         model = _model(config, data)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
         optimizer = config.optim.build(model)
         restored = run.restore(model, optimizer)
-        facts = restored or _facts()
-        _warn_if_different(facts)
+        facts = _facts(config, data, heldout)
+        if restored is not None:
+            _warn_if_different(restored, facts, run.goes_on)
+            reached = {name: restored[name] for name in ("step", "tokens", "seconds")}
+            facts = restored if run.goes_on else facts | reached
         loop = _Loop(config, run, model, data, heldout, optimizer, measures or {}, facts)
         # whatever is wrong with recipe or data shows here, before anything is written
-        first = loop.evaluate() if restored is None else {}
+        first = {} if run.goes_on else loop.evaluate()
         run.begin(config, data.tokenizer)
-        if restored is None:
+        if not run.goes_on:
             loop.record(0.0, first)
+        if restored is not None and not run.goes_on:
+            # from here on the run stands on its own feet
+            loop.save()
         with Interrupts() as interrupts:
             for progress in loop.steps():
                 try:
@@ -108,13 +121,14 @@ class _Loop:
         # of the steps since the last line of metrics
         self.losses: list[float] = list(facts["losses"])
         self.loss = torch.compile(model.loss) if config.compile else model.loss
+        self.prepared: tuple[float, float, int] | None = None
         self.started, self.seen = time.perf_counter(), self.tokens
 
     def steps(self) -> Iterator[Progress]:
         config = self.config
         self.started, self.seen = time.perf_counter(), self.tokens
         while self.step < config.steps:
-            loss, norm, rate = self._update(self.step + 1)
+            loss, norm, rate = self._update()
             self.losses.append(loss)
             notes: dict[str, Any] = {}
             if self.step % config.log_every == 0 or self.step == config.steps:
@@ -131,18 +145,23 @@ class _Loop:
             yield Progress(self.step, config.steps, loss, self.tokens, rate, notes)
 
     def record(self, seconds: float, notes: Mapping[str, Any]) -> None:
-        """Log numbers to metrics.jsonl and texts to samples.txt."""
+        """Log numbers to metrics.jsonl and texts to samples.txt; a held-out loss goes with what it was measured on."""
         numbers = {name: value for name, value in notes.items() if not isinstance(value, str)}
-        self.run.log({"step": self.step, "tokens": self.tokens, "seconds": round(seconds, 2)} | numbers)
+        on = {"heldout_on": self.facts["heldout_on"]} if "heldout_loss" in notes else {}
+        told = {"step": self.step, "tokens": self.tokens, "seconds": round(seconds, 2)}
+        log_metrics(self.run.path, told | numbers | on)
         for value in notes.values():
             if isinstance(value, str):
-                self.run.sample(self.step, value)
+                log_sample(self.run.path, self.step, value)
 
     def save(self) -> None:
+        """Keep the weights as they are, once they are known to give a loss and a gradient to go on by."""
+        if self.step < self.config.steps:
+            self._prepare()
         seconds = self.seconds + time.perf_counter() - self.started
-        facts = self.facts | {"tokens": self.tokens, "seconds": seconds, "losses": self.losses}
         keep = self.step in self.config.keep or self.step == self.config.steps
-        self.run.save(self.step, self.model, self.optimizer, facts, keep)
+        told = {"tokens": self.tokens, "seconds": seconds, "losses": self.losses, "keep": keep}
+        self.run.save(self.step, self.model, self.optimizer, self.facts | told)
 
     def evaluate(self) -> dict[str, Any]:
         """Return the held-out loss in nats per token, and every measure."""
@@ -156,19 +175,38 @@ class _Loop:
                 total += float(self.model.loss(batch)) * weight
                 count += weight
             found["heldout_loss"] = total / max(count, 1.0)
+            self._check("after", self.step, **{"held-out loss": found["heldout_loss"]})
             for measure in self.measures.values():
                 found |= measure(self.model, self.heldout)
         self.model.train()
         return found
 
-    def _update(self, step: int) -> tuple[float, float, float]:
+    def _update(self) -> tuple[float, float, float]:
         """Do one update and return (loss, gradient norm, learning rate)."""
-        config = self.config
-        torch.manual_seed(_seed(config.seed, step))
-        batch = self.data.batch(step)
+        config, step = self.config, self.step + 1
+        loss, norm, counted = self._prepare()
         rate = config.optim.rate(step, config.steps, config.model.d_model)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step, self.tokens, self.prepared = step, self.tokens + counted, None
+        return loss, norm, rate
+
+    def _prepare(self) -> tuple[float, float, int]:
+        """Compute the gradient of the next update, once; return loss, gradient norm and how many tokens counted.
+
+        Raises:
+            TrainingDiverged: Loss or norm is not finite; the weights are those of the step before.
+        """
+        if self.prepared is None:
+            self.prepared = self._gradient(self.step + 1)
+        return self.prepared
+
+    def _gradient(self, step: int) -> tuple[float, float, int]:
+        config = self.config
+        torch.manual_seed(_seed(config.seed, step))
+        batch = self.data.batch(step)
         loss = 0.0
         counted = float(batch.weight.sum())
         for part in _parts(batch, config.accumulate):
@@ -178,11 +216,33 @@ class _Loop:
                 value = self.loss(part, config.smoothing) * share
             value.backward()
             loss += float(value.detach())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip or float("inf"))
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step, self.tokens = step, self.tokens + int(counted)
-        return loss, float(norm), rate
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip or float("inf")))
+        self._check("in", step, loss=loss, **{"gradient norm": norm})
+        return loss, norm, int(counted)
+
+    def _check(self, when: str, step: int, **numbers: float) -> None:
+        """Raise `TrainingDiverged` unless all numbers are finite."""
+        wrong = [f"{name} is {value}" for name, value in numbers.items() if not math.isfinite(value)]
+        if not wrong:
+            return
+        said = f"training stopped {when} step {step}: {' and '.join(wrong)}."
+        raise TrainingDiverged(f"{said} {_way_on(self.config, self.run.resumable())}")
+
+
+def _way_on(config: TrainConfig, place: Path | None) -> str:
+    """Return where a run that diverged can go on from, and what to change."""
+    optim = config.optim
+    clip = f"{optim.clip:g}" if optim.clip else "0: none"
+    change = f"a smaller optim.lr (now {optim.lr:g}), a longer optim.warmup (now {optim.warmup} steps), "
+    change += f"a smaller optim.clip (now {clip})"
+    if config.precision != "float32":
+        change += f', precision="float32" (now {config.precision})'
+    if place is None:
+        return f"No checkpoint was made before. Begin again in a new folder, with {change}."
+    return (
+        f'The last good checkpoint is "{place}".\n'
+        f"    Go on from it in a new folder, by begin_from (--begin-from on the command line), with {change}."
+    )
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
@@ -230,7 +290,7 @@ def _seed(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step}".encode()).digest()[:7], "big")
 
 
-def _facts() -> dict[str, Any]:
+def _facts(config: TrainConfig, data: Data, heldout: Data) -> dict[str, Any]:
     return {
         "step": 0,
         "tokens": 0,
@@ -239,14 +299,45 @@ def _facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
+        "heldout_on": ", ".join((config.evaluate or config.data).origins()),
+        "texts": sorted({*_digests(data.describe()), *_digests(heldout.describe())}),
     }
 
 
-def _warn_if_different(facts: dict[str, Any]) -> None:
-    for name, now in (("threads", torch.get_num_threads()), ("torch", str(torch.__version__))):
-        if facts[name] != now:
+def _digests(described: Any) -> Iterator[str]:
+    """Yield the digests of texts in what data say of themselves, however deep."""
+    for name, value in described.items():
+        if name == "sha256":
+            yield value
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                yield from _digests(part)
+
+
+def _warn_if_different(began: dict[str, Any], now: dict[str, Any], same_run: bool) -> None:
+    for name in ("threads", "torch"):
+        if began[name] != now[name]:
             warnings.warn(
-                f"this run began with {name}={facts[name]} and goes on with {name}={now}: "
+                f"this run began with {name}={began[name]} and goes on with {name}={now[name]}: "
                 "it will be as good, but not the same bit for bit.",
                 stacklevel=3,
             )
+    if same_run and began.get("texts") != now["texts"]:
+        warnings.warn(
+            "the text this run began with has changed: the losses before and after are not of the same text. "
+            "Put the files back as they were, or begin a new run.",
+            stacklevel=3,
+        )
+
+
+def _warn_if_apart(config: TrainConfig) -> None:
+    if config.evaluate is None:
+        return
+    trained, measured = config.data.origins(), config.evaluate.origins()
+    if apart := [name for name in measured if name not in trained]:
+        warnings.warn(
+            f"training is on {', '.join(trained)}, but the held-out loss is measured on {', '.join(apart)}: it says "
+            "nothing of what is trained on. Set data and evaluate to the same source; config.on_text(PATH), or --data "
+            "on the command line, sets both.",
+            stacklevel=3,
+        )

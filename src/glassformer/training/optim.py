@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from glassformer.attention import LinearMaps
-from glassformer.config import Config, require
+from glassformer.config import Config, require, require_finite
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class OptimConfig(Config):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        require_finite(self, "optim")
         require(self.lr > 0, f"optim: lr must be positive, found {self.lr}.")
         require(self.warmup >= 0, f"optim: warmup must not be negative, found {self.warmup}.")
         require(0 <= self.floor <= 1, f"optim: floor must be in [0, 1], found {self.floor}.")

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import IO, Any
@@ -25,13 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse, save as serialise
 
 from glassformer import checkpoints, files
+from glassformer.checkpoints import run_steps
+from glassformer.checkpoints.run_steps import FACTS, OPTIMIZER
 from glassformer.config import Config
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, RunFolderError, SaveError
+from glassformer.training.log import METRICS, SAMPLES, forget_after
 
-CONFIG, METRICS, SAMPLES = "config.json", "metrics.jsonl", "samples.txt"
-OPTIMIZER, FACTS, LOCK = "optimizer.safetensors", "facts.json", "lock"
-
+CONFIG, TOKENIZER, LOCK = "config.json", "tokenizer.json", "lock"
 
 _BUILDING, _REMOVING = ".building-", ".removing-"
 
@@ -39,13 +39,19 @@ _BUILDING, _REMOVING = ".building-", ".removing-"
 class RunFolder:
     """One run's folder, locked for as long as this object is open."""
 
-    def __init__(self, folder: str | Path, config: Config) -> None:
-        self.path = Path(folder)
+    def __init__(self, folder: str | Path, config: Config, begin_from: str | Path | None = None) -> None:
+        self.path, self._recipe = Path(folder), config.to_json()
+        self.begin_from = None if begin_from is None else Path(begin_from)
         self._made: list[Path] = []
         self._lock = self._locked()
         try:
-            self._check(config)
+            self._check()
             self._sweep()
+            # the checkpoint to go on from, and whether it is this run's own
+            self.start = self.resumable()
+            self.goes_on = self.start is not None
+            if self.begin_from is not None and self.start is None:
+                self.start = _beginning(self.begin_from)
         except BaseException:
             self.close()
             raise
@@ -66,104 +72,109 @@ class RunFolder:
         self.close()
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer this run began with; learning its merges again would only take time."""
-        known = (self.path / CONFIG).exists() and (self.path / "tokenizer.json").exists()
-        return Tokenizer.load(self.path) if known else None
+        """Return the tokenizer of the checkpoint to go on from; learning its merges again would only take time.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        if self.start is None:
+            return None
+        try:
+            run_steps.check(self.start)
+            return Tokenizer.load(self.start)
+        except CheckpointError as error:
+            raise _unusable(self.start, error) from error
 
     def begin(self, config: Config, tokenizer: Tokenizer) -> None:
-        """Write the recipe and the tokenizer, unless they are there already."""
-        # the recipe first: a tokenizer without one could be taken up by another recipe
-        contents = {CONFIG: config.to_json(), "tokenizer.json": tokenizer.to_json()}
-        files.write_all(self.path, {name: text for name, text in contents.items() if not (self.path / name).exists()})
+        """Write the recipe and the tokenizer, where they are not there already."""
+        contents = {CONFIG: config.to_json(), TOKENIZER: tokenizer.to_json()}
+        stale = {name: text for name, text in contents.items() if not _holds(self.path / name, text)}
+        files.write_all(self.path, stale)
 
-    def steps(self) -> list[int]:
-        """Return the steps that have a whole checkpoint, in order."""
-        return sorted(int(p.name[5:]) for p in self.path.glob("step-*") if re.fullmatch("step-[0-9]{8,}", p.name))
+    def resumable(self) -> Path | None:
+        """Return this run's newest checkpoint that has its optimizer's state."""
+        return _resumable(self.path)
 
-    def at(self, step: int) -> Path:
-        return self.path / f"step-{step:08d}"
-
-    def log(self, metrics: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
-        self._append(METRICS, json.dumps(metrics) + "\n")
-
-    def sample(self, step: int, text: str) -> None:
-        self._append(SAMPLES, f"=== step {step}\n{text}\n\n")
-
-    def save(self, step: int, model: Any, optimizer: torch.optim.Optimizer, facts: dict[str, Any], keep: bool) -> None:
+    def save(self, step: int, model: Any, optimizer: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
         """Write a checkpoint; older ones lose their optimizer state, or vanish unless they were to be kept.
+
+        Args:
+            step: How many updates the weights have seen.
+            model: Its weights.
+            optimizer: Its state.
+            facts: What else going on needs; `keep` says whether the weights are kept for good.
 
         Raises:
             SaveError: It could not be written; the last one is whole.
         """
-        if (self.at(step) / OPTIMIZER).exists():
+        place = run_steps.at(self.path, step)
+        if (place / OPTIMIZER).exists():
             return  # a step has one state, and there it is
+        if os.path.lexists(place) and step not in run_steps.steps(self.path):
+            raise SaveError(f'cannot write "{place}": what stands there is no checkpoint of this run. Move it away.')
         building = self.path / f"{_BUILDING}{step:08d}"
         state = serialise(_flat(optimizer))
-        facts = facts | {"step": step, "keep": keep, "sha256": checkpoints.sha256(state)}
         try:
             checkpoints.save(model, building)
-            files.write_all(building, {OPTIMIZER: state, FACTS: json.dumps(facts)})
+            # the model's own config holds the digests of its weights and its tokenizer
+            config = (building / CONFIG).read_bytes()
+            digests = {OPTIMIZER: checkpoints.sha256(state), CONFIG: checkpoints.sha256(config)}
+            text = run_steps.facts_text(facts | self.said() | {"step": step, "sha256": digests})
+            files.write_all(building, {OPTIMIZER: state, FACTS: text})
             # one that has lost its optimizer state may stand there, if a damaged later one was deleted by hand
-            self._remove(self.at(step))
-            os.replace(building, self.at(step))
+            self._remove(place)
+            os.replace(building, place)
             self._thin_before(step)
         except SaveError:
             raise
         except OSError as error:
-            raise files.refused(self.at(step), error) from error
+            raise files.refused(place, error) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
     def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Load the newest checkpoint into model and optimiser; return its facts, or None if there is none.
+        """Load the checkpoint to go on from into model and optimiser; return its facts, or None if there is none.
 
         Metrics and samples that a killed run wrote after that checkpoint are dropped.
 
         Raises:
-            CheckpointError: The newest checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged.
+            RunFolderError: It was trained by another recipe, or began elsewhere.
         """
-        steps = [step for step in self.steps() if (self.at(step) / OPTIMIZER).exists()]
-        if not steps:
-            self._forget_after(-1)
+        if self.start is None:
+            forget_after(self.path, -1)
             return None
-        folder = self.at(steps[-1])
-        try:
-            model.load_state_dict(checkpoints.load(folder).state_dict())
-            facts = self._facts(steps[-1])
-            state = (folder / OPTIMIZER).read_bytes()
-            if facts.get("sha256", "") not in ("", checkpoints.sha256(state)):
-                raise ValueError(f"{OPTIMIZER} does not match its digest")
-            _restore(optimizer, parse(state))
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(
-                f'cannot resume from "{folder}": {error}. Delete that folder to begin again.'
-            ) from error
-        self._forget_after(steps[-1])
-        self._thin_before(steps[-1])
+        facts = _load(self.start, model, optimizer)
+        if self.goes_on:
+            for name, said in self.said().items():
+                if facts.get(name) != said:
+                    raise RunFolderError(
+                        f'"{self.start}" comes of another run (different: {name.replace("_", " ")}). '
+                        "Give this run a folder of its own, or delete that one."
+                    )
+            self._thin_before(facts["step"])
+        forget_after(self.path, facts["step"] if self.goes_on else -1)
         return facts
 
-    def _facts(self, step: int) -> dict[str, Any]:
-        facts = json.loads((self.at(step) / FACTS).read_text(encoding="utf-8"))
-        missing = [name for name in ("step", "tokens", "seconds", "threads", "torch", "keep") if name not in facts]
-        if missing:
-            raise ValueError(f"{FACTS} lacks {', '.join(missing)}")
-        return {"losses": []} | facts
+    def said(self) -> dict[str, Any]:
+        """Return what every checkpoint says of the run it is of."""
+        began = None if self.begin_from is None else str(self.begin_from.absolute())
+        return {"recipe": checkpoints.sha256(self._recipe), "began_from": began}
 
     def _thin_before(self, step: int) -> None:
-        for older in self.steps():
+        for older in run_steps.steps(self.path):
             if older < step:
-                self._thin(older)
+                self._thin(run_steps.at(self.path, older))
 
-    def _thin(self, step: int) -> None:
+    def _thin(self, folder: Path) -> None:
         try:
-            keep = bool(self._facts(step)["keep"])
-        except (OSError, ValueError, TypeError):
+            keep = bool(run_steps.read_facts(folder)["keep"])
+        except CheckpointError:
             keep = True  # a folder that is not ours to remove
         if keep:
-            (self.at(step) / OPTIMIZER).unlink(missing_ok=True)
+            (folder / OPTIMIZER).unlink(missing_ok=True)
         else:
-            self._remove(self.at(step))
+            self._remove(folder)
 
     def _remove(self, folder: Path) -> None:
         """Remove a checkpoint under another name: a kill half-way must not leave a part of it under its own."""
@@ -177,7 +188,7 @@ class RunFolder:
         for pattern in (f"{_BUILDING}*", f"{_REMOVING}*"):
             for folder in self.path.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
-        for name in (CONFIG, METRICS, SAMPLES, "tokenizer.json"):
+        for name in (CONFIG, METRICS, SAMPLES, TOKENIZER):
             for leftover in self.path.glob(f".{name}-*"):
                 leftover.unlink(missing_ok=True)
 
@@ -185,7 +196,9 @@ class RunFolder:
         try:
             made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("w")
+            self._check_files()
+            # what a link of that name points at must not be emptied
+            lock = (self.path / LOCK).open("a")
         except OSError as error:
             raise files.refused(self.path, error) from error
         try:
@@ -203,7 +216,16 @@ class RunFolder:
         self._made = made
         return lock
 
-    def _check(self, config: Config) -> None:
+    def _check_files(self) -> None:
+        """Refuse what would hang or fail in the middle of a run: a pipe, a folder, a link to nowhere."""
+        for name in (CONFIG, METRICS, SAMPLES, TOKENIZER, LOCK):
+            path = self.path / name
+            if os.path.lexists(path) and not path.is_file():
+                raise RunFolderError(
+                    f'"{path}" is no regular file. Move it away, or give this run a folder of its own.'
+                )
+
+    def _check(self) -> None:
         path = self.path / CONFIG
         if not path.exists():
             return
@@ -213,7 +235,7 @@ class RunFolder:
                 raise ValueError("not an object")
         except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f'"{path}" is damaged ({error}). Give this run a folder of its own.') from error
-        ours = json.loads(config.to_json())
+        ours = json.loads(self._recipe)
         different = sorted(k for k in found | ours if found.get(k) != ours.get(k))
         if different:
             raise RunFolderError(
@@ -221,50 +243,43 @@ class RunFolder:
                 "Give this run a folder of its own, or delete that one."
             )
 
-    def _append(self, name: str, text: str) -> None:
-        try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise files.refused(self.path / name, error) from error
 
-    def _forget_after(self, step: int) -> None:
-        for name, kept in ((METRICS, _lines_until), (SAMPLES, _samples_until)):
-            path = self.path / name
-            if path.exists():
-                files.write(path, kept(path.read_text(encoding="utf-8", errors="replace"), step))
+def _resumable(run: Path) -> Path | None:
+    """Return the newest checkpoint that has its optimizer's state."""
+    folders = (run_steps.at(run, step) for step in reversed(run_steps.steps(run)))
+    return next((folder for folder in folders if os.path.lexists(folder / OPTIMIZER)), None)
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's (or a shipped model's) metrics.jsonl."""
-    path = Path(folder) / METRICS
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
+def _beginning(asked: Path) -> Path:
+    """Return the checkpoint that a path stands for: a run's newest, or the folder of a step."""
+    found = asked if os.path.lexists(asked / OPTIMIZER) else _resumable(asked)
+    if found is None:
         raise RunFolderError(
-            f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.'
-        ) from error
-    except ValueError as error:
-        raise RunFolderError(f'"{path}" is damaged ({error}). Resuming the run drops what was cut off.') from error
-    if not all(isinstance(line, dict) and {"step", "tokens"} <= line.keys() for line in lines):
-        raise RunFolderError(f'"{path}" is damaged: a line lacks "step" or "tokens".')
-    return lines
+            f'"{asked}" holds no checkpoint to begin from. Give a run folder, or one of its step-* folders that has '
+            f"{OPTIMIZER}: the newest has, older ones are kept for their weights."
+        )
+    return found
 
 
-def _lines_until(text: str, step: int) -> str:
-    kept = []
-    for line in text.splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(f"{line}\n")
-        except (ValueError, KeyError, TypeError):
-            break  # the line a kill cut off
-    return "".join(kept)
+def _load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Load a checkpoint into model and optimiser and return its facts; raises `CheckpointError` if it is damaged."""
+    try:
+        facts, state = run_steps.check(folder), (folder / OPTIMIZER).read_bytes()
+        if facts["sha256"].get(OPTIMIZER) != checkpoints.sha256(state):
+            raise ValueError(f"{OPTIMIZER} does not match its digest in {FACTS}.")
+        model.load_state_dict(checkpoints.load(folder).state_dict())
+        _restore(optimizer, parse(state))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise _unusable(folder, error) from error
+    return facts
 
 
-def _samples_until(text: str, step: int) -> str:
-    parts = re.split(r"^(?==== step \d+$)", text, flags=re.MULTILINE)
-    return "".join(part for part in parts if part and int(part.split(maxsplit=3)[2]) <= step)
+def _unusable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f'cannot resume from "{folder}": {error} Delete that folder to begin again.')
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.exists() and path.read_bytes() == text.encode("utf-8")
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

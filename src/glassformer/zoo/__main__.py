@@ -1,4 +1,4 @@
-"""`python -m glassformer.zoo NAME RUN`: ship a finished run's model; without RUN, renew the findings on its card."""
+"""`python -m glassformer.zoo NAME RUN`: ship a finished run's model; without RUN, measure the shipped one again."""
 
 import sys
 from pathlib import Path

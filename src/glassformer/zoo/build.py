@@ -8,12 +8,16 @@ import dataclasses
 import lzma
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from glassformer import checkpoints, files
-from glassformer.analysis.heads import head_scores
+from glassformer.analysis import run
+from glassformer.analysis.heads import head_roles, head_scores
+from glassformer.analysis.heads._roles import ROLES as HEAD_ROLES, role_masks
 from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
@@ -24,19 +28,19 @@ from glassformer.training.recipes import recipe
 from glassformer.zoo.card import ModelCard, card, write_card
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
-N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES = 100, 240, 2000, 5, 64
+N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 100, 240, 2000, 5, 64, 128
 
 
-def build(name: str, run: Path, out: Path) -> ModelCard:
+def build(name: str, finished: Path, out: Path) -> ModelCard:
     """Write the shipped form of a finished run into `out / name` and return its card."""
-    config = TrainConfig.from_json((run / "config.json").read_text(encoding="utf-8"))
-    trained = checkpoints.load(run)
+    config = TrainConfig.from_json((finished / "config.json").read_text(encoding="utf-8"))
+    trained = checkpoints.load(finished)
     folder = out / name
     checkpoints.save(trained, folder, dtype=torch.float16)
-    files.write(folder / "metrics.jsonl", (run / "metrics.jsonl").read_bytes())
+    files.write(folder / "metrics.jsonl", (finished / "metrics.jsonl").read_bytes())
     model = checkpoints.load(folder)
-    last = read_metrics(run)[-1]
-    figures, notes, samples, data = _translation(model, config) if _translates(config) else _language(model, config)
+    last = read_metrics(finished)[-1]
+    figures, notes, samples, data = measured(model, config)
     card = ModelCard(
         name=name,
         about=ABOUT[name],
@@ -48,10 +52,11 @@ def build(name: str, run: Path, out: Path) -> ModelCard:
         threads=1,
         dtype="float16",
         data=data,
-        figures={k: v if isinstance(v, int) else round(v, 4) for k, v in figures.items()},
-        notes=tuple(notes),
+        synthetic=config.data.synthetic(),
+        figures=figures,
+        notes=notes,
         findings=findings(model, config),
-        samples=tuple(samples),
+        samples=samples,
         versions={"torch": str(torch.__version__).split("+")[0], "python": platform.python_version()},
     )
     write_card(card, folder)
@@ -59,10 +64,25 @@ def build(name: str, run: Path, out: Path) -> ModelCard:
 
 
 def refresh(name: str, out: Path) -> ModelCard:
-    """Write a shipped model's findings into its card again, from the weights it ships with; return the card."""
-    found = dataclasses.replace(card(name), findings=findings(checkpoints.load(out / name), recipe(name)))
+    """Measure a shipped model again, on the weights it ships with, and write its card; return the card."""
+    model, config = checkpoints.load(out / name), recipe(name)
+    figures, notes, samples, data = measured(model, config)
+    found = dataclasses.replace(
+        card(name), data=data, synthetic=config.data.synthetic(), figures=figures, notes=notes,
+        findings=findings(model, config), samples=samples,
+    )  # fmt: skip
     write_card(found, out / name)
     return found
+
+
+def measured(
+    model: ModelLike, config: TrainConfig
+) -> tuple[dict[str, float], tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """Return figures, what they mean, samples, and what the training data say of themselves."""
+    figures, notes, samples = _translation(model, config) if _translates(config) else _language(model, config)
+    data = config.data.build(model.tokenizer).describe()
+    rounded = {name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()}
+    return rounded, tuple(notes), tuple(samples), data
 
 
 def findings(model: ModelLike, config: TrainConfig) -> tuple[str, ...]:
@@ -91,7 +111,7 @@ def _translates(config: TrainConfig) -> bool:
     return isinstance(config.data, ZhEnConfig)
 
 
-def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
+def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str]]:
     text_config = config.evaluate or config.data
     assert isinstance(text_config, TextConfig), "a language model is evaluated on text"
     text = text_config.build(model.tokenizer)
@@ -115,12 +135,8 @@ def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], li
         "xz_bits_per_byte": 8 * len(packed) / n_bytes,
         "icl_score": icl_score(by_position),
     }
-    scores = head_scores(model)
-    best = []
-    for role, called in ROLES.items():
-        head, value = scores.best(role)
-        figures[called] = value
-        best.append(f"{called.replace('_', ' ')} {head} {value:.2f}")
+    roles = _roles(model, heldout, text_config.length)
+    figures |= roles.figures
     samples = _samples(model)
     notes = [
         f"losses in nats per token over all {len(losses):,} tokens of the {len(heldout)} held-out files "
@@ -129,7 +145,7 @@ def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], li
         "xz -9 on the held-out files concatenated",
         f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats; "
         f"{N_BATCHES * text_config.batch_size} windows of held-out text",
-        "best head per role on repeated random tokens: " + ", ".join(best),
+        *roles.notes,
     ]
     if config.data is text_config:
         figures["samples_that_parse"] = sum(map(_parses, samples)) / len(samples)
@@ -138,7 +154,46 @@ def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], li
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
             "must be left"
         )
-    return figures, notes, samples[:2], text.describe()
+    return figures, notes, samples[:2]
+
+
+class _Roles(NamedTuple):
+    """Figures and notes on what heads attend to."""
+
+    figures: dict[str, float]
+    notes: list[str]
+
+
+def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Roles:
+    """Return each role's best head on repeated random tokens, and the same roles on held-out text as it stands."""
+    rows = [ids[i : i + length] for ids in documents for i in range(0, len(ids) - length + 1, length)]
+    ids = torch.tensor(rows[:N_ROLE_ROWS])
+    drawn, found = head_scores(model), head_roles(run(model, ids, read=[head_roles]))
+    even = even_attention(ids)
+    figures: dict[str, float] = {}
+    on_random, on_text = [], []
+    for role, called in ROLES.items():
+        (head, score), (best, there) = drawn.best(role), found.best(role)
+        own = float(found.scores.select(role=role, head=head).values)
+        figures |= {called: score, f"{called}_on_text": there}
+        spoken = called.replace("_", " ")
+        on_random.append(f"{spoken} {head} {score:.2f}")
+        on_text.append(f"{spoken} {best} {there:.2f} ({head} {own:.2f}, even attention {even[role]:.2f})")
+    notes = [
+        "best head per role on repeated random tokens: " + ", ".join(on_random),
+        f"the same on held-out text, at the repeats that occur there ({len(ids)} windows of {length} tokens, each "
+        "within one file): "
+        + ", ".join(on_text)
+        + "; in brackets the head named before it, and attention spread evenly",
+    ]
+    return _Roles(figures, notes)
+
+
+def even_attention(ids: Int[Tensor, "batch pos"]) -> dict[str, float]:
+    """Return what attention that is spread evenly over the past would score in each role on these tokens."""
+    masks = role_masks(ids)
+    shares = masks.sum(-1) / torch.arange(1, ids.shape[1] + 1)
+    return {role: float(share[mask.any(-1)].mean()) for role, share, mask in zip(HEAD_ROLES, shares, masks)}
 
 
 def _samples(model: ModelLike) -> list[str]:
@@ -158,7 +213,7 @@ def _parses(sample: str) -> bool:
         return False
 
 
-def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str], dict[str, Any]]:
+def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str]]:
     assert isinstance(model, EncoderDecoder), "translations are made by these"
     data = config.data.build(model.tokenizer)
     tokenizer = model.tokenizer
@@ -195,4 +250,4 @@ def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any],
         f"losses in nats per English token; bigram and {NGRAM}-gram see no Chinese and were fitted on 20,000 training "
         "sentences",
     ]
-    return figures, notes, examples[:12], data.describe()
+    return figures, notes, examples[:12]

@@ -1,6 +1,7 @@
 """Model cards: measured figures as JSON, and the same for people."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
@@ -24,7 +25,8 @@ class ModelCard:
         seconds: Wall-clock time of training, with `threads` CPU threads.
         threads: CPU threads.
         dtype: Of the stored weights.
-        data: What `Data.describe()` says of the corpus.
+        data: What `Data.describe()` says of what it was trained on.
+        synthetic: What of each training batch was made up: its share of the rows, by what it is.
         figures: Measured numbers by name; units in the name or in `notes`.
         notes: What the figures mean and how they were taken.
         findings: What `glassformer circuits` finds in the model, in sentences.
@@ -46,6 +48,7 @@ class ModelCard:
     notes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
+    synthetic: dict[str, float] = field(default_factory=dict)
     licence: str = "Apache-2.0"
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -62,6 +65,7 @@ class ModelCard:
             f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n- training: {self.steps:,} steps, "
             f"{self.tokens:,} target tokens, {minutes:.0f} minutes on {self.threads} CPU "
             "thread(s) of a shared machine\n"
+            f"- made up: {said_of_synthetic(self.synthetic)}\n"
             f"- weights: {self.dtype} safetensors; licence {self.licence}\n"
             f"- versions: {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),
@@ -72,6 +76,12 @@ class ModelCard:
         if self.samples:
             parts.append("## Samples\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples))
         return "\n\n".join(parts) + "\n"
+
+
+def said_of_synthetic(shares: Mapping[str, float]) -> str:
+    """Return in words what of a training batch was made up."""
+    said = [f"{100 * share:.3g} % of the rows of every training batch: {about}" for about, share in shares.items()]
+    return "; ".join(said) or "nothing, every row is text that somebody wrote"
 
 
 def write_card(card: ModelCard, folder: Path) -> None:

@@ -4,11 +4,12 @@ Each measure is a function of (model, held-out data) that returns numbers by nam
 samples.txt; it returns nothing where it is not defined for the model.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.losses import icl_score, loss_by_position
-from glassformer.data import Data
+from glassformer.data import Data, Tokenizer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Decoder, ModelLike, Sampling, generate
 
@@ -51,7 +52,7 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
     if isinstance(model, Decoder):
         room = min(80, model.config.max_len - 1)
         made = generate(model, [[tokenizer.bos]], Sampling(temperature=0.8), max_new_tokens=room)
-        return {"sample": tokenizer.decode(made.tokens[0])}
+        return {"sample": _read(tokenizer, made.tokens[0])}
     batch = data.batch(0, "heldout").rows(5)
     assert batch.source is not None and batch.source_lengths is not None, "an encoder-decoder's data has sources"
     sources = [row[:n] for row, n in zip(batch.source.tolist(), batch.source_lengths.tolist())]
@@ -65,7 +66,12 @@ def sample(model: ModelLike, data: Data) -> dict[str, Any]:
         source=sources,
     )
     pairs = zip(sources, made.trimmed)
-    return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {tokenizer.decode(row)}" for source, row in pairs)}
+    return {"sample": "\n".join(f"{tokenizer.decode(source)} -> {_read(tokenizer, row)}" for source, row in pairs)}
+
+
+def _read(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Decode what a model wrote; a model may have ids left over that a small corpus has no tokens for."""
+    return tokenizer.decode([id for id in ids if id < tokenizer.vocab_size])
 
 
 MEASURES = {"text": text_measures, "heads": head_measures, "sample": sample}

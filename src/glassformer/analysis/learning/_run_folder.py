@@ -5,12 +5,12 @@ Folders are read as plain files; nothing here trains or changes them.
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from glassformer import checkpoints
+from glassformer.checkpoints import run_steps
 from glassformer.data import Batch, Data, DataConfig, Tokenizer
 from glassformer.errors import ConfigError, RunFolderError
 from glassformer.models import ModelConfig
@@ -55,23 +55,21 @@ class History:
             yield step, self.model(step)
 
     def at(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        return run_steps.at(self.folder, step)
 
     @property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.folder)
 
     def tokens(self, step: int) -> int:
-        """Return how many tokens had been trained on after a step."""
+        """Return how many tokens had been trained on after a step.
+
+        Raises:
+            CheckpointError: The facts of its checkpoint are damaged.
+        """
         if step == 0:
             return 0
-        facts = self.at(step) / "facts.json"
-        if facts.is_file():
-            return int(json.loads(facts.read_text(encoding="utf-8"))["tokens"])
-        known = {line["step"]: line["tokens"] for line in self.metrics}
-        if step not in known:
-            raise RunFolderError(f'"{self.folder}" does not say how many tokens step {step} had seen.')
-        return int(known[step])
+        return int(run_steps.read_facts(self.at(step))["tokens"])
 
     def logged(self, name: str) -> dict[int, Any]:
         """Return what was logged under a name, by step; empty if nothing was."""
@@ -96,9 +94,14 @@ def read_history(folder: str | Path) -> History:
     """
     folder = Path(folder)
     try:
+        for name in ("config.json", "metrics.jsonl"):
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise ValueError(f"{name} is no regular file")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         metrics = [json.loads(line) for line in lines]
+        if not isinstance(config["seed"], int) or not all(isinstance(line, dict) for line in metrics):
+            raise ValueError("a seed or a line of metrics is not what training writes")
         ModelConfig.from_dict(config["model"])
         DataConfig.from_dict(config["data"])
     except OSError as error:
@@ -106,10 +109,9 @@ def read_history(folder: str | Path) -> History:
             f'"{folder}" is no run folder ({error.strerror or error}: {error.filename}). Give what glassformer train '
             "wrote: a folder with config.json and metrics.jsonl."
         ) from error
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         raise RunFolderError(f'"{folder}" is damaged, or no run folder ({type(error).__name__}: {error}).') from error
-    found = [int(p.name[5:]) for p in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,}", p.name)]
-    return History(folder, config, metrics, (0, *sorted(step for step in found if step > 0)))
+    return History(folder, config, metrics, (0, *(step for step in run_steps.steps(folder) if step > 0)))
 
 
 def _few(steps: tuple[int, ...]) -> str:

@@ -3,11 +3,12 @@
 from glassformer.data.text.corpus import TextConfig, TextData
 from glassformer.data.text.counts import BigramModel, NGramModel
 from glassformer.data.text.planted import Planted, PlantedData, PlantedRows
-from glassformer.data.text.sources import Document, python_stdlib, read_source
+from glassformer.data.text.sources import Document, LeftOut, python_stdlib, read_source
 
 __all__ = [
     "BigramModel",
     "Document",
+    "LeftOut",
     "NGramModel",
     "Planted",
     "PlantedData",

@@ -11,16 +11,17 @@ costs what it takes to read that far: in order it is cheap, a jump backwards sta
 import dataclasses
 import hashlib
 import platform
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from glassformer.config import require
 from glassformer.data.batch import SPLITS, Batch, DataConfig, Split, check_split, generator, next_token_batch
-from glassformer.data.text.sources import STANDARD_LIBRARY, Document, read_source
+from glassformer.data.text.sources import STANDARD_LIBRARY, Document, LeftOut, read_source
 from glassformer.data.tokenizer import Tokenizer, train_bpe
 from glassformer.errors import DataError
 
@@ -62,10 +63,20 @@ class TextConfig(DataConfig, kind="text"):
     def build(self, tokenizer: Tokenizer | None = None) -> "TextData | StreamedText":
         return StreamedText(self, tokenizer) if self.streaming else TextData(self, tokenizer)
 
-    def read(self) -> Iterator[Document]:
-        """Yield the documents that hold any text."""
+    def read(self, left_out: LeftOut | None = None) -> Iterator[Document]:
+        """Yield the documents that hold any text; what folders hold besides is counted, see `read_source`."""
         for source in self.sources:
-            yield from (document for document in read_source(source, self.text_field) if document.text.strip())
+            documents = read_source(source, self.text_field, left_out)
+            yield from (document for document in documents if document.text.strip())
+
+    def origins(self) -> tuple[str, ...]:
+        return self.sources
+
+    def synthetic(self) -> dict[str, float]:
+        return {}
+
+    def on_text(self, sources: tuple[str, ...]) -> Self:
+        return self.replace(sources=sources)
 
 
 class TextData:
@@ -77,7 +88,10 @@ class TextData:
 
     def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
-        documents = list(config.read())
+        self.left_out = LeftOut()
+        documents = list(config.read(self.left_out))
+        if self.left_out:
+            warnings.warn(f"text from {_quoted(config.sources)}: left out {self.left_out}.", stacklevel=4)
         if not documents:
             raise DataError(f"no usable text in {_quoted(config.sources)}: every file is empty.")
         self.split = split_documents(documents, config.heldout)
@@ -127,6 +141,7 @@ class TextData:
             "python": platform.python_version(),
             "documents": sum(map(len, self.split.values())),
             "bytes": sum(self.n_bytes.values()),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "sha256": self._digest,
             "vocab_size": self.vocab_size,
             "splits": {

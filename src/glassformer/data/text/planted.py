@@ -14,7 +14,7 @@ into the text instead.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Int
@@ -74,6 +74,17 @@ class Planted(DataConfig, kind="planted"):
 
     def build(self, tokenizer: Tokenizer | None = None) -> "PlantedData":
         return PlantedData(self, tokenizer)
+
+    def origins(self) -> tuple[str, ...]:
+        return self.text.origins()
+
+    def synthetic(self) -> dict[str, float]:
+        share = sum(self.counts) * self.per_count / (self.over * self.batch_size)
+        what = "pieces of held-out text" if self.made_of == "text" else "tokens drawn by their frequency"
+        return {f"Rows that open with a sequence planted again and again, {what}": share}
+
+    def on_text(self, sources: tuple[str, ...]) -> Self:
+        return self.replace(text=self.text.on_text(sources))
 
 
 class PlantedData:

@@ -11,6 +11,8 @@ import os
 import sys
 import sysconfig
 import tokenize
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,17 +43,37 @@ class Document:
         return hash64("document", self.text if self.key is None else self.key)
 
 
-def read_source(source: str, text_field: str = "text") -> Iterator[Document]:
+class LeftOut(Counter[str]):
+    """How many files of folders and globs were left out, by reason; `first` is one of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, str] = {}
+
+    def note(self, path: str | Path, reason: str) -> None:
+        """Count a file that gave no text."""
+        self[reason] += 1
+        self.first.setdefault(reason, str(path))
+
+    def __str__(self) -> str:
+        return ", ".join(f'{n} {reason} (first: "{self.first[reason]}")' for reason, n in self.items())
+
+
+def read_source(source: str, text_field: str = "text", left_out: LeftOut | None = None) -> Iterator[Document]:
     """Yield the documents of a source.
+
+    What is named must be readable text. What merely lies in a folder, or falls under a glob, is left out if it is not:
+    no UTF-8, not to be read, no regular file, empty.
 
     Args:
         source: `python-stdlib`, `-` for standard input, `datasets:NAME[:CONFIG]`, a file, a folder (every file below
             it, hidden ones excepted) or a glob. A `.jsonl` file holds one document per line, any other file is one.
         text_field: The field that holds the text, in JSONL and datasets.
+        left_out: Counts what was left out; without one, a warning says it.
 
     Raises:
-        DataError: Nothing of that name, or a JSONL line without the field.
-        TextError: A file is not UTF-8.
+        DataError: Nothing of that name, a folder or glob without text, or a JSONL line without the field.
+        TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
     if source == STANDARD_LIBRARY:
@@ -60,9 +82,10 @@ def read_source(source: str, text_field: str = "text") -> Iterator[Document]:
         yield Document("-", _decoded(sys.stdin.buffer.read(), "standard input"))
     elif source.startswith("datasets:"):
         yield from _dataset(source, text_field)
+    elif os.path.exists(source) and not os.path.isdir(source):
+        yield from _file(_named(source), text_field)
     else:
-        for path in _paths(source):
-            yield from _file(path, text_field)
+        yield from _many(source, text_field, left_out)
 
 
 def python_stdlib() -> Iterator[Document]:
@@ -79,38 +102,99 @@ def python_stdlib() -> Iterator[Document]:
         yield Document(name, data.decode(encoding), key=name)
 
 
-def _paths(source: str) -> list[Path]:
-    if os.path.isdir(source):
-        found = [p for p in Path(source).rglob("*") if not any(n.startswith(".") for n in p.relative_to(source).parts)]
-    elif os.path.exists(source):
-        found = [Path(source)]
-    else:
-        found = [Path(p) for p in glob.glob(source, recursive=True)]
-    files = sorted(p for p in found if p.is_file())
-    if not files:
-        folder = os.path.dirname(source) or "."
-        if os.path.isdir(source):
-            raise DataError(f'the folder "{source}" holds no files, hidden ones left aside.')
+def _named(source: str) -> Path:
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f'"{source}" is no regular file. Write what it gives to a file, or pipe it in and name "-".')
+    return path
+
+
+def _many(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
+    """Yield what is text of a folder or a glob, in order."""
+    is_folder = os.path.isdir(source)
+    noted = LeftOut() if left_out is None else left_out
+    before, found = noted.total(), False
+    for path in sorted(_below(Path(source), noted) if is_folder else _matching(source)):
+        for document in _file(path, text_field, noted):
+            found = True
+            yield document
+    if not found:
+        if noted.total() > before:
+            raise DataError(f'no usable text in "{source}": {noted} left out.')
+        raise DataError(f'the folder "{source}" holds no files, hidden ones left aside.')
+    if left_out is None and noted:
+        warnings.warn(f'"{source}": left out {noted}.', stacklevel=2)
+
+
+def _below(folder: Path, left_out: LeftOut) -> list[Path]:
+    """Return every file below a folder, hidden ones excepted; links to folders are not followed."""
+    found: list[Path] = []
+
+    def unreadable(error: OSError) -> None:
+        left_out.note(error.filename, "unreadable")
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    paths = [Path(path) for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
+    if not paths:
+        folder = os.path.dirname(pattern) or "."
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
-            f'no file "{source}".{nearest(os.path.basename(source), siblings)} A source is a file, a folder, a glob, '
+            f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
             f'"-" for standard input, "datasets:NAME" or "{STANDARD_LIBRARY}".'
         )
-    return files
+    return paths
 
 
-def _file(path: Path, text_field: str) -> Iterator[Document]:
-    if path.suffix != ".jsonl":
-        yield Document(str(path), _decoded(_bytes(path), str(path)))
+def _file(path: Path, text_field: str, left_out: LeftOut | None = None) -> Iterator[Document]:
+    """Yield the documents of a file; what is no text is counted if there is where to, and raised otherwise."""
+    if left_out is None:
+        yield from _documents(path, text_field)
         return
-    with path.open("rb") as lines:
-        start = 0
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield Document(
-                    f"{path}:{number}", _json_text(_decoded(line, str(path), start), path, number, text_field)
-                )
-            start += len(line)
+    if not path.is_file():
+        left_out.note(path, "not regular files")
+        return
+    before, found = left_out.total(), False
+    for document in _documents(path, text_field, left_out):
+        if document.text.strip():
+            found = True
+            yield document
+    if not found and left_out.total() == before:
+        left_out.note(path, "empty")
+
+
+def _documents(path: Path, text_field: str, left_out: LeftOut | None = None) -> Iterator[Document]:
+    try:
+        with path.open("rb") as file:
+            pieces = enumerate(file, 1) if path.suffix == ".jsonl" else [(0, file.read())]
+            start = 0
+            for number, data in pieces:
+                text = _text(data, path, start, left_out)
+                start += len(data)
+                if not number and text is not None:
+                    yield Document(str(path), text)
+                elif text and text.strip():
+                    yield Document(f"{path}:{number}", _json_text(text, path, number, text_field))
+    except OSError as error:
+        if left_out is None:
+            raise DataError(f'cannot read "{path}": {error.strerror or error}.') from error
+        left_out.note(path, "unreadable")
+
+
+def _text(data: bytes, path: Path, start: int, left_out: LeftOut | None) -> str | None:
+    """Return what bytes of a file say, or None if they are left out."""
+    try:
+        return _decoded(data, str(path), start)
+    except TextError:
+        if left_out is None:
+            raise
+        left_out.note(path, "not UTF-8")
+        return None
 
 
 def _json_text(line: str, path: Path, number: int, text_field: str) -> str:
