@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
@@ -393,5 +393,6 @@ def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, "
     normal = torch.diag(holds.sum(0)) - (holds / count).mT @ holds
     sums = torch.zeros(scores.shape[1], n, dtype=torch.double, device=scores.device)
     sums.index_add_(1, back[seen], values[..., seen].sum(0))
-    fitted = torch.einsum("hd,de,he->h", sums, torch.linalg.pinv(normal, hermitian=True), sums) / len(scores)
+    undo = decompositions.pseudo_inverse(normal, hermitian=True)
+    fitted = torch.einsum("hd,de,he->h", sums, undo, sums) / len(scores)
     return torch.where(total > 0, fitted / total, torch.nan).to(scores.dtype)
