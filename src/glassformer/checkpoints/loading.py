@@ -3,7 +3,6 @@
 config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing read)  ->  model
 """
 
-import json
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.models import Model, ModelConfig
+from glassformer.reading import read_json, reason
 
 
 def load(
@@ -91,15 +91,17 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
     Raises:
         CheckpointError: There is no config file, it is not JSON, or it is ours and damaged.
     """
-    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
+    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).exists()), None)
     if path is None:
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
         advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        said = read_json(path)
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
+    except ValueError as error:
         raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
     if not isinstance(said, dict) or "sha256" in said or "format" in said or not said:
         return OwnFolder(folder, path, said)

@@ -9,7 +9,6 @@ which file; `config.json` is that of any model folder. `AttentionReader` reads w
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
+from glassformer.json_text import json_text
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views
@@ -52,7 +52,7 @@ def save_shards(config: ModelConfig, shards: Sequence[Mapping[str, Tensor]], fol
         places |= dict.fromkeys(tensors, name)
     index = {"weight_map": places}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, {INDEX: json.dumps(index, indent=1), CONFIG: envelope(config, digests)})
+    return files.write_all(folder, {INDEX: json_text(index, indent=1), CONFIG: envelope(config, digests)})
 
 
 class AttentionReader:

@@ -28,6 +28,7 @@ from glassformer import checkpoints, files
 from glassformer.config import Config
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, RunFolderError, SaveError
+from glassformer.json_text import json_text
 
 CONFIG, METRICS, SAMPLES = "config.json", "metrics.jsonl", "samples.txt"
 OPTIMIZER, FACTS, LOCK = "optimizer.safetensors", "facts.json", "lock"
@@ -85,7 +86,7 @@ class RunFolder:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        self._append(METRICS, json.dumps(metrics) + "\n")
+        self._append(METRICS, json_text(metrics) + "\n")
 
     def sample(self, step: int, text: str) -> None:
         self._append(SAMPLES, f"=== step {step}\n{text}\n\n")
@@ -103,7 +104,7 @@ class RunFolder:
         facts = facts | {"step": step, "keep": keep, "sha256": checkpoints.sha256(state)}
         try:
             checkpoints.save(model, building)
-            files.write_all(building, {OPTIMIZER: state, FACTS: json.dumps(facts)})
+            files.write_all(building, {OPTIMIZER: state, FACTS: json_text(facts)})
             # one that has lost its optimizer state may stand there, if a damaged later one was deleted by hand
             self._remove(self.at(step))
             os.replace(building, self.at(step))

@@ -29,6 +29,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
+from glassformer.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 
@@ -226,7 +227,7 @@ def offset_scores(
             assigned[layer.path] = layer
     labels, patterns, bare, explained = [], [], [], []
     for path, layer in assigned.items():
-        pattern = run[f"{path}.pattern"].values
+        pattern = wide(run[f"{path}.pattern"].values)
         n = pattern.shape[-2]
         pattern = pattern[..., -n:]
         kept = pattern.clone()
@@ -238,7 +239,7 @@ def offset_scores(
         bare.append(kept.mean(0))
         name = f"{path}.scores"
         explained.append(
-            _explained(run[name].values[..., -n:])
+            _explained(wide(run[name].values[..., -n:]))
             if name in sites
             else pattern.new_full((pattern.shape[1],), torch.nan)
         )
