@@ -71,17 +71,20 @@ def test_the_documented_commands_cover_every_verb_that_opens_a_model() -> None:
 
 
 # of weights, and of a pass besides: near, not equal
-PASS_TOO = ("circuits", "matching_trace")
-# which paths are followed goes by a threshold
+PASS_TOO = ("matching_trace",)
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "token_circuits": {"token": 5},
     "score_paths": {"head": "L1H6"},
     "path_sources": {"heads": ("L0H4", "L1H6")},
     "composed_pattern": {"first": "L0H4", "second": "L1H6"},
-    "virtual_copying": {"first": "L0H4", "second": "L1H6"},
     "write_sources": {"label": "L0H4"},
 }
-THRESHOLD = ("information_flow_routes", "average_routes")
+THRESHOLD = (
+    # which paths are followed goes by a threshold
+    "information_flow_routes", "average_routes",
+    # what is left of a row without its first key may lie below the least number of float16
+    "offset_scores",
+)  # fmt: skip
 NEAR = {torch.bfloat16: 0.06, torch.float16: 0.01}
 
 
@@ -90,7 +93,7 @@ def _asked(kind: str) -> list[Any]:
     return [
         pytest.param(card, name, dtype, id=f"{card.name}-{name}-{dtype}", marks=_marks(card, name, dtype))
         for card in cards()
-        if card.of == kind
+        if card.of == kind and card.name != "circuits"  # a command, above
         for name in TEXTS
         for dtype in HALF
     ]

@@ -25,6 +25,7 @@ def load(
     device: torch.device | str | None = None,
     revision: str | None = None,
     stream: bool = False,
+    allow_nonfinite: bool = False,
 ) -> Model:
     """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
 
@@ -42,10 +43,13 @@ def load(
         stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
             the forward pass comes to it, and dropped after it. Results are the same; a pass reads the files once, and
             so does each token of a generation. See `checkpoints.streamed`.
+        allow_nonfinite: Take weights that hold NaN or infinity. Otherwise all are looked at once: when the model is
+            loaded, or, with `stream`, when a block is first read.
 
     Raises:
         UnknownModel: No shipped model, no folder and no hub model of that name.
-        CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
+        CheckpointError: The folder is damaged, of a refused format, its weights do not fit its config, or are not
+            finite.
     """
     folder = folder_of(name, revision)
     found = model_folder(folder)
@@ -53,7 +57,10 @@ def load(
         found.check(weights_only=True)
     checkpoint = found.open()
     wanted = dtype or found.loaded_as(checkpoint.dtype)
-    model = streamed(checkpoint, wanted, device) if stream else checkpoint.fill(wanted, device, mapped=found.mapped)
+    if stream:
+        model = streamed(checkpoint, wanted, device, allow_nonfinite=allow_nonfinite)
+    else:
+        model = checkpoint.fill(wanted, device, mapped=found.mapped, allow_nonfinite=allow_nonfinite)
     model.tokenizer = found.tokenizer()
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to

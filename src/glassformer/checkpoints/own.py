@@ -185,8 +185,17 @@ def _check_envelope(said: Any, path: Path) -> None:
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
+    _check_origin(said.get("origin"), path)
     if digests.get("model") != digest_of(said["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
+
+
+def _check_origin(origin: Any, path: Path) -> None:
+    if origin is None:
+        return
+    kinds = {name: type(value) for name, value in origin.items()} if isinstance(origin, dict) else {}
+    if kinds != {"family": str, "config": dict}:
+        raise CheckpointError(f'"{path}": "origin" must be {{"family": a name, "config": an object}}, or be left out.')
 
 
 def sha256_of(path: Path) -> str:

@@ -66,7 +66,7 @@ class AttentionReader:
         fold: Absorb gains, biases and means of norms, as `weights.of` does.
 
     Raises:
-        CheckpointError: The folder holds no decoder, or a tensor is missing or of another shape.
+        CheckpointError: The folder holds no decoder, or a tensor is missing, of another shape or not finite.
     """
 
     def __init__(self, folder: str | Path, fold: bool = True) -> None:
@@ -118,5 +118,6 @@ class AttentionReader:
         self.checkpoint.files.release(self._last)
         self._last = [stored for name in names for stored in self.checkpoint.stored_as(name)]
         for name, value in self.checkpoint.read(names, wanted).items():
+            self.checkpoint.require_finite(name, value)
             place(own, name.removeprefix(prefix), value)
         return own.eval().requires_grad_(False)

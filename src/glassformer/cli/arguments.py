@@ -1,5 +1,6 @@
 """What a command's arguments stand for: a model, a text, a token, many rows of text."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,13 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 
-def model_of(name: str, specials: Specials = "default") -> Any:
+def model_of(name: str, specials: Specials = "default", allow_nonfinite: bool = False) -> Any:
     """Return a model with weights.
 
     Args:
         name: A shipped model, or a folder.
         specials: What its tokenizer does about special tokens.
+        allow_nonfinite: Open it although weights are NaN or infinite.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -32,7 +34,7 @@ def model_of(name: str, specials: Specials = "default") -> Any:
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
     check_known(name)
-    model = checkpoints.load(name)
+    model = checkpoints.load(name, allow_nonfinite=allow_nonfinite)
     if specials != "default":
         require(
             model.tokenizer is not None,
@@ -48,7 +50,10 @@ def check_known(name: str) -> None:
     from glassformer.models import PRESETS
 
     known = [*checkpoints.shipped(), *PRESETS]
-    if name not in known and not Path(name).exists() and not checkpoints.is_id(name):
+    if name in known or os.path.exists(name):
+        return
+    checkpoints.require_no_slip(name)
+    if not checkpoints.is_id(name):
         raise UnknownModel(
             f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
             f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."

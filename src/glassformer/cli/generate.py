@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Specials
+from glassformer.cli.options import AllowNonfinite, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import ConfigError, TextError
 
@@ -28,6 +28,7 @@ def generate(
     seed: int = 0,
     beams: int | None = None,
     specials: Specials = "default",
+    allow_nonfinite: AllowNonfinite = False,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -55,7 +56,7 @@ def generate(
 
     if max_new_tokens < 1:
         raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0

@@ -242,7 +242,10 @@ class Tokenizer:
 
     def id(self, name: str) -> int | None:
         """Return the id of a token by its name in tokenizer.json, None if there is none."""
-        return self._inner.token_to_id(name)
+        try:
+            return self._inner.token_to_id(name)
+        except UnicodeEncodeError:  # half of a pair of surrogates names nothing
+            return None
 
     def post_processed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the specials that the post-processor of tokenizer.json puts in front of a text and behind it."""
