@@ -20,6 +20,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Self
 
 from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
+from glassformer.json_text import json_text
 
 FORMAT_VERSION = 1
 
@@ -60,7 +61,7 @@ class Config:
             raise ConfigError(f"{cls.__name__}: configs are nested too deeply to be read.") from error
 
     def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps({"format": FORMAT_VERSION} | self.to_dict(), indent=indent)
+        return json_text({"format": FORMAT_VERSION} | self.to_dict(), indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

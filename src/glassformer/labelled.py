@@ -10,7 +10,6 @@
 import base64
 import dataclasses
 import inspect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from glassformer import figures, files
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.indices import asked, entries, located
+from glassformer.json_text import json_text
 
 Coordinate = str | int | float
 
@@ -222,7 +222,7 @@ class Result:
         return found
 
     def to_json(self, indent: int | None = None) -> str:
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+        return json_text(self.to_dict(), indent=indent, ascii_only=False)
 
     def to_frame(self) -> Any:
         """Return the first labelled field as a long-form DataFrame."""

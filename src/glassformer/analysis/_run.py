@@ -20,6 +20,7 @@ from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.indices import entries, one
+from glassformer.json_text import json_text
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
@@ -199,11 +200,9 @@ class Run(Mapping[str, Labelled]):
             raise CheckpointError(f'cannot read a run from "{path}": {error}') from error
 
     def _header(self) -> str:
-        import json
-
         sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}, s.of) for n, s in self.sites.items()}
         rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
-        return json.dumps({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
+        return json_text({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
 
     def __repr__(self) -> str:
         shown = " ".join(self.tokens[:8]) + (" …" if len(self.tokens) > 8 else "")

@@ -5,7 +5,7 @@ from glassformer.checkpoints.conversion import LAYOUTS, convert
 from glassformer.checkpoints.foreign_modules import Spec, disagreement, foreign
 from glassformer.checkpoints.hub import is_id
 from glassformer.checkpoints.loading import config_of, load, open_folder
-from glassformer.checkpoints.names import folder_of, shipped
+from glassformer.checkpoints.names import folder_of, require_no_slip, shipped
 from glassformer.checkpoints.own import save, sha256
 from glassformer.checkpoints.shards import AttentionReader, save_shards
 
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "open_folder",
     "parity",
+    "require_no_slip",
     "save",
     "save_shards",
     "sha256",

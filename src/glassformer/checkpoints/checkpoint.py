@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
+from glassformer.decompositions import is_finite
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
 from glassformer.placement import Device, NumberType, device_of, number_type
@@ -97,7 +98,33 @@ class Checkpoint:
         """Return the tensors in the files that one of ours is made of."""
         return [self.stored[piece.name] for piece in self.parts[name].pieces]
 
-    def fill(self, dtype: NumberType | None = None, device: Device | None = None, *, mapped: bool = True) -> Any:
+    def require_finite(self, name: str, value: Tensor) -> None:
+        """Raise `CheckpointError` if what was read for one of our tensors holds NaN or infinity."""
+        if is_finite(value):
+            return
+        theirs = list(dict.fromkeys(self.stored_as(name)))
+        lying = f' (of "{theirs[0]}" in the files)' if theirs != [name] else ""
+        if all(is_finite(self.files.read(stored)) for stored in theirs):
+            raise CheckpointError(
+                f'"{self.folder}": numbers of "{name}"{lying} are too large for {value.dtype}. Load it in a wider '
+                "type: dtype=torch.float32."
+            )
+        bad, size = int((~value.isfinite()).sum()), value.numel()
+        raise CheckpointError(
+            f'"{self.folder}": "{name}"{lying} holds {bad:,} numbers of {size:,} that are NaN or infinite: whatever '
+            "reads them comes out as NaN.\n    Its training diverged, or it was damaged before it was saved: take an "
+            "earlier checkpoint, or another copy.\n    To open it all the same: glassformer.load(…, "
+            "allow_nonfinite=True); on the command line --allow-nonfinite."
+        )
+
+    def fill(
+        self,
+        dtype: NumberType | None = None,
+        device: Device | None = None,
+        *,
+        mapped: bool = True,
+        allow_nonfinite: bool = False,
+    ) -> Any:
         """Return the model with its weights, in evaluation mode: one copy of them.
 
         Args:
@@ -105,6 +132,10 @@ class Checkpoint:
             device: Where to; the CPU by default.
             mapped: Leave weights in their files where they lie as they are wanted, instead of copying them. Where in a
                 file a tensor begins decides which instructions read it, and so the last bits of results.
+            allow_nonfinite: Do not look whether weights are finite, which takes reading all of them once.
+
+        Raises:
+            CheckpointError: As for `read`, or a tensor holds NaN or infinity.
         """
         there = device_of(device)
         for name in self.parts:
@@ -112,7 +143,12 @@ class Checkpoint:
             if not mapped and self.is_mapped(name, dtype):
                 value = value.clone()
                 self.files.release(self.stored_as(name))
-            place(self.model, name, value if there is None else value.to(there))
+            value = value if there is None else value.to(there)
+            if not allow_nonfinite:
+                self.require_finite(name, value)
+                # looking at them has brought their pages into memory
+                self.files.release(self.stored_as(name))
+            place(self.model, name, value)
         self.model.origin = self.origin
         return self.model.eval()
 

@@ -1,5 +1,6 @@
 """Checkpoints of the Hugging Face hub: an id becomes a folder in the hub's cache."""
 
+import os
 import re
 from pathlib import Path
 
@@ -50,14 +51,43 @@ def download(name: str, revision: str | None = None, *, weights: bool = True) ->
             f"{asked} is gated: accept its terms on its page, then log in (hf auth login) or set HF_TOKEN."
         ) from error
     except RevisionNotFoundError as error:
-        raise UnknownModel(f"{asked}: the hub has the model, but not this revision.") from error
+        raise UnknownModel(
+            f"{asked}: the hub has the model, but not this revision. Give a branch, a tag or a commit of it."
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise UnknownModel(
             f"no model {asked}: neither a folder here nor, as far as you may see, on the hub. Private models need a "
             "token (hf auth login, or HF_TOKEN)."
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(_unreached(asked, error)) from error
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403):
+            raise UnknownModel(
+                f"{asked}: the hub refuses your token ({status}). Make one that may read this model, then hf auth "
+                "login, or HF_TOKEN."
+            ) from error
+        raise CheckpointError(f"{asked}: the hub answers with an error ({status}). Try again later.") from error
+    except Exception as error:  # of the client's transport, whose library differs by version
         raise CheckpointError(
-            f"{asked} is neither a folder nor in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}). Download it where there is a network and give the folder."
+            f"{asked}: the download broke off ({type(error).__name__}: {error}). The same call goes on where it "
+            "stopped."
         ) from error
+
+
+def is_cached(name: str) -> bool:
+    """Whether the hub's cache on this machine has some of a model."""
+    from huggingface_hub import constants
+
+    return os.path.isdir(os.path.join(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}"))
+
+
+def _unreached(asked: str, error: Exception) -> str:
+    from huggingface_hub import constants
+
+    why = "HF_HUB_OFFLINE=1 asks nobody else" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    return (
+        f"{asked} is neither a folder nor whole in the hub's cache, and {why} ({type(error).__name__}). Download it "
+        "where there is a network and give the folder."
+    )

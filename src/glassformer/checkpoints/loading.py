@@ -3,7 +3,6 @@
 config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing read)  ->  model
 """
 
-import json
 from pathlib import Path
 
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
@@ -15,6 +14,7 @@ from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.models import Model, ModelConfig
 from glassformer.placement import Device, NumberType, device_of, number_type
+from glassformer.reading import read_json, reason
 
 
 def load(
@@ -24,6 +24,7 @@ def load(
     device: Device | None = None,
     revision: str | None = None,
     stream: bool = False,
+    allow_nonfinite: bool = False,
 ) -> Model:
     """Load a model: one that ships with the package, a folder, or a model of the Hugging Face hub by its id.
 
@@ -41,10 +42,13 @@ def load(
         stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
             the forward pass comes to it, and dropped after it. Results are the same; a pass reads the files once, and
             so does each token of a generation. See `checkpoints.streamed`.
+        allow_nonfinite: Take weights that hold NaN or infinity. Otherwise all are looked at once: when the model is
+            loaded, or, with `stream`, when a block is first read.
 
     Raises:
         UnknownModel: No shipped model, no folder and no hub model of that name.
-        CheckpointError: The folder is damaged, of a refused format, or its weights do not fit its config.
+        CheckpointError: The folder is damaged, of a refused format, its weights do not fit its config, or are not
+            finite.
         ConfigError: There is no such device here, or weights are not computed in such a type.
     """
     kind, place = number_type(dtype), device_of(device)
@@ -54,7 +58,10 @@ def load(
         found.check(weights_only=True)
     checkpoint = found.open()
     wanted = kind or found.loaded_as(checkpoint.dtype)
-    model = streamed(checkpoint, wanted, place) if stream else checkpoint.fill(wanted, place, mapped=found.mapped)
+    if stream:
+        model = streamed(checkpoint, wanted, place, allow_nonfinite=allow_nonfinite)
+    else:
+        model = checkpoint.fill(wanted, place, mapped=found.mapped, allow_nonfinite=allow_nonfinite)
     model.tokenizer = found.tokenizer()
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to
@@ -92,15 +99,17 @@ def model_folder(folder: Path) -> OwnFolder | PublishedFolder:
     Raises:
         CheckpointError: There is no config file, it is not JSON, or it is ours and damaged.
     """
-    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
+    path = next((folder / name for name in (CONFIG, "params.json") if (folder / name).exists()), None)
     if path is None:
         pickles = [p.name for p in folder.glob("*") if p.suffix in PICKLED]
         found = ", ".join(pickles) or ", ".join(sorted(p.name for p in folder.glob("*"))[:6]) or "an empty folder"
         advice = f" Pickles can run code and are refused.\n{way_from_pickle(pickles[0])}" if pickles else ""
         raise CheckpointError(f'"{folder}" holds no {CONFIG} (found: {found}).{advice}')
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        said = read_json(path)
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
+    except ValueError as error:
         raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
     if not isinstance(said, dict) or "sha256" in said or "format" in said or not said:
         return OwnFolder(folder, path, said)

@@ -5,7 +5,6 @@ damaged file is told from a strange one. Tied matrices are stored once.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
+from glassformer.json_text import json_text
 from glassformer.models import ModelConfig, ModelLike, require_model
 from glassformer.placement import NumberType, number_type
+from glassformer.reading import MOST_TOKENIZER, opened, read, reason
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
@@ -72,7 +73,7 @@ def envelope(
         said["origin"] = origin._asdict()
     if tokenizer is not None and tokenizer.published is not None:
         said["tokenizer"] = tokenizer.published.to_dict()
-    return json.dumps(said, indent=1)
+    return json_text(said, indent=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,8 +187,17 @@ def _check_envelope(said: Any, path: Path) -> None:
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
+    _check_origin(said.get("origin"), path)
     if digests.get("model") != digest_of(said["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
+
+
+def _check_origin(origin: Any, path: Path) -> None:
+    if origin is None:
+        return
+    kinds = {name: type(value) for name, value in origin.items()} if isinstance(origin, dict) else {}
+    if kinds != {"family": str, "config": dict}:
+        raise CheckpointError(f'"{path}": "origin" must be {{"family": a name, "config": an object}}, or be left out.')
 
 
 def sha256_of(path: Path) -> str:
@@ -204,7 +214,7 @@ def sha256(content: bytes | str) -> str:
 def digest_of(config: object) -> str:
     """Return the digest of a config's JSON data."""
     try:
-        return sha256(json.dumps(config, sort_keys=True))
+        return sha256(json_text(config, sort=True))
     except (ValueError, RecursionError):  # nested too deeply, or a number too long to be written
         return "none"
 
@@ -226,20 +236,20 @@ def _fit(shapes: Mapping[str, tuple[int, ...]], tensors: TensorFiles) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path, MOST_TOKENIZER)
     except OSError as error:
-        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
 
 
 def _verify(path: Path, expected: str) -> None:
     """Check a file against its digest without holding it."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             start = file.read(16)
             file.seek(0)
             digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except OSError as error:
-        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
     _require(path, start, size, digest, expected)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names
+from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
 from glassformer.errors import CheckpointError, ConfigError
@@ -87,11 +88,7 @@ def translated(config: Mapping[str, Any], where: Path, names: Collection[str] = 
     Raises:
         CheckpointError: No family covers it, it is quantised, or it says what cannot be represented.
     """
-    if isinstance(method := config.get("quantization_config"), Mapping):
-        raise CheckpointError(
-            f'"{where}" describes a quantised model ({method.get("quant_method", "unknown method")}), and quantised '
-            "weights are not read. Use the unquantised checkpoint, or dequantise it with the library that made it."
-        )
+    require_unquantised(config, where, names)
     family = recognise(config, str(where), names)
     with _read_as(family, where):
         return family, family.config(Fields(config, str(where)))

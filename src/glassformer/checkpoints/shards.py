@@ -9,7 +9,6 @@ which file; `config.json` is that of any model folder. `AttentionReader` reads w
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
+from glassformer.json_text import json_text
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views
@@ -52,7 +52,7 @@ def save_shards(config: ModelConfig, shards: Sequence[Mapping[str, Tensor]], fol
         places |= dict.fromkeys(tensors, name)
     index = {"weight_map": places}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, {INDEX: json.dumps(index, indent=1), CONFIG: envelope(config, digests)})
+    return files.write_all(folder, {INDEX: json_text(index, indent=1), CONFIG: envelope(config, digests)})
 
 
 class AttentionReader:
@@ -66,7 +66,7 @@ class AttentionReader:
         fold: Absorb gains, biases and means of norms, as `weights.of` does.
 
     Raises:
-        CheckpointError: The folder holds no decoder, or a tensor is missing or of another shape.
+        CheckpointError: The folder holds no decoder, or a tensor is missing, of another shape or not finite.
     """
 
     def __init__(self, folder: str | Path, fold: bool = True) -> None:
@@ -118,5 +118,6 @@ class AttentionReader:
         self.checkpoint.files.release(self._last)
         self._last = [stored for name in names for stored in self.checkpoint.stored_as(name)]
         for name, value in self.checkpoint.read(names, wanted).items():
+            self.checkpoint.require_finite(name, value)
             place(own, name.removeprefix(prefix), value)
         return own.eval().requires_grad_(False)

@@ -28,18 +28,28 @@ from glassformer.errors import CheckpointError
 from glassformer.placement import Device, NumberType, device_of, number_type
 
 
-def streamed(checkpoint: Checkpoint, dtype: NumberType | None = None, device: Device | None = None) -> Any:
+def streamed(
+    checkpoint: Checkpoint,
+    dtype: NumberType | None = None,
+    device: Device | None = None,
+    *,
+    allow_nonfinite: bool = False,
+) -> Any:
     """Return the model of a checkpoint with the weights of its blocks left in their files.
 
     Args:
         checkpoint: The folder.
         dtype: Of the weights; the checkpoint's by default.
         device: Where they are brought to; the CPU by default.
+        allow_nonfinite: Do not look whether weights are finite; otherwise each is looked at when it is first read.
+
+    Raises:
+        CheckpointError: A tensor outside the blocks holds NaN or infinity; one of a block says so when it is read.
     """
     # what has no memory has a type all the same
     kind, there = number_type(dtype), device_of(device)
     model = checkpoint.model.to(kind or checkpoint.dtype).requires_grad_(False)
-    reader = BlockReader(checkpoint, kind, there)
+    reader = BlockReader(checkpoint, kind, there, allow_nonfinite=allow_nonfinite)
     own: dict[str, dict[str, str]] = {}
     for name in checkpoint.parts:
         if name in reader.blocks:
@@ -47,7 +57,10 @@ def streamed(checkpoint: Checkpoint, dtype: NumberType | None = None, device: De
             own.setdefault(path, {})[last] = name
         else:
             value = checkpoint.read([name], kind)[name]
-            place(model, name, value if there is None else value.to(there))
+            value = value if there is None else value.to(there)
+            if not allow_nonfinite:
+                checkpoint.require_finite(name, value)
+            place(model, name, value)
     for path, names in own.items():
         _leave(model.get_submodule(path), Parameters, reader, names)
     for block in reader.stored:
@@ -65,10 +78,20 @@ class BlockReader:
         checkpoint: Where they lie.
         dtype: Wanted type; the checkpoint's by default.
         device: Where to.
+        allow_nonfinite: Do not look whether they are finite.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: NumberType | None = None, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: NumberType | None = None,
+        device: Device | None = None,
+        *,
+        allow_nonfinite: bool = False,
+    ) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, number_type(dtype), device_of(device)
+        # once is enough: a block is read again for each token
+        self.unseen = set() if allow_nonfinite else set(checkpoint.parts)
         # a table that all blocks of a stack share is no block's
         shared = ".positions.table"
         matrices = [n for n, part in checkpoint.parts.items() if len(part.shape) > 1 and not n.endswith(shared)]
@@ -89,7 +112,11 @@ class BlockReader:
         value = self.held.get(name)
         if value is None:
             value = self.checkpoint.read([name], self.dtype)[name]
-            value = self.held[name] = value if self.device is None else value.to(self.device)
+            value = value if self.device is None else value.to(self.device)
+            if name in self.unseen:
+                self.checkpoint.require_finite(name, value)
+                self.unseen.remove(name)
+            self.held[name] = value
         return value
 
     def _let_go(self) -> None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
+from glassformer.reading import MOST_JSON, opened, read_json, reason
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -125,7 +126,7 @@ class TensorFiles(Mapping[str, StoredTensor]):
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._mapped:
             try:
-                with path.open("rb") as file:
+                with opened(path) as file:
                     size = os.fstat(file.fileno()).st_size
                     end = max(place.stop for place in self._places.values() if place.path == path)
                     if size < end:
@@ -136,7 +137,7 @@ class TensorFiles(Mapping[str, StoredTensor]):
                         flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
                         found = mmap.mmap(file.fileno(), size, flags=flags, prot=rights)
             except OSError as error:
-                raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+                raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
             self._mapped[path] = found
         return self._mapped[path]
 
@@ -150,23 +151,9 @@ def is_pickle(start: bytes) -> bool:
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """Return the files to read, and what the index says of each tensor."""
     index = folder / INDEX
-    if index.is_file():
-        try:
-            places = {str(k): str(v) for k, v in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f'"{index}" is no index of safetensors files ({error!r}).') from error
-        outside = [name for name in set(places.values()) if Path(name).name != name]
-        if outside:
-            raise CheckpointError(f'"{index}" names "{outside[0]}", which does not lie in the folder.')
-        files = [folder / name for name in sorted(set(places.values()))]
-        missing = [path.name for path in files if not path.is_file()]
-        if missing:
-            raise CheckpointError(
-                f'"{folder}" lacks {len(missing)} of its {len(files)} files: {", ".join(missing[:3])}. '
-                "Copy or download them again."
-            )
-        return files, places
-    if (folder / WEIGHTS).is_file():
+    if index.exists():
+        return _indexed(folder, index)
+    if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS], {}
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if len(found) == 1:
@@ -187,6 +174,31 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     raise CheckpointError(f'"{folder}" holds no safetensors file (found: {there}).')
 
 
+def _indexed(folder: Path, index: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the files that an index names, and what it says of each tensor."""
+    try:
+        places = {str(k): str(v) for k, v in read_json(index)["weight_map"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        told = reason(error) if isinstance(error, OSError) else repr(error)
+        raise CheckpointError(f'"{index}" is no index of safetensors files ({told}).') from error
+    outside = [name for name in set(places.values()) if Path(name).name != name]
+    if outside:
+        raise CheckpointError(f'"{index}" names "{_brief(outside[0])}", which does not lie in the folder.')
+    files = [folder / name for name in sorted(set(places.values()))]
+    # os.path, unlike Path, takes any text for a name that may not exist, however long
+    missing = [_brief(path.name) for path in files if not os.path.exists(path)]
+    if missing:
+        raise CheckpointError(
+            f'"{folder}" lacks {len(missing)} of its {len(files)} files: {", ".join(missing[:3])}. '
+            "Copy or download them again."
+        )
+    return files, places
+
+
+def _brief(name: str) -> str:
+    return name if len(name) <= 80 else f"{name[:60]}… ({len(name):,} characters)"
+
+
 def way_from_pickle(name: str) -> str:
     """Return what to run, where the file is trusted, to have its tensors as safetensors."""
     # contiguous clones: tied matrices share memory, which safetensors refuses
@@ -205,10 +217,10 @@ def way_from_pickle(name: str) -> str:
 
 def _header(path: Path) -> dict[str, StoredTensor]:
     try:
-        with path.open("rb") as raw:
+        with opened(path) as raw:
             start = raw.read(32)
     except OSError as error:
-        raise CheckpointError(f'cannot read "{path}": {error.strerror or error}.') from error
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
     if is_pickle(start):
         raise CheckpointError(
             f'"{path}" is a pickle, not safetensors, whatever its name says; pickles can run code and are refused.'
@@ -218,11 +230,13 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             f'"{path}" is a pointer of git-lfs, not the weights themselves; fetch them: git lfs pull.'
         )
     try:
+        if (size := int.from_bytes(start[:8], "little")) > MOST_JSON:
+            raise ValueError(f"its header would have {size:,} bytes; {MOST_JSON:,} are read")
         # checks that the header describes the file: nothing beyond its end, nothing twice, no gaps
         with safe_open(path, "np"):
             pass
-        with path.open("rb") as raw:
-            size = int.from_bytes(raw.read(8), "little")
+        with opened(path) as raw:
+            raw.seek(8)
             header = json.loads(raw.read(size))
     except (OSError, SafetensorError, ValueError) as error:
         size = path.stat().st_size

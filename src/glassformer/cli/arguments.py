@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 MOST_READ = 2**24  # bytes of standard input
 
 
-def model_of(name: str, specials: Specials = "default") -> Any:
+def model_of(name: str, specials: Specials = "default", allow_nonfinite: bool = False) -> Any:
     """Return a model with weights.
 
     Args:
         name: A shipped model, or a folder.
         specials: What its tokenizer does about special tokens.
+        allow_nonfinite: Open it although weights are NaN or infinite.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -36,7 +37,7 @@ def model_of(name: str, specials: Specials = "default") -> Any:
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
     check_known(name)
-    model = checkpoints.load(name)
+    model = checkpoints.load(name, allow_nonfinite=allow_nonfinite)
     if specials != "default":
         require(
             model.tokenizer is not None,
@@ -53,7 +54,10 @@ def check_known(name: str) -> None:
 
     known = [*checkpoints.shipped(), *PRESETS]
     # os.path, unlike Path, takes any text for a name that may not exist, however long
-    if name not in known and not os.path.exists(name) and not checkpoints.is_id(name):
+    if name in known or os.path.exists(name):
+        return
+    checkpoints.require_no_slip(name)
+    if not checkpoints.is_id(name):
         raise UnknownModel(
             f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
             f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, source_of
-from glassformer.cli.options import Output
+from glassformer.cli.options import AllowNonfinite, Output
 from glassformer.cli.output import check, write_documents
 from glassformer.cli.progress import progress
 
@@ -26,6 +26,7 @@ def circuits(
     top: int = 12,
     seed: int = 0,
     *,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Find a model's circuits: heads by role, what reads what, copying, skip-trigrams, and how much each matters.
@@ -63,7 +64,7 @@ def circuits(
     check(output)
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
-    loaded = model_of(str(run) if model is None else model)
+    loaded = model_of(str(run) if model is None else model, allow_nonfinite=allow_nonfinite)
     for label in heads:
         weights.of(loaded)[label]  # before anything is run
     metrics = _metrics(model, run)

@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import AllowNonfinite, ModelName, OneMeasure, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -16,6 +16,7 @@ def edges(
     metric: OneMeasure = "logit-difference",
     specials: Specials = "default",
     top: int = 6,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Edge attribution patching: estimate all edges between heads by gradients, and patch the largest to compare.
@@ -34,7 +35,7 @@ def edges(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("edges") as report:

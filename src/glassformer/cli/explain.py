@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Output, Specials, Target
+from glassformer.cli.options import AllowNonfinite, Output, Specials, Target
 from glassformer.cli.output import check, write_documents
 
 EXAMPLES = {
@@ -34,6 +34,7 @@ def explain(
     top_p: float | None = None,
     seed: int = 0,
     *,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
@@ -64,7 +65,7 @@ def explain(
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Specials
+from glassformer.cli.options import AllowNonfinite, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
 
@@ -31,6 +31,7 @@ def generate(
     beyond_context: bool = False,
     beams: int | None = None,
     specials: Specials = "default",
+    allow_nonfinite: AllowNonfinite = False,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -58,7 +59,7 @@ def generate(
     from glassformer.analysis.prepare import readable, said
     from glassformer.models import Decoder, Sampling, beam_search, stream
 
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0

@@ -36,6 +36,10 @@ Specials = Annotated[
         "whose names the text itself holds (in-text)."
     ),
 ]
+AllowNonfinite = Annotated[
+    bool,
+    tyro.conf.arg(help="Open a model although some of its weights are NaN or infinite."),
+]
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "kl"]
 OneMeasure = Annotated[
     Measure,

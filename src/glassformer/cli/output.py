@@ -1,6 +1,5 @@
 """Where a command's results go besides the terminal: a JSON document and a page."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, write
+from glassformer.json_text import json_text
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -60,7 +60,7 @@ def deliver(
 
     def text() -> str:
         document = head | {"results": [result.to_dict() for result in results]}
-        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+        return json_text(document, ascii_only=False)
 
     def page() -> str:
         from glassformer.render.page import results_page

@@ -1,6 +1,5 @@
 """`glassformer params`: what a model costs."""
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from glassformer.attention import Attention
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console, say
 from glassformer.files import check_writable, write
+from glassformer.json_text import json_text
 from glassformer.models import ModelConfig
 from glassformer.models.accounting import Account, account, count_flops, state_bytes
 
@@ -58,7 +58,7 @@ def params(
     if complexity:
         data |= _complexity(console, config, found.length)
     if json is not None:
-        say(f"JSON: {write(json, json_format.dumps(data, indent=2)).absolute()}")
+        say(f"JSON: {write(json, json_text(data, indent=2)).absolute()}")
 
 
 def _parts(model: str, found: Account) -> Table:

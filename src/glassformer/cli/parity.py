@@ -1,6 +1,5 @@
 """`glassformer parity`: a published checkpoint, ours against the reference implementation."""
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from rich.text import Text
 from glassformer.cli.console import Console, say
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, write
+from glassformer.json_text import json_text
 from glassformer.trace import Site
 
 
@@ -71,7 +71,7 @@ def parity(
     console.print(_logits(found))
     print(_verdict(found))
     if json is not None:
-        say(f"JSON: {write(json, json_format.dumps({'model': path} | found.to_dict(), indent=1)).absolute()}")
+        say(f"JSON: {write(json, json_text({'model': path} | found.to_dict(), indent=1)).absolute()}")
     if found.first is not None:
         raise SystemExit(1)
 

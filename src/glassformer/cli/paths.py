@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import AllowNonfinite, ModelName, OneMeasure, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -20,6 +20,7 @@ def paths(
     metric: OneMeasure = "logit-difference",
     specials: Specials = "default",
     top: int = 6,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Path patching: what every head and MLP does through some receivers alone.
@@ -38,7 +39,7 @@ def paths(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("paths") as report:

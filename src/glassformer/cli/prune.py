@@ -1,7 +1,7 @@
 """`glassformer prune`: the circuit that is left when edges that cost little are cut."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import AllowNonfinite, ModelName, OneMeasure, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -16,6 +16,7 @@ def prune(
     metric: OneMeasure = "logit-difference",
     specials: Specials = "default",
     top: int = 6,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Find a circuit by pruning (ACDC): cut every edge whose loss costs less than a threshold, and show what is left.
@@ -34,7 +35,7 @@ def prune(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("pruning") as report:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
@@ -24,6 +24,7 @@ def route(
     specials: Specials = "default",
     top: int = 12,
     *,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Information-flow routes: the edges between tokens, heads and MLPs through which a prediction's content arrived.
@@ -54,7 +55,7 @@ def route(
 
     one_source(text, pairs, target=target, stack=stack)
     check(output)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
         batch, encoded = clean_run(loaded, pairs, fitting, [analysis.token_flow.average_routes])

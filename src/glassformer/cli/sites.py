@@ -1,6 +1,5 @@
 """`glassformer sites`: the named places of a model's forward pass."""
 
-import json as json_format
 from typing import Annotated, Any
 
 import tyro
@@ -8,6 +7,7 @@ from rich.table import Table
 
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console
+from glassformer.json_text import json_text
 
 
 def sites(
@@ -48,7 +48,7 @@ def sites(
         for _, s, at, of in found
     ]
     if json:
-        print(json_format.dumps({"model": model, "length": length, "sites": rows}, indent=1))
+        print(json_text({"model": model, "length": length, "sites": rows}, indent=1))
         return
     title = f"{model}: {len(rows)} sites" + ("" if length is None else f", {length} tokens")
     by_head = any(of for *_, of in found)

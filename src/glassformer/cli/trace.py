@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import Fitting, ModelName, Output, Specials, Text
+from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, usable
@@ -38,6 +38,7 @@ def trace(
     save_to: Path | None = None,
     seed: int = 0,
     *,
+    allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
@@ -74,7 +75,7 @@ def trace(
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_nonfinite)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)
     }  # fmt: skip

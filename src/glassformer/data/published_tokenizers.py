@@ -8,7 +8,6 @@ Folders without tokenizer.json but with vocab.json and merges.txt of a byte-leve
 as there is no post-processor, `add_bos_token` and `add_eos_token` of tokenizer_config.json say what is put around.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from glassformer.data.tokenizer import FILE_NAME, NAMES, Roles, Tokenizer, byte_alphabet
 from glassformer.errors import CheckpointError
+from glassformer.reading import MOST_TOKENIZER, read_json, read_text, reason
 
 BY_NAME = ("tokenizer_config.json", "special_tokens_map.json")
 BY_ID = ("generation_config.json", "config.json")
@@ -37,7 +37,7 @@ def published(folder: str | Path) -> Tokenizer | None:
     """
     folder = Path(folder)
     said = {name: _object(folder / name) for name in (*BY_NAME, *BY_ID)}
-    if (folder / FILE_NAME).is_file():
+    if (folder / FILE_NAME).exists():
         plain = Tokenizer.load(folder)
     elif _is_byte_level(folder):
         plain = _from_merges(folder, said)
@@ -88,7 +88,7 @@ def _ids(plain: Tokenizer, value: Any) -> list[int]:
 
 def _is_byte_level(folder: Path) -> bool:
     """Whether vocab.json and merges.txt are there, of words made of bytes: other BPEs need what they do not say."""
-    if not (folder / VOCABULARY).is_file() or not (folder / MERGES).is_file():
+    if not (folder / VOCABULARY).exists() or not (folder / MERGES).exists():
         return False
     return all(byte in _object(folder / VOCABULARY) for byte in byte_alphabet())
 
@@ -100,7 +100,7 @@ def _from_merges(folder: Path, said: Mapping[str, Mapping[str, Any]]) -> Tokeniz
     """
     try:
         vocabulary = {str(word): int(id) for word, id in _object(folder / VOCABULARY).items()}
-        lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
+        lines = read_text(folder / MERGES, MOST_TOKENIZER).splitlines()
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
         inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[(a, b) for a, b in pairs]))
     except Exception as error:  # the library raises bare Exception
@@ -119,11 +119,13 @@ def _from_merges(folder: Path, said: Mapping[str, Mapping[str, Any]]) -> Tokeniz
 
 def _object(path: Path) -> Mapping[str, Any]:
     """Return the JSON object in a file, an empty one if there is no file."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path, MOST_TOKENIZER)
+    except OSError as error:
+        raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
+    except ValueError as error:
         raise CheckpointError(f'"{path}" is not valid JSON ({error}).') from error
     if not isinstance(found, dict):
         raise CheckpointError(f'"{path}" holds a {type(found).__name__} where an object belongs.')

@@ -25,6 +25,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.config import Config
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
+from glassformer.json_text import json_text
+from glassformer.reading import MOST_TOKENIZER, read_text, reason
 
 FILE_NAME = "tokenizer.json"
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -240,7 +242,10 @@ class Tokenizer:
 
     def id(self, name: str) -> int | None:
         """Return the id of a token by its name in tokenizer.json, None if there is none."""
-        return self._inner.token_to_id(name)
+        try:
+            return self._inner.token_to_id(name)
+        except UnicodeEncodeError:  # half of a pair of surrogates names nothing
+            return None
 
     def post_processed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the specials that the post-processor of tokenizer.json puts in front of a text and behind it."""
@@ -273,9 +278,9 @@ class Tokenizer:
         if path.is_dir():
             path = path / FILE_NAME
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(read_text(path, MOST_TOKENIZER))
         except (OSError, UnicodeDecodeError, CheckpointError) as error:
-            raise CheckpointError(f'cannot read the tokenizer "{path}": {error}') from error
+            raise CheckpointError(f'cannot read the tokenizer "{path}": {reason(error)}') from error
 
     @classmethod
     def from_json(cls, text: str, published: Roles | None = None) -> "Tokenizer":
@@ -303,7 +308,7 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self.to_json())["decoder"])
+        return '"ByteLevel"' in json_text(json.loads(self.to_json())["decoder"])
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, specials: Iterable[str] = ("<bos>",)) -> Tokenizer:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.attention import (
     Attention,
     AttentionLayer,
@@ -185,7 +186,7 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
     turned.load_state_dict(model.state_dict())
     d_model = model.config.d_model
     generator = torch.Generator().manual_seed(seed)
-    q, r = torch.linalg.qr(torch.randn(d_model, d_model, generator=generator, dtype=torch.float64))
+    q, r = decompositions.qr(torch.randn(d_model, d_model, generator=generator, dtype=torch.float64))
     # with the signs of r's diagonal taken out, rotations are drawn uniformly
     rotation = (q * r.diagonal().sign()).to(model.embed.weight.dtype)
     with torch.no_grad():

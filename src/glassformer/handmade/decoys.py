@@ -2,6 +2,7 @@
 
 import torch
 
+from glassformer import decompositions
 from glassformer.attention import AttentionLayer
 from glassformer.config import require
 from glassformer.handmade.assemble import HeadMatrices
@@ -56,17 +57,17 @@ def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: floa
     embed, unembed = model.embed.weight.detach().double(), model.unembed.weight.detach().double()
     vocab = len(embed)
     require(
-        min(dims.d_value, int(torch.linalg.matrix_rank(embed)), int(torch.linalg.matrix_rank(unembed))) >= vocab,
+        min(dims.d_value, decompositions.rank(embed), decompositions.rank(unembed)) >= vocab,
         f"resting_copier: {vocab} tokens need values at least as wide (d_value={dims.d_value}) and as many independent "
         "directions in the embedding and in the unembedding.",
     )
     # the pseudo-inverse undoes W_E: the value of token t is the t-th unit vector, that of token 0 is zero
-    undo = torch.linalg.pinv(_writers(model))[:, :vocab]
+    undo = decompositions.pseudo_inverse(_writers(model))[:, :vocab]
     head = HeadMatrices.zero(dims.d_model, dims.d_head, dims.d_value)
     head.query[:, 0] = gain * undo.sum(1)
     head.key[:, 0] = undo[:, 0]
     head.value[:, 1:vocab] = undo[:, 1:]
-    head.output[:vocab] = size * torch.linalg.pinv(unembed).T
+    head.output[:vocab] = size * decompositions.pseudo_inverse(unembed).T
     return head
 
 
@@ -83,5 +84,5 @@ def _writers(model: Decoder) -> torch.Tensor:
 
 def _span(model: Decoder) -> torch.Tensor:
     """Return an orthonormal basis of the directions that embeddings and positions lie in."""
-    _, s, vh = torch.linalg.svd(_writers(model), full_matrices=False)
+    _, s, vh = decompositions.svd(_writers(model))
     return vh[s > s[0] * 1e-12].T

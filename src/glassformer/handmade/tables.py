@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.config import require
 from glassformer.data.tasks.chains import Markov, stationary
 from glassformer.handmade.assemble import HeadMatrices, assemble, layout
@@ -161,14 +162,14 @@ def _split(table: Tensor, width: int | None, name: str) -> tuple[Tensor, Tensor]
     """Return A and B of a table = A B', with so many columns each."""
     if width is None:
         return table, torch.eye(len(table), dtype=table.dtype)
-    rank = int(torch.linalg.matrix_rank(table))
+    rank = decompositions.rank(table)
     require(rank <= width, f"skip_trigram_model: an {name} table has rank {rank}, which d_head={width} cannot carry.")
     return _factors(table, width)
 
 
 def _factors(table: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return A and B of the best approximation A B' with so many columns; zeros beyond the rank there is."""
-    u, s, vh = torch.linalg.svd(table, full_matrices=False)
+    u, s, vh = decompositions.svd(table)
     a, b = u * s.sqrt(), vh.T * s.sqrt()
     missing = max(0, width - len(s))
     a, b = (torch.nn.functional.pad(x[:, :width], (0, missing)) for x in (a, b))

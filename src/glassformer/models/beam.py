@@ -17,6 +17,7 @@ from torch import Tensor
 from glassformer.config import require
 from glassformer.models.generate import Ids, begin, next_logits, padded, room_for
 from glassformer.models.model import ModelLike, require_model
+from glassformer.models.sampling import require_choice
 
 
 class Hypothesis(NamedTuple):
@@ -68,6 +69,7 @@ def beam_search(
     Raises:
         TextError, TokenOutOfRange: As `generate`.
         ConfigError: A width or a number of new tokens below 1.
+        AnalysisUnavailable: Logits are NaN or infinite.
     """
     require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
@@ -85,6 +87,7 @@ def beam_search(
         logits, state = next_logits(model, tokens, state, lengths)
         if step == 0:
             logits, state, lengths = logits[rows], select_rows(state, rows), None
+        require_choice(logits)
         log_probs = logits.double().log_softmax(-1).unflatten(0, (batch, n_beams))
         candidates = (total[..., None] + log_probs).flatten(1)
         total, flat = candidates.topk(min(n_beams, candidates.shape[1]), -1)

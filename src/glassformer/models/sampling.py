@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.config import Config, require
+from glassformer.errors import AnalysisUnavailable
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,9 @@ def sampling_steps(
         sampling: The settings.
         seen: Tokens that occurred already, for the repetition penalty.
         generators: One per row; those of the first step by default.
+
+    Raises:
+        AnalysisUnavailable: Logits are NaN or infinite.
     """
     stages = tuple(_stages(logits, sampling, seen))
     if sampling.greedy:
@@ -128,7 +132,18 @@ def row_generators(sampling: Sampling, batch: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)]
 
 
+def require_choice(logits: Float[Tensor, "batch vocab"]) -> None:
+    """Raise `AnalysisUnavailable` unless every row has a token to choose: no NaN, and something above -inf."""
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise AnalysisUnavailable(
+            "the next token: the model's logits here are NaN or infinite, so no token is likelier than another.\n"
+            "    glassformer.load says which weights are not finite; gf.run(model, text, read='*') shows where the "
+            "pass begins not to be. In float16 a pass overflows that does not in bfloat16 or float32."
+        )
+
+
 def _stages(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Iterator[SamplingStage]:
+    require_choice(logits)
     yield SamplingStage("logits", None, logits)
     if sampling.repetition_penalty != 1 and seen is not None:
         penalty = sampling.repetition_penalty

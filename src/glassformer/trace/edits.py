@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.indices import Where, asked, entries, located, one
 from glassformer.labelled import Labelled
@@ -298,7 +299,7 @@ class Project(Edit):
             raise ShapeMismatch(
                 f'Project at "{site.name}": directions are {shape}; the last axis has {part.shape[-1]}.'
             )
-        _, size, basis = torch.linalg.svd(directions, full_matrices=False)
+        _, size, basis = decompositions.svd(directions)
         # directions that depend on each other span less: the rest of the basis is arbitrary and must not count
         counts = size > size.max() * torch.finfo(wide).eps * max(directions.shape)
         basis = basis * counts[:, None]

@@ -40,12 +40,12 @@ def of(
             (`foreign`).
         fold: Absorb norms' gains and biases into what reads through them, take means out of what is written and out of
             the unembedding, and move value biases into the output's, all in a copy; see `weights.fold` for what stays.
-            Without it everything is a view on the live parameters.
+            Without it everything is a view on the live parameters, or a float32 copy of those in half precision.
         augment: Append a coordinate of the stream that is always one and carries the biases, so that QK and OV are pure
             products.
 
     Raises:
-        AnalysisUnavailable: The model is none of them.
+        AnalysisUnavailable: The model is none of them, or is to be folded and holds numbers that are not finite.
 
     Example:
         >>> w = weights.of(model)

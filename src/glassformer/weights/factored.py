@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.errors import ShapeMismatch
 from glassformer.placement import NumberType, number_type
 from glassformer.weights.largest import largest_of_each
@@ -168,12 +169,12 @@ class Factored:
 
     def singular_values(self) -> Float[Tensor, "*batch rank"]:
         """Return the singular values that are not zero by construction, in falling order."""
-        return torch.linalg.svdvals(self._core()[2])
+        return decompositions.singular_values(self._core()[2])
 
     def svd(self) -> Svd:
         """Return the singular value decomposition, `rank` values."""
         q_left, q_right, core = self._core()
-        u, s, vh = torch.linalg.svd(core, full_matrices=False)
+        u, s, vh = decompositions.svd(core)
         return Svd(q_left @ u, s, q_right @ vh.mT)
 
     def eigenvalues(self) -> Complex[Tensor, "*batch rank"]:
@@ -181,7 +182,7 @@ class Factored:
         self._square("eigenvalues")
         small = self.right @ self.left
         # half-precision eigenvalues do not exist in LAPACK
-        return torch.linalg.eigvals(small if small.dtype in (torch.float32, torch.float64) else small.float())
+        return decompositions.eigenvalues(small)
 
     def centred(self, *, rows: bool = False, columns: bool = False) -> "Factored":
         """Subtract the mean over columns from each row (`rows`), the mean over rows from each column, or both."""
@@ -232,8 +233,8 @@ class Factored:
 
     def _core(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return orthonormal bases of both factors and the small matrix between them."""
-        q_left, r_left = torch.linalg.qr(self.left)
-        q_right, r_right = torch.linalg.qr(self.right.mT)
+        q_left, r_left = decompositions.qr(self.left)
+        q_right, r_right = decompositions.qr(self.right.mT)
         return q_left, q_right, r_left @ r_right.mT
 
     def _square(self, what: str) -> None:

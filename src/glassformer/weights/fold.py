@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from glassformer.decompositions import is_finite
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Model, Stack
 from glassformer.models.norms import Norm
 from glassformer.weights.heads import AttentionWeights, MlpWeights
@@ -40,7 +42,11 @@ def fold(w: HeadWeights) -> HeadWeights:
 
     The folded matrices give the same log-probabilities (`HeadWeights.logits` does the forward pass). Logits are shifted
     by a constant per position, since the unembedding is centred over the vocabulary, unless logits are soft-capped.
+
+    Raises:
+        AnalysisUnavailable: A weight is NaN or infinite, which folding would spread over all that read it.
     """
+    _require_finite(w.model)
     norms = dict(w.norms)
     attention = [_fold_attention(w, layer, norms) for layer in w.attention]
     mlps = [_fold_mlp(w, layer, norms) for layer in w.mlps]
@@ -69,6 +75,15 @@ def fold(w: HeadWeights) -> HeadWeights:
         w, attention=tuple(attention), mlps=tuple(mlps), embeddings=embeddings, tables=tables, U=unembed, bU=out_bias,
         norms=norms, folded=True,
     )  # fmt: skip
+
+
+def _require_finite(model: Model) -> None:
+    for name, value in model.named_parameters():
+        if not is_finite(value):
+            raise AnalysisUnavailable(
+                f'folded weights: "{name}" of this model holds numbers that are NaN or infinite, and folding would '
+                "spread them.\n    Load the model anew, or undo what was done to this tensor."
+            )
 
 
 def augment(w: HeadWeights) -> HeadWeights:

@@ -7,6 +7,7 @@ scales as the model has them. Nothing is read or edited here; for that there is 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnnecessaryComparison=false
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import SubLayer
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
 from glassformer.models.stack import make_context, with_source
+from glassformer.precision import wide_copy
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
 
@@ -49,6 +51,7 @@ def logits(
         AnalysisUnavailable: These are the matrices of some blocks only.
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
+    w = _with_wide_modules(w)
     encoded, of_source = None, WHOLE
     if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"
@@ -60,6 +63,18 @@ def logits(
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)
     x = x @ w.U
     return x if w.bU is None else x + w.bU
+
+
+def _with_wide_modules(w: HeadWeights) -> HeadWeights:
+    """Return weights whose mechanisms, norms and experts compute in float32 at least, as their matrices are."""
+    model = wide_copy(w.model)
+    if model is w.model:
+        return w
+    parts = {layer.path: layer.part for stack in model.stacks for layer in model.sub_layers(stack)}
+    return dataclasses.replace(
+        w, model=model, attention=tuple(dataclasses.replace(a, module=parts[a.path]) for a in w.attention),
+        mlps=tuple(dataclasses.replace(m, module=parts[m.path]) for m in w.mlps),
+    )  # fmt: skip
 
 
 def _stack(

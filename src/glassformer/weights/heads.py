@@ -1,5 +1,7 @@
 """The matrices of one attention layer or MLP, as views on its parameters, and the products of one head.
 
+What is computed from them is computed in float32 at least: of parameters in half precision they are wider copies.
+
 Row-vector convention: query = x @ Q, out = pattern @ (x @ V) @ O, score = (x @ Q) . (y @ K) * scale. With grouped keys
 K and V hold one entry per key head, and `group` says which one a query head uses.
 
@@ -21,6 +23,7 @@ from glassformer.attention.projections import ConvolvedProjection, SmearedProjec
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
+from glassformer.precision import wide
 from glassformer.trace import head_label
 from glassformer.weights.factored import Factored
 
@@ -287,30 +290,30 @@ def attention_views(
         after: The norm behind it, in a sandwich block.
     """
     projection, merge, dims, streams = layer.projection, layer.merge, layer.dims, layer.mixer.traits.streams
-    q, k, v = (projection.matrix(which).detach() for which in ("query", "key", "value"))
+    q, k, v = (detached(projection.matrix(which)) for which in ("query", "key", "value"))
     if streams > 1:
         # head d_model (stream d_head) -> head stream d_model d_head
         q, k = (u.unflatten(-1, (streams, dims.d_head)).movedim(-2, -3) for u in (q, k))
     b_q = b_k = b_v = None
     if projection.qkv.bias is not None:
-        b_q, b_k, b_v = projection.qkv.bias.detach().split(projection.widths)
+        b_q, b_k, b_v = detached(projection.qkv.bias).split(projection.widths)
         inner = (dims.d_head,) if streams == 1 else (streams, dims.d_head)
         b_q, b_k = b_q.unflatten(0, (-1, *inner)), b_k.unflatten(0, (-1, *inner))
         b_v = b_v.unflatten(0, (-1, dims.d_value))
     gain = None
     if not merge.linear:
         ones = q.new_ones(dims.n_heads, dims.d_value)
-        own = None if merge.gain is None else merge.gain.detach()
+        own = None if merge.gain is None else detached(merge.gain)
         own = own if own is None or merge.config.norm == "head" else own.unflatten(0, (-1, dims.d_value))
         gain = ones * merge.config.factor * (1.0 if own is None else own)
-    gate = None if merge.gate is None else (merge.gate.weight.detach().mT, None)
+    gate = None if merge.gate is None else (detached(merge.gate.weight).mT, None)
     after_gain = None
     if after is not None and not after.identity:
         found = gain_of(after, q.dtype)
         after_gain = q.new_ones(dims.d_model) if found is None else found
     out_bias = merge.output.bias
     return AttentionWeights(
-        q, k, v, merge.matrix().detach(), b_q, b_k, b_v, None if out_bias is None else out_bias.detach(), gain,
+        q, k, v, detached(merge.matrix()), b_q, b_k, b_v, None if out_bias is None else detached(out_bias), gain,
         after_gain, q, k, gate, layer, stack, part,
         after_centred=after is not None and after.centred,
     )  # fmt: skip
@@ -324,12 +327,17 @@ def gain_of(norm: Norm, dtype: torch.dtype) -> Float[Tensor, " d_model"] | None:
 def mlp_views(layer: MlpLayer, stack: str, part: str) -> MlpWeights:
     gate = layer.gate
     return MlpWeights(
-        layer.input.weight.detach().mT,
-        None if gate is None else gate.weight.detach().mT,
-        layer.output.weight.detach().mT,
-        *(None if m is None or m.bias is None else m.bias.detach() for m in (layer.input, gate, layer.output)),
+        detached(layer.input.weight).mT,
+        None if gate is None else detached(gate.weight).mT,
+        detached(layer.output.weight).mT,
+        *(None if m is None or m.bias is None else detached(m.bias) for m in (layer.input, gate, layer.output)),
         module=layer, stack=stack, part=part,
     )  # fmt: skip
+
+
+def detached(parameter: Tensor) -> Tensor:
+    """Return the values of a parameter without its graph, in float32 at least."""
+    return wide(parameter.detach())
 
 
 def _pick(tensor: Tensor | None, index: slice) -> Tensor | None:

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.errors import AnalysisUnavailable
 
 # entries made at a time on a CPU: what its caches hold; beyond that the product waits for memory
@@ -160,9 +161,9 @@ def _best(exact: Tensor, k: int, by_size: bool) -> tuple[Tensor, Tensor, Tensor]
 
 def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return U sqrt(S) and sqrt(S) V' of the product."""
-    q_left, r_left = torch.linalg.qr(left)
-    q_right, r_right = torch.linalg.qr(right.mT)
-    u, s, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
+    q_left, r_left = decompositions.qr(left)
+    q_right, r_right = decompositions.qr(right.mT)
+    u, s, vh = decompositions.svd(r_left @ r_right.mT)
     root = s.sqrt()
     return q_left @ (u * root), (q_right @ (vh.mT * root)).mT
 

@@ -29,7 +29,15 @@ from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
 from glassformer.trace import parts_of
 from glassformer.weights.factored import Factored
-from glassformer.weights.heads import AttentionWeights, MlpWeights, Offset, attention_views, gain_of, mlp_views
+from glassformer.weights.heads import (
+    AttentionWeights,
+    MlpWeights,
+    Offset,
+    attention_views,
+    detached,
+    gain_of,
+    mlp_views,
+)
 
 CHUNK = 4096  # tokens whose vectors are normed at a time
 
@@ -410,7 +418,7 @@ WeightsLike = ModuleLike | HeadWeights
 
 
 def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights:
-    """Return the matrices of a model, or of some of its blocks, as views on its parameters."""
+    """Return the matrices of a model, or of some of its blocks, as views on its parameters where these are wide."""
     model = require_model(parts_of(model), "weights.of")
     n = max(len(stack.blocks) for stack in model.stacks.values())
     unknown = [i for i in layers or () if not 0 <= i < n]
@@ -419,7 +427,7 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
     attention: list[AttentionWeights] = []
     mlps: list[MlpWeights] = []
     norms: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-    dtype = model.unembed.stored.dtype
+    dtype = torch.promote_types(model.unembed.stored.dtype, torch.float32)
     for name, stack in model.stacks.items():
         for layer in stack.sub_layers():
             if layers is not None and layer.layer not in layers:
@@ -437,8 +445,8 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
         norms |= _norm_views(embed.norm, dtype) if embed.positions is not None else {}
     bias = model.unembed.bias
     return HeadWeights(
-        tuple(attention), tuple(mlps), embeddings, tables, model.unembed.weight.detach().mT,
-        None if bias is None else bias.detach(), norms, model,
+        tuple(attention), tuple(mlps), embeddings, tables, detached(model.unembed.weight).mT,
+        None if bias is None else detached(bias), norms, model,
         layers=None if layers is None else tuple(layers),
     )  # fmt: skip
 
@@ -446,12 +454,12 @@ def views(model: ModuleLike, layers: Sequence[int] | None = None) -> HeadWeights
 def _norm_views(norm: Norm | None, dtype: torch.dtype) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     if norm is None or norm.identity:
         return {}
-    return {norm.at_out: (gain_of(norm, dtype), None if norm.shift is None else norm.shift.detach())}
+    return {norm.at_out: (gain_of(norm, dtype), None if norm.shift is None else detached(norm.shift))}
 
 
 def _vectors(embed: Embedding) -> Tensor:
     """Return token vectors behind all that acts on each of them by itself."""
-    found = embed.weight.detach()
+    found = detached(embed.weight)
     found = found if embed.factor == 1.0 else found * embed.factor
     # no type is the first one, as in the forward pass
     found = found if embed.types is None else found + embed.types[0].detach()
@@ -462,7 +470,7 @@ def _table(embed: Any, like: Tensor) -> Tensor | None:
     if embed.positions is None:
         return None
     ids = torch.arange(embed.positions.max_len, device=like.device)[None]
-    return embed.positions(ids, like)[0].detach()
+    return detached(embed.positions(ids, like)[0])
 
 
 def _brief(labels: list[str]) -> str:

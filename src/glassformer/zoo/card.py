@@ -9,6 +9,7 @@ from typing import Any
 
 from glassformer import checkpoints, files
 from glassformer.errors import UnknownModel, nearest
+from glassformer.json_text import json_text
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ModelCard:
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        return json_text(asdict(self), indent=1, ascii_only=False)
 
     def to_markdown(self) -> str:
         """Return the card as a page."""
@@ -71,7 +72,7 @@ class ModelCard:
             "## Figures\n\n| figure | value |\n|---|---|\n" + "\n".join(rows),
             *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
             *(["## Circuits\n\n" + "\n".join(f"- {line}" for line in self.findings)] if self.findings else []),
-            f"## Data\n\n{fence}json\n{json.dumps(self.data, indent=1, ensure_ascii=False)}\n{fence}",
+            f"## Data\n\n{fence}json\n{json_text(self.data, indent=1, ascii_only=False)}\n{fence}",
         ]
         if self.samples:
             parts.append("## Samples\n\n" + "\n\n".join(f"{fence}\n{sample}\n{fence}" for sample in self.samples))

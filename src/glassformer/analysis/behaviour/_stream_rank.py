@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
@@ -138,7 +139,7 @@ def _numbers(streams: Sequence[Tensor], lengths: Tensor | None) -> Float[Tensor,
         n = streams[0].shape[1] if lengths is None else int(lengths[row])
         found = [x[row, :n].double().cpu() for x in streams]
         ratio = torch.stack([residual_ratio(x) for x in found])
-        rank = torch.stack([dimensions(torch.linalg.svdvals(x))[2] for x in found])
+        rank = torch.stack([dimensions(decompositions.singular_values(x))[2] for x in found])
         rows.append(torch.stack((ratio, rank)))
     return torch.stack(rows, 1)
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis.from_weights._pair_norms import BUDGET, Side, grams, products
 from glassformer.analysis.from_weights._reads_and_writes import (
     KINDS,
@@ -372,7 +372,7 @@ def _halves(w: Layers, covariance: Covariance | None) -> Iterable[Tensor | None]
 
 
 def _half(covariance: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = decompositions.eigh(covariance)
     return vectors * values.clamp_min(0).sqrt() @ vectors.mT
 
 

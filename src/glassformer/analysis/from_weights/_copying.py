@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
 from glassformer.analysis.question import question
 from glassformer.attention import linear
@@ -246,7 +246,7 @@ def _joint(parts: Sequence[AttentionWeights], grams: _Grams) -> Float[Tensor, "1
 
 
 def _eigenvalues(small: Tensor) -> Tensor:
-    values = torch.linalg.eigvals(small)
+    values = decompositions.eigenvalues(small)
     return values.gather(-1, values.abs().argsort(-1, descending=True))
 
 

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis.from_weights._composition import Composition, composition
 from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
@@ -360,7 +360,7 @@ def _ratio_of(small: Float[Tensor, "earlier later n n"], chosen: Tensor) -> Floa
 
 def _ratio(small: Float[Tensor, "*batch n n"], floor: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
     """Return the sum of the eigenvalues over the sum of their sizes; NaN if all are zero, or below a floor."""
-    values = torch.linalg.eigvals(small)
+    values = decompositions.eigenvalues(small)
     ratio = values.real.sum(-1) / values.abs().sum(-1)
     return ratio if floor is None else ratio.where(values.abs().amax(-1) > floor, torch.nan)
 

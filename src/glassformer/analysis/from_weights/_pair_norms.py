@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.attention import linear
 
 Turn = Callable[[Tensor], Tensor]
@@ -72,9 +73,9 @@ class Side:
     def without_top(self) -> "Side":
         """Return the side without its largest singular direction."""
         assert self.rooted, "a Gram matrix has no factor at hand"
-        small = torch.linalg.qr(self.factor(), mode="r").R.unflatten(0, self.core.shape[:2])
+        small = decompositions.triangular(self.factor()).unflatten(0, self.core.shape[:2])
         # factor = q small: the right singular vectors of `small` are directions of the root's rows
-        top = torch.linalg.svd(small, full_matrices=False).Vh[..., :1, :]
+        top = decompositions.svd(small).Vh[..., :1, :]
         return Side(self.matrix, self.core - top.mT @ (top @ self.core), rooted=True)
 
 
@@ -151,11 +152,11 @@ def grams(
 
 
 def _root(other: Tensor, turns: Sequence[Turn]) -> Float[Tensor, "head root rank"]:
-    root = torch.linalg.qr(other, mode="r").R
+    root = decompositions.triangular(other)
     if not turns:
         return root
     stacked = torch.cat([turn(root) for turn in turns], -2) / len(turns) ** 0.5
-    return torch.linalg.qr(stacked, mode="r").R
+    return decompositions.triangular(stacked)
 
 
 def _gram(other: Tensor, turns: Sequence[Turn]) -> Float[Tensor, "head rank rank"]:

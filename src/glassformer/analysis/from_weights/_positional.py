@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
@@ -29,6 +29,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
+from glassformer.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 
@@ -226,7 +227,7 @@ def offset_scores(
             assigned[layer.path] = layer
     labels, patterns, bare, explained = [], [], [], []
     for path, layer in assigned.items():
-        pattern = run[f"{path}.pattern"].values
+        pattern = wide(run[f"{path}.pattern"].values)
         n = pattern.shape[-2]
         pattern = pattern[..., -n:]
         kept = pattern.clone()
@@ -238,7 +239,7 @@ def offset_scores(
         bare.append(kept.mean(0))
         name = f"{path}.scores"
         explained.append(
-            _explained(run[name].values[..., -n:])
+            _explained(wide(run[name].values[..., -n:]))
             if name in sites
             else pattern.new_full((pattern.shape[1],), torch.nan)
         )
@@ -393,5 +394,6 @@ def _explained(scores: Float[Tensor, "batch head query key"]) -> Float[Tensor, "
     normal = torch.diag(holds.sum(0)) - (holds / count).mT @ holds
     sums = torch.zeros(scores.shape[1], n, dtype=torch.double, device=scores.device)
     sums.index_add_(1, back[seen], values[..., seen].sum(0))
-    fitted = torch.einsum("hd,de,he->h", sums, torch.linalg.pinv(normal, hermitian=True), sums) / len(scores)
+    undo = decompositions.pseudo_inverse(normal, hermitian=True)
+    fitted = torch.einsum("hd,de,he->h", sums, undo, sums) / len(scores)
     return torch.where(total > 0, fitted / total, torch.nan).to(scores.dtype)

@@ -71,11 +71,6 @@ def filled(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing), value=torch.nan) if missing else values
 
 
-def wide(values: Tensor) -> Tensor:
-    """Return values in a precision that decompositions exist for: half precision becomes float32."""
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
-
-
 def token_names(w: HeadWeights, ids: Tensor) -> list[str]:
     """Return tokens as text with their id, which tells tokens of one text apart: `12:cat`."""
     names = readable(w.model, ids.reshape(1, -1).cpu())[0]

@@ -21,6 +21,7 @@ from glassformer.analysis.from_weights._positional import positional_heads
 from glassformer.analysis.from_weights._selection import values_of
 from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
+from glassformer.precision import wide_copy
 from glassformer.weights import AttentionWeights, HeadWeights
 
 Through = Literal["token", "stream"]
@@ -84,7 +85,8 @@ class TokenReads:
                 assert place.before is not None, "no norm stands on the stream"
                 assert isinstance(place.part, ByPosition), "an MLP works at each position by itself"
                 # the hidden layer is wider than the stream, and rows may be a whole vocabulary
-                written = torch.cat([place.part.write(place.before(some[None]))[0] for some in entry.split(CHUNK)])
+                part, norm = wide_copy(place.part), wide_copy(place.before)
+                written = torch.cat([part.write(norm(some[None]))[0] for some in entry.split(CHUNK)])
             else:
                 if first is None or self.through == "stream" or not w.folded:
                     first = w.normed(entry, place.before, bias=False)

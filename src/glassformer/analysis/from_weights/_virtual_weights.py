@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import weights
-from glassformer.analysis.from_weights._selection import wide
+from glassformer import decompositions, weights
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
+from glassformer.decompositions import wide
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike, head_label
@@ -176,7 +176,7 @@ def _numbered(parts: Iterable[Tensor], device: torch.device) -> Tensor:
 
 
 def _thin(matrix: Tensor) -> Tensor:
-    return matrix if matrix.shape[0] <= matrix.shape[1] else torch.linalg.qr(matrix)[1]
+    return matrix if matrix.shape[0] <= matrix.shape[1] else decompositions.triangular(matrix)
 
 
 def _attention(w: HeadWeights, layer: AttentionWeights, side: str) -> list[Port]:

@@ -41,6 +41,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
 from glassformer.models.norms import Norm
+from glassformer.precision import wide
 from glassformer.trace import Read
 
 EVALUATORS = ("previous_token", "prefix_matching", "duplicate_token", "first_token", "current_token", "copying")
@@ -200,7 +201,7 @@ def find_pattern(
     run.require([f"{path}.pattern" for path in paths], "find_pattern")
     found: dict[str, Tensor] = {}
     for path in paths:
-        pattern = run[f"{path}.pattern"].values
+        pattern = wide(run[f"{path}.pattern"].values)
         wanted = (mask if mask.ndim == 3 else mask[None]).to(pattern.dtype)[:, None]
         if wanted.shape[-2:] != pattern.shape[-2:]:
             shapes = [f"query={m.shape[-2]} key={m.shape[-1]}" for m in (wanted, pattern)]
@@ -231,7 +232,7 @@ class _ScoreMeter:
         ]
 
     def _attention(self, path: str, pattern: Tensor) -> Tensor:
-        n = self.ids.shape[1]
+        n, pattern = self.ids.shape[1], wide(pattern)
         total = pattern.abs().sum(-1).clamp_min(torch.finfo(pattern.dtype).tiny)
         # keys beyond the text (sinks, persistent memory) take part in the total, not in any role
         self.pattern = pattern[..., -n:].abs() / total[..., None]
@@ -241,6 +242,7 @@ class _ScoreMeter:
 
     def _copying(self, path: str, written: Tensor) -> Tensor:
         effect, centre = self._directions(path)
+        written = wide(written)
         # batch head query token: how much each token of the row is raised
         raised = torch.einsum("bhqd,btd->bhqt", written, effect) - (written @ centre)[..., None]
         raised = raised.clamp_min(0)
@@ -257,7 +259,7 @@ class _ScoreMeter:
 
         Scales are left out: they are positive, and one factor for all tokens.
         """
-        directions = self.model.unembed.weight
+        directions = wide(self.model.unembed.weight)
         effect, centre = directions[self.ids], directions.mean(0)
         for norm in self._later(path):
             effect, centre = norm.transposed(effect), norm.transposed(centre)

@@ -30,6 +30,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
+from glassformer.precision import wide
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]
@@ -236,7 +237,8 @@ def _score(
         masks = masks & (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
     defined = masks.any(-1)
     columns: dict[str, Tensor] = {}
-    for path, pattern in patterns.items():
+    for path, stored in patterns.items():
+        pattern = wide(stored)
         # keys beyond the text (sinks, persistent memory) take part in the total, not in any role
         total = pattern.abs().sum(-1).clamp_min(torch.finfo(pattern.dtype).tiny)
         mass = torch.einsum("bhqk,rbqk->rbhq", pattern[..., -ids.shape[1] :], masks.to(pattern.dtype)) / total

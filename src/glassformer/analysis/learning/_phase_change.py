@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, read_history
@@ -247,7 +248,7 @@ def principal(
     if components > len(vectors):
         raise ShapeMismatch(f"loss_trajectories: {components} components of {len(vectors)} snapshots.")
     centred = vectors - vectors.mean(0)
-    values, axes = torch.linalg.eigh(centred @ centred.mT)
+    values, axes = decompositions.eigh(centred @ centred.mT)
     values, axes = values.flip(0)[:components].clamp_min(0), axes.flip(1)[:, :components]
     # the sign of an axis is arbitrary: the last snapshot lies on its positive side
     axes = axes * torch.where(axes[-1] < 0, -1.0, 1.0)

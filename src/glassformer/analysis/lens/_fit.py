@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
@@ -195,7 +196,7 @@ class _Statistics:
         together = self.product / self.weight - x[:, :, None] * missing[:, None]
         unit = variance.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        weight = torch.linalg.solve(variance + ridge * unit * identity, together)
+        weight = decompositions.solve(variance + ridge * unit * identity, together)
         bias = missing - torch.einsum("sd,sde->se", x, weight)
         return dataclasses.replace(self.lens, weight=weight.to(self.lens.weight), bias=bias.to(self.lens.bias))
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
 from glassformer.files import write
+from glassformer.json_text import json_text
 from glassformer.models import ModelLike, require_model
 
 FORMAT = 1
@@ -108,7 +109,7 @@ class TunedLens:
         header = {
             "format": FORMAT, "sites": self.sites, "config": self.config, "weights": self.weights, "facts": self.facts,
         }  # fmt: skip
-        return write(path, save(tensors, {"tuned_lens": json.dumps(header)}))
+        return write(path, save(tensors, {"tuned_lens": json_text(header)}))
 
     @classmethod
     def load(cls, path: str | Path, model: ModelLike | None = None) -> "TunedLens":

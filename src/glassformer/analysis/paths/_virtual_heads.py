@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
@@ -278,7 +278,7 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
     # O2 (W_U W_E) V1, then O1 V2
     left = torch.einsum("jed,dc,icf->ijef", ov2.right, around, ov1.left)
     right = torch.einsum("ied,jdf->ijef", ov1.right, values)
-    found = torch.linalg.eigvals((left @ right).to(torch.promote_types(embed.dtype, torch.float32)))
+    found = decompositions.eigenvalues(left @ right)
     coords = {"first": low.labels, "second": high.labels}
     size = found.abs()
     there = size > size.amax(-1, keepdim=True) * size.shape[-1] * torch.finfo(size.dtype).eps

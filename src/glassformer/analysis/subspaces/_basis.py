@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
@@ -119,7 +119,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     """Return a uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
     generator = torch.Generator().manual_seed(seed)
     size = d_model - keep_mean
-    q, r = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    q, r = decompositions.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
     # with the signs of r's diagonal taken out, the draw is uniform
     turn = q * r.diagonal().sign()
     if not keep_mean:
@@ -127,7 +127,7 @@ def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[T
     # an orthonormal basis whose first member is the mean's direction
     columns = torch.eye(d_model, dtype=torch.float64)
     columns[:, 0] = 1
-    basis = torch.linalg.qr(columns)[0]
+    basis = decompositions.qr(columns)[0]
     return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
 
 

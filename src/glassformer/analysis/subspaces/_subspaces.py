@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
+from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
@@ -32,6 +32,7 @@ from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time
@@ -149,7 +150,7 @@ def bandwidth(model: WeightsLike) -> Bandwidth:
     found = _both(w)
     rows = w.U.new_empty(len(found), len(MEASURES), dtype=wide(w.U).dtype)
     for at, stack in _alike(found):
-        rows[at] = dimensions(torch.linalg.svdvals(_core(stack)))
+        rows[at] = dimensions(decompositions.singular_values(_core(stack)))
     coords = {"component": [port.label for port in found], "measure": MEASURES}
     return Bandwidth(Labelled(rows, ("component", "measure"), coords), len(w.U), w.folded)
 
@@ -315,7 +316,7 @@ def stream_dimensions(
             continue
         for label, rows in groups.items():
             labels.append(label)
-            found.append(dimensions(torch.linalg.svdvals(rows - rows.mean(0)))[2])
+            found.append(dimensions(decompositions.singular_values(rows - rows.mean(0)))[2])
             n = len(rows)
     if not found:
         raise AnalysisUnavailable(
@@ -335,7 +336,7 @@ def joint_pca(model: WeightsLike) -> JointPca:
     w = weights.folded(model)
     sides = [torch.nn.functional.normalize(rows, dim=-1) for rows in (w.E, w.U.mT)]
     grams = [(rows.mT @ rows).double() for rows in sides]
-    values, directions = torch.linalg.eigh(grams[0] + grams[1])
+    values, directions = decompositions.eigh(grams[0] + grams[1])
     values, directions = values.flip(0).clamp_min(0), directions.flip(1)
     embed = torch.einsum("ai,ab,bi->i", directions, grams[0], directions)
     share = torch.where(values > 1e-12 * values[0], embed / values, torch.nan)
@@ -383,12 +384,12 @@ def _alike(found: Sequence[Port]) -> Iterator[tuple[list[int], Float[Tensor, "n 
 
 def _core(matrix: Float[Tensor, "*batch width d_model"]) -> Float[Tensor, "*batch least d_model"]:
     """Return a matrix of the same spectrum and right singular vectors, no larger than d_model square."""
-    return matrix if matrix.shape[-2] <= matrix.shape[-1] else torch.linalg.qr(matrix, mode="r")[1]
+    return matrix if matrix.shape[-2] <= matrix.shape[-1] else decompositions.triangular(matrix)
 
 
 def _bases(matrices: Float[Tensor, "n width d_model"]) -> Float[Tensor, "n least d_model"]:
     """Return an orthonormal basis of what each matrix's rows span, filled up with rows of zeros."""
-    _, s, vh = torch.linalg.svd(_core(matrices), full_matrices=False)
+    _, s, vh = decompositions.svd(_core(matrices))
     there = (s > s[..., :1] * max(matrices.shape[1:]) * torch.finfo(matrices.dtype).eps) & (s > 0)
     return vh * there[..., None]
 

@@ -1,7 +1,6 @@
 """Finished rows of a sweep on disk, so that a long one can go on where it was interrupted."""
 
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from glassformer.errors import CheckpointError
 from glassformer.files import write
+from glassformer.json_text import json_text
 from glassformer.trace import Edit, Site
 
 SECONDS = 10.0
@@ -34,7 +34,7 @@ class SavedRows:
         if path is None:
             return
         edits = [[(site.name, repr(edit.at), type(edit).__name__) for site, edit in row] for row in rows]
-        told = json.dumps(edits).encode() + base.detach().double().cpu().numpy().tobytes()
+        told = json_text(edits).encode() + base.detach().double().cpu().numpy().tobytes()
         self.identity = hashlib.sha256(told).hexdigest()
         if path.exists():
             self._read(path)

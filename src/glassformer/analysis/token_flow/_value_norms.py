@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer import decompositions
 from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Moves, flow_sites, position_labels, token_row, units
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.precision import wide
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ def value_norms(
         chosen = [moves for moves in unit.moves if moves.crosses == cross]
         for moves in chosen:
             heads += moves.labels
-            weighted.append(moves.pattern.abs() * moves.value.norm(dim=-1)[:, None])
+            weighted.append(wide(moves.pattern).abs() * wide(moves.value).norm(dim=-1)[:, None])
             written.append(written_norms(moves))
         if chosen:
             n, keys = unit.kept.shape[0], chosen[0].pattern.shape[-1]
@@ -98,9 +100,10 @@ def value_norms(
 def written_norms(moves: Moves) -> Float[Tensor, "head query key"]:
     """Return the size of what each head adds to the stream for each query and key."""
     # R of a QR factorisation has the same lengths as W_O and no more than d_value columns
-    narrow = torch.linalg.qr(moves.output.mT, mode="r")[1].mT
+    narrow = decompositions.triangular(moves.output.mT).mT
+    weight, value = wide(moves.weight), wide(moves.value)
     if moves.gate is None:
-        return moves.weight.abs() * (moves.value @ narrow).norm(dim=-1)[:, None]
+        return weight.abs() * (value @ narrow).norm(dim=-1)[:, None]
     # one query at a time: a gate makes every pair's vector a different one
-    rows = [(moves.value * gate[:, None]) @ narrow for gate in moves.gate.unbind(1)]
-    return moves.weight.abs() * torch.stack([row.norm(dim=-1) for row in rows], 1)
+    rows = [(value * gate[:, None]) @ narrow for gate in wide(moves.gate).unbind(1)]
+    return weight.abs() * torch.stack([row.norm(dim=-1) for row in rows], 1)

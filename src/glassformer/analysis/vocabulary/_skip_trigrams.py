@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import decompositions, weights
 from glassformer.analysis._run import run
-from glassformer.analysis.from_weights._selection import LeftOut, layers_for, token_choice, wide
+from glassformer.analysis.from_weights._selection import LeftOut, layers_for, token_choice
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import (
@@ -38,6 +38,7 @@ from glassformer.analysis.vocabulary._token_circuits import (
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.precision import wide
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given
@@ -167,7 +168,7 @@ def skip_trigrams(
         ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=True)
         look = _Looking(w, layer, ids, rivals, offsets)
         # only the length of a row is needed to choose sources, and the triangular part of the right factor gives it
-        length = (wide(ov.left) @ torch.linalg.qr(wide(ov.right.mT))[1].mT).norm(dim=-1)
+        length = (wide(ov.left) @ decompositions.triangular(ov.right.mT).mT).norm(dim=-1)
         n = len(ids) if n_sources is None else min(n_sources, len(ids))
         for h, chosen in enumerate(length.topk(n).indices):
             effect = ov[h].rows(chosen)

@@ -18,6 +18,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.families import FAMILIES, Family
 from glassformer.checkpoints.tensors import StoredTensor
 from glassformer.errors import CheckpointError
+from glassformer.json_text import json_text
 
 ORIGIN = "origin.safetensors"
 
@@ -40,7 +41,7 @@ class Leftovers:
             return []
         # cloned: tensors that shared memory may have been stored twice
         tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in self.unused.items()}
-        save_file(tensors, folder / ORIGIN, {"names": json.dumps(self.names)})
+        save_file(tensors, folder / ORIGIN, {"names": json_text(self.names)})
         return [ORIGIN]
 
 

@@ -8,7 +8,6 @@ Weights are read, rearranged and written a few tensors at a time; nothing is com
 it is whole, and never in the place of another.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -32,6 +31,7 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
+from glassformer.json_text import json_text
 from glassformer.models.norms import Norm
 from glassformer.placement import NumberType, number_type
 
@@ -100,7 +100,7 @@ def convert(
             written = [*names, *leftovers_of(checkpoint).save(place)]
             files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizer))
         else:
-            files.write(place / family.config_name, json.dumps(_of_type(config, kind), indent=2))
+            files.write(place / family.config_name, json_text(_of_type(config, kind), indent=2))
         if folder.exists():
             folder.rmdir()
         os.rename(place, folder)
@@ -240,7 +240,7 @@ def _write(
         names[name] = held
     if len(shards) > 1:
         index = {"metadata": {}, "weight_map": {tensor: name for name, held in names.items() for tensor in held}}
-        files.write(place / INDEX, json.dumps(index, indent=1))
+        files.write(place / INDEX, json_text(index, indent=1))
     return names
 
 
@@ -255,7 +255,7 @@ def _beside(origin: Path, place: Path, tokenizer: Tokenizer | None, ours: bool) 
         files.write(place / "tokenizer.json", tokenizer.to_json())
     elif not (place / "tokenizer_config.json").exists():
         files.write(place / "tokenizer.json", tokenizer.with_post_processor())
-        files.write(place / "tokenizer_config.json", json.dumps(_said(tokenizer), indent=1))
+        files.write(place / "tokenizer_config.json", json_text(_said(tokenizer), indent=1))
 
 
 def _said(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def _decoder(fields: Fields, layer: Any, activation: str, **whole: Any) -> Decod
 
 def _scale(fields: Fields) -> float | None:
     scalar = fields.number("query_pre_attn_scalar", 256)
+    if scalar <= 0:
+        raise fields.wrong("query_pre_attn_scalar", scalar, "above zero, as the width of a head is")
     return None if scalar == fields.whole("head_dim", 256) else scalar**-0.5
 
 

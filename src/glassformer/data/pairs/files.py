@@ -15,6 +15,7 @@ from glassformer import files
 from glassformer.data.pairs.prompt_pairs import Pair, Pairs
 from glassformer.data.text.sources import read_text
 from glassformer.errors import DataError, nearest
+from glassformer.json_text import json_text
 
 FIELDS = ("clean", "corrupt", "answer", "wrong")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -59,7 +60,7 @@ def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
     """
     path = Path(path)
     if path.suffix in _JSON:
-        return files.write(path, "".join(json.dumps(_record(pair), ensure_ascii=False) + "\n" for pair in pairs))
+        return files.write(path, "".join(json_text(_record(pair), ascii_only=False) + "\n" for pair in pairs))
     if path.suffix not in _SEPARATORS:
         raise DataError(f'pairs are written to .csv, .tsv or .jsonl, and "{path}" is none of them.')
     content = io.StringIO(newline="")
@@ -136,11 +137,11 @@ def _pair(record: Mapping[str, Any], names: Mapping[str, str], where: str) -> Pa
             value = tuple(value)
         elif not isinstance(value, str) and not (field in ("answer", "wrong") and _is_id(value)):
             expected = "a list of token ids" if field in ("clean", "corrupt") else "a token id"
-            raise DataError(f'{where}: "{name}" is {json.dumps(value)}; expected text or {expected}.')
+            raise DataError(f'{where}: "{name}" is {json_text(value)}; expected text or {expected}.')
         values[field] = value
     roles = record.get("roles") or {}
     if not isinstance(roles, dict) or not all(map(_is_span, roles.values())):
-        raise DataError(f'{where}: "roles" is {json.dumps(roles)}; expected {{"subject": [first, behind the last]}}.')
+        raise DataError(f'{where}: "roles" is {json_text(roles)}; expected {{"subject": [first, behind the last]}}.')
     try:
         return Pair(**values, roles={role: (span[0], span[1]) for role, span in roles.items()})
     except DataError as error:

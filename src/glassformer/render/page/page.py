@@ -8,11 +8,11 @@ token nor a later edit of the file can load or run anything else.
 import base64
 import hashlib
 import html
-import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from glassformer.json_text import json_text
 from glassformer.labelled import Result
 from glassformer.render.page.results import results_document
 
@@ -108,4 +108,4 @@ def _read(name: str) -> str:
 
 def _embedded(payload: Mapping[str, Any]) -> str:
     """Return JSON in which no token can close the script element or open a comment in it."""
-    return json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json_text(payload, tight=True).replace("<", "\\u003c")

@@ -1,0 +1,76 @@
+"""Decompositions of matrices, in a precision they exist for, of finite numbers only.
+
+LAPACK, which computes them on a CPU, knows no half precision, and ends the process on numbers that are not finite.
+"""
+# torch does not type its linear algebra
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.errors import AnalysisUnavailable
+from glassformer.precision import wide
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity: one look at each number, at the speed of the memory."""
+    if values.numel() == 0 or not (values.is_floating_point() or values.is_complex()):
+        return True
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    # NaN is both the smallest and the largest; a table of what is finite would take room and longer
+    low, high = torch.aminmax(values.detach())
+    return bool(low.isfinite() & high.isfinite())
+
+
+def svd(matrix: Tensor) -> Any:
+    """Return U, S, Vh of the thin singular value decomposition; raises `AnalysisUnavailable` as all of these do."""
+    return torch.linalg.svd(_ready(matrix, "singular values"), full_matrices=False)
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    return torch.linalg.svdvals(_ready(matrix, "singular values"))
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    return torch.linalg.eigvals(_ready(matrix, "eigenvalues"))
+
+
+def eigh(matrix: Tensor) -> Any:
+    """Return eigenvalues, rising, and eigenvectors of a symmetric matrix."""
+    return torch.linalg.eigh(_ready(matrix, "eigenvectors"))
+
+
+def qr(matrix: Tensor) -> Any:
+    """Return Q and R."""
+    return torch.linalg.qr(_ready(matrix, "an orthonormal basis"))
+
+
+def triangular(matrix: Tensor) -> Tensor:
+    """Return R of the QR decomposition alone: a smaller matrix of the same lengths and angles of columns."""
+    return torch.linalg.qr(_ready(matrix, "an orthonormal basis"), mode="r")[1]
+
+
+def pseudo_inverse(matrix: Tensor, *, hermitian: bool = False) -> Tensor:
+    return torch.linalg.pinv(_ready(matrix, "a pseudo-inverse"), hermitian=hermitian)
+
+
+def rank(matrix: Tensor) -> int:
+    return int(torch.linalg.matrix_rank(_ready(matrix, "a rank")))
+
+
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """Return X of matrix @ X = right."""
+    return torch.linalg.solve(_ready(matrix, "a solution"), _ready(right, "a solution"))
+
+
+def _ready(matrix: Tensor, what: str) -> Tensor:
+    if not is_finite(matrix):
+        n, size = int((~matrix.isfinite()).sum()), "x".join(map(str, matrix.shape))
+        raise AnalysisUnavailable(
+            f"{what}: asked of a matrix ({size}) in which {n} of {matrix.numel()} numbers are NaN or infinite.\n"
+            "    Weights or activations of this model are not finite. glassformer.load says which weights are, and so "
+            "does weights.of(model, fold=True); gf.run(model, text, read='*') shows where activations begin to be."
+        )
+    return wide(matrix)

@@ -1,0 +1,21 @@
+"""Float32 at least: what is summed, decomposed or compared is not computed in the half precision it is stored in."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return values in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def wide_copy(module: M) -> M:
+    """Return a module whose parameters are float32 at least: itself, or a copy."""
+    if all(p.dtype == torch.promote_types(p.dtype, torch.float32) for p in module.parameters()):
+        return module
+    return copy.deepcopy(module).float()

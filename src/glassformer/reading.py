@@ -1,0 +1,74 @@
+"""Reading files that others may have made: regular ones only, no larger than such a file is.
+
+A pipe would be waited for, a link to a device read until memory ends. What is refused is refused by an `OSError`, which
+whoever reads turns into an error about what was to be read.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# configs, indices of many thousand tensors, cards; the largest published are a tenth of it
+MOST_JSON = 1 << 26
+# vocabularies of a million words
+MOST_TOKENIZER = 1 << 29
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """Return a regular file, open for reading.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe, a socket or a device, or a link to one.
+    """
+    # without waiting for whoever might write into a pipe
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read(path: str | Path, most: int) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: Of the file.
+        most: Bytes it may have.
+
+    Raises:
+        OSError: As for `opened`, or it is larger.
+    """
+    with opened(path) as file:
+        # what the system makes up as it is read says that it is empty
+        content = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        size = max(os.fstat(file.fileno()).st_size, len(content))
+    if size > most:
+        raise OSError(errno.EFBIG, f"it is larger than the {most:,} bytes that such a file may have", str(path))
+    return content
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """Return the content of a regular file as text; raises as `read` does, or `UnicodeDecodeError`."""
+    return read(path, most).decode("utf-8")
+
+
+def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
+    """Return the JSON data in a regular file.
+
+    Raises:
+        OSError: As for `read`.
+        ValueError: It is no JSON, is not UTF-8, or is nested deeper than can be read.
+    """
+    text = read_text(path, most)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def reason(error: Exception) -> str:
+    """Return in words why a file could not be read."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
