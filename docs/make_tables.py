@@ -79,7 +79,7 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
         trained = f"{card['tokens'] / 1e6:.1f} M tokens, {minutes} min, {threads} CPU thread" + "s" * (threads > 1)
         if chinese:
             trained = f"{card['tokens'] / 1e4:.0f} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
-        trained += _made_up(card["synthetic"], chinese=chinese)
+        trained += _made_up(card.get("synthetic", {}), chinese=chinese)
         separator = "；" if chinese else "; "
         rows.append((f"`{card['name']}`<br>{about}", f"{card['parameters']:,}", trained, separator.join(measured)))
     return _table(rows)
