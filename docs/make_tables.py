@@ -30,8 +30,11 @@ FIGURES = {
     "xz_bits_per_byte": ("`xz -9` bits per byte", "`xz -9` 每字节比特数"),
     "icl_score": ("in-context learning", "上下文学习得分"),
     "prefix_matching": ("prefix matching", "前缀匹配"),
+    "prefix_matching_on_text": ("on text", "在文本上"),
     "previous_token": ("previous token", "前一词元"),
+    "previous_token_on_text": ("on text", "在文本上"),
     "duplicate_token": ("duplicate token", "重复词元"),
+    "duplicate_token_on_text": ("on text", "在文本上"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
     "exact_match": ("exact match", "完全匹配"),
 }
@@ -76,9 +79,20 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
         trained = f"{card['tokens'] / 1e6:.1f} M tokens, {minutes} min, {threads} CPU thread" + "s" * (threads > 1)
         if chinese:
             trained = f"{card['tokens'] / 1e4:.0f} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
+        trained += _made_up(card.get("synthetic", {}), chinese=chinese)
         separator = "；" if chinese else "; "
         rows.append((f"`{card['name']}`<br>{about}", f"{card['parameters']:,}", trained, separator.join(measured)))
     return _table(rows)
+
+
+def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
+    """Return what of a model's batches was made up, to stand behind what it was trained on."""
+    called = {
+        "Random tokens, repeated to the end of the row": ("repeated random tokens", "重复的随机词元"),
+        "Sentence pairs from the Chinese-English grammar": ("sentences of a grammar", "由语法生成的句子"),
+    }
+    said = [f"{100 * share:.3g} % {called.get(about, (about, about))[int(chinese)]}" for about, share in shares.items()]
+    return "".join(("，每批其中 " if chinese else "; of every batch ") + part for part in said)
 
 
 def speed(*, chinese: bool) -> str:

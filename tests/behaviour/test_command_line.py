@@ -11,6 +11,7 @@ import pytest
 
 from glassformer import __version__
 from glassformer.cli import VERBS, main
+from glassformer.data import MixtureConfig, Repeat, TextConfig
 from glassformer.models import DecoderConfig
 from glassformer.training import train
 from tiny_runs import recipe
@@ -114,7 +115,12 @@ def test_show_prints_the_recipe_with_changes_and_writes_nothing(capsys):
 
 def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
     assert main(["train", "recipe.json"]) == 0
-    assert "done: runs/recipe" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "done: runs/recipe, step 2 of 2, held-out loss" in said and "(on repeat)" in said
+    assert "model: runs/recipe/step-00000002" in said
+    assert main(["train", "recipe.json"]) == 0
+    again = capsys.readouterr().err
+    assert again.startswith("done: runs/recipe, step 2 of 2") and again.count("\n") == 2
     pytest.importorskip("matplotlib")
     assert main(["plot", "runs/recipe", "--out", "curves.svg"]) == 0
     assert Path("curves.svg").read_text().startswith("<?xml")
@@ -134,7 +140,7 @@ def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
 
     monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
     assert main(["train", "recipe.json"]) == 130
-    assert "glassformer train: interrupted" in capsys.readouterr().err
+    assert "glassformer train: interrupted: kept at step 1; the same command goes on" in capsys.readouterr().err
     assert Path("runs/recipe/step-00000001/config.json").exists()
 
 
@@ -169,6 +175,33 @@ def test_the_exit_code_reaches_the_shell():
     child = process("trian")
     out, err = child.communicate()
     assert child.returncode == 2 and out == "" and "Traceback" not in err
+
+
+def test_train_takes_text_of_one_s_own_for_both_losses_and_says_what_it_left_out(capsys):
+    Path("mine").mkdir()
+    for i in range(12):
+        Path(f"mine/{i}.txt").write_text(f"some words of mine, number {i} of them. " * 5)
+    Path("mine/latin.txt").write_bytes(b"caf\xe9")
+    text = TextConfig(batch_size=2, length=12, vocab_size=257, heldout=0.3)
+    mixed = MixtureConfig((text, Repeat(unit_min=2, unit_max=4)), (0.5, 0.5), batch_size=4, length=12)
+    model = recipe().model.replace(vocab_size=300)
+    Path("own.json").write_text(recipe(model=model, data=mixed, evaluate=text, steps=1).to_json())
+    assert main(["train", "own.json", "--data", "mine"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("note: ") == 1 and 'left out 1 not UTF-8 (first: "mine/latin.txt")' in said
+    assert "nats (on mine)" in said
+    assert main(["train", "own.json", "--show", "--data", "mine", "--set", 'evaluate.sources=["other"]']) == 0
+    assert '"other"' in capsys.readouterr().out
+
+
+def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
+    change = ["--set", "optim.lr=1e30", "optim.warmup=0"]
+    assert main(["train", "recipe.json", "--folder", "steep", *change]) == 2
+    err = capsys.readouterr().err
+    assert "training stopped in step 2" in err and "optim.lr" in err and "done" not in err
+    assert main(["train", "recipe.json", "--folder", "whole"]) == 0
+    assert main(["train", "recipe.json", "--folder", "on", "--steps", "8", "--begin-from", "whole"]) == 0
+    assert "done: on, step 8 of 8" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -1,12 +1,15 @@
 """Bad data: each mistake is named, with what would work."""
 
 import io
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from glassformer.data import (
     Copy,
+    LeftOut,
     MixtureConfig,
     ModularAddition,
     NGramModel,
@@ -58,6 +61,54 @@ def test_a_file_that_is_not_utf8_is_named_with_the_offset(tmp_path):
     path.write_bytes(b"caf\xe9 au lait")
     with pytest.raises(TextError, match=r'latin.txt" is not UTF-8: byte 0xE9 at offset 3. Convert it first \(iconv'):
         read(path)
+
+
+def test_a_folder_is_read_past_what_is_no_text_and_what_was_left_out_is_counted(tmp_path):
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "zero.txt").touch()
+    (tmp_path / "lines.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "\xff"}\n\n')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "here").symlink_to(tmp_path)
+    left_out = LeftOut()
+    assert [document.text for document in read_source(str(tmp_path), left_out=left_out)] == ["good", "ok"]
+    assert left_out == {"not UTF-8": 2, "not regular files": 2, "empty": 1}
+    with pytest.warns(UserWarning, match=r"left out 1 not UTF-8 \(first: .*latin.txt.*1 empty"):
+        assert read(tmp_path / "*.txt") == ["good"]
+    with pytest.warns(UserWarning, match="left out"):
+        data = TextConfig(sources=(str(tmp_path),)).build(bytes_tokenizer())
+    assert data.describe()["left_out"] == {"not UTF-8": 2, "not regular files": 2, "empty": 1}
+
+
+def test_an_unreadable_file_is_left_out_of_a_folder_and_said_where_it_is_named(tmp_path, monkeypatch):
+    for name in ("a.txt", "b.txt", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "some"}')
+    opened = Path.open
+
+    def refused(path, *arguments, **options):
+        if path.name.startswith("b"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    left_out = LeftOut()
+    assert len(list(read_source(str(tmp_path), left_out=left_out))) == 1 and left_out == {"unreadable": 2}
+    for name in ("b.txt", "b.jsonl"):
+        with pytest.raises(DataError, match=f'cannot read ".*{name}": Permission denied'):
+            read(tmp_path / name)
+
+
+def test_a_folder_or_a_glob_without_any_text_says_what_there_is(tmp_path):
+    with pytest.raises(DataError, match="holds no files"):
+        read(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for source in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(DataError, match=r"no usable text in .*1 not UTF-8"):
+            read(source)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is no regular file"):
+        read(tmp_path / "pipe")
 
 
 def test_the_offset_in_a_jsonl_file_counts_from_its_beginning(tmp_path):

@@ -130,7 +130,7 @@ def disturb(random: Random, folder: Path, begin_from: Path | None, by_clock: boo
 
 @pytest.mark.parametrize("by_clock", [False, True], ids=["inside file operations", "by the clock"])
 def test_a_killed_run_goes_on_to_the_weights_of_one_that_was_not(by_clock, trials: Trials, unbroken, tmp_path):
-    for seed in trials(quick=4, sweep=24):
+    for seed in trials(quick=3, sweep=24):
         random, folder = Random(seed), tmp_path / str(seed)
         expected, lines, files, begin_from = unbroken[seed % 3 == 2]
         for _ in range(random.randint(1, ATTEMPTS)):

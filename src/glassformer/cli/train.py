@@ -121,6 +121,7 @@ def _notes_on(console: Console) -> Iterator[None]:
 
     usual = warnings.showwarning
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
         yield
 

@@ -1,0 +1,43 @@
+"""Cards of shipped models: they say what the data were made of, and what was measured on what."""
+
+import json
+
+import pytest
+import torch
+
+from glassformer.errors import UnknownModel
+from glassformer.training.recipes import recipe
+from glassformer.zoo import card, cards
+from glassformer.zoo.build import even_attention
+
+NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_says_what_its_recipe_makes_up(name):
+    found = card(name)
+    assert found.synthetic == recipe(name).data.synthetic()
+    for about in found.synthetic:
+        assert about in found.to_markdown()
+    assert json.loads(found.to_json())["synthetic"] == found.synthetic
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_score_on_random_tokens_never_stands_alone(name):
+    figures = card(name).figures
+    for role in ("prefix_matching", "previous_token", "duplicate_token"):
+        assert (role in figures) == (f"{role}_on_text" in figures) == (name != "zh-en")
+
+
+def test_even_attention_scores_what_one_key_among_those_seen_is_worth():
+    # the third token repeats the first: of three keys one follows the earlier copy, one is it, one is the token before
+    found = even_attention(torch.tensor([[5, 7, 5]]))
+    assert found["induction"] == pytest.approx(1 / 3)
+    assert found["duplicate_token"] == pytest.approx(1 / 3)
+    assert found["previous_token"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_cards_are_of_the_shipped_models():
+    assert sorted(cards()) == sorted(NAMES)
+    with pytest.raises(UnknownModel, match='Nearest: "gpt-4l"'):
+        card("gpt-4")
