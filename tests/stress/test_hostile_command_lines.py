@@ -83,7 +83,7 @@ def command_line(seed: int) -> list[str]:
 def test_a_hostile_command_line_is_answered_or_refused_in_one_plain_message(
     trials: "Trials", capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for seed in trials(quick=5, sweep=60):
+    for seed in trials(quick=5, sweep=40):
         arguments = command_line(seed)
         if "-" in arguments:
             continue  # standard input is the test's own
