@@ -46,7 +46,7 @@ def attribute(
     Examples:
         glassformer attribute gpt-4l "for i in range("
         glassformer attribute gpt-4l "for i in range(" --answer len --against 1 --method direct sources neurons
-        glassformer attribute attn-only-2l "import os\\nimport sys\\nimport" --method integrated alti rollout
+        printf 'import os\\nimport sys\\nimport' | glassformer attribute attn-only-2l - --method integrated alti rollout
         glassformer attribute zh-en 我吃了一个苹果 --target "i ate an" --method direct sources
         glassformer attribute attn-only-2l --pairs pairs.csv
 

@@ -20,6 +20,10 @@ class Console(rich.console.Console):
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
 
+    def on_broken_pipe(self) -> None:
+        # rich would end the program with an exit code of its own
+        raise BrokenPipeError
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             # what is marked as control is rich's own

@@ -43,7 +43,7 @@ def lens(
 
     Examples:
         glassformer lens gpt-4l "for i in range("
-        glassformer lens gpt-4l "import os\\nimport" --answer " sys" --html lens.html
+        printf 'import os\\nimport' | glassformer lens gpt-4l - --answer " sys" --html lens.html
         glassformer lens gpt-4l --train gpt-4l-lens.safetensors
         glassformer lens gpt-4l "for i in range(" --tuned gpt-4l-lens.safetensors
         glassformer lens zh-en 我吃了一个苹果

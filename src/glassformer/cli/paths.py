@@ -28,7 +28,7 @@ def paths(
     Prompts come from a file (--pairs), a template (--task) or the command line (--clean and --corrupt).
 
     Examples:
-        glassformer paths attn-only-2l L1H6.k
+        glassformer paths attn-only-2l L1H6.v
         glassformer paths attn-only-2l logits L1H6.v --task repeated_arguments
         glassformer paths gpt-4l --clean "a = b" --corrupt "a = c" --answer " b" --wrong " c"
 

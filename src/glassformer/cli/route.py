@@ -33,7 +33,7 @@ def route(
     smaller share than the threshold are dropped, from the top down. One forward pass, nothing replaced.
 
     Examples:
-        glassformer route attn-only-2l "class TokenBuffer:\\n    pass\\n\\nbuffer = Token"
+        printf 'class TokenBuffer:\\n    pass\\n\\nbuffer = Token' | glassformer route attn-only-2l -
         glassformer route gpt-4l "for i in range(" --threshold 0.02 --html routes.html
         glassformer route zh-en 我吃了一个苹果 --target "i ate an"
         glassformer route attn-only-2l --pairs pairs.csv

@@ -44,8 +44,8 @@ def trace(
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
 
     Examples:
-        glassformer trace gpt-4l "import numpy as np\\nimport" --subject numpy
-        glassformer trace gpt-4l "def f(self):\\n    return sel" --positions 4 --kinds state state_without_mlp
+        printf 'class TokenBuffer:\\n    pass\\nbuffer = Token' | glassformer trace attn-only-2l - --subject TokenBuffer
+        glassformer trace gpt-4l "for i in range(" --positions 4 --kinds state state_without_mlp
         glassformer trace zh-en 我吃了一个苹果 --target "i ate an" --subject 苹果
         glassformer trace gpt-4l --pairs pairs.jsonl --role first
 

@@ -86,6 +86,20 @@ class CausalTrace(Result):
         """Standard error of the indirect effect over samples of noise, `metric kind pos layer`."""
         return standard_error(self._change)
 
+    @property
+    def total_error(self) -> Labelled:
+        """Standard error of the total effect over samples of noise, `metric`; NaN for one sample."""
+        return standard_error(self.corrupt)
+
+    @property
+    def share(self) -> Labelled:
+        """Share of what the noise takes that restoring brings back, sample by sample, `metric kind pos layer sample`.
+
+        0: as corrupt, 1: as clean. NaN where the noise does not lower the metric by more than two standard errors:
+        there is nothing to bring back.
+        """
+        return _share(self._change, self.total_effect, self.total_error)
+
     def plot(self, *fields: str) -> Any:
         """Return maps of the indirect effect, one for each metric and kind; of other properties, if named."""
         return figures.draw([(name, getattr(self, name)) for name in fields or ("indirect_effect",)], self.answer)
@@ -127,6 +141,14 @@ class TracesByRole(Result):
     def average_total(self) -> Labelled:
         """Average total effect, `metric`."""
         return mean(self.total)
+
+    @property
+    def share(self) -> Labelled:
+        """Share of the average total effect that restoring brings back, `metric kind role layer prompt`.
+
+        NaN where the noise does not lower the metric by more than two standard errors.
+        """
+        return _share(self.values, self.average_total, standard_error(self.total))
 
 
 @question("Which states bring a corrupted subject's answer back?", of="texts")
@@ -274,6 +296,14 @@ def token_roles(subject: Sequence[int], length: int) -> list[str]:
         return "next" if pos == last + 1 else "further"
 
     return [role(pos) for pos in range(length)]
+
+
+def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
+    """Return changes as shares of a total, one for each metric; NaN where that is not beyond twice its error."""
+    lowered = total.values > 2 * error.values.nan_to_num(0.0)
+    whole = total.values.masked_fill(~lowered, torch.nan)
+    beside = whole.reshape(-1, *(1,) * (change.values.ndim - 1))
+    return dataclasses.replace(change, values=change.values / beside)
 
 
 def _traced(model: ModuleLike, stack: str | None) -> Stack:

@@ -122,7 +122,7 @@ def _header(row: list[str], path: Path, names: Mapping[str, str]) -> list[str]:
         if name not in row:
             raise DataError(
                 f'"{path}" has no column "{name}".{nearest(name, row)} Columns: {", ".join(row)}. '
-                f'Say what it is called there with columns={{"{field}": …}}.'
+                f'Rename its column; in Python, columns={{"{field}": …}} says what it is called there.'
             )
     return row
 

@@ -92,8 +92,11 @@ class HeatMap {
         if (value === null) continue;
         const fill = colour(value, this.limit, this.isSigned);
         context.fillStyle = css(fill);
+        const spread = this.error?.at(r, c) ?? null;
+        context.globalAlpha = spread !== null && Math.abs(value) < 2 * spread ? 0.3 : 1; // no surer than noise
         // without gaps, cells overlap by a fraction of a pixel: seams would show as a grid
         context.fillRect(this.left + c * w, this.top + r * h, w - gap + (gap ? 0 : 0.4), h - gap + (gap ? 0 : 0.4));
+        context.globalAlpha = 1;
         if (!numbers) continue;
         context.fillStyle = ink(fill);
         context.fillText(beside(value, this.limit, this.isSigned), this.left + (c + 0.5) * w - 0.5, this.top + (r + 0.5) * h);

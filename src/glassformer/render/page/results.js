@@ -8,7 +8,7 @@ const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation pat
 
 // tensors drawn at once; the others wait behind a heading. Without an entry: the first three that are no spread
 const MAIN = {
-  Patched: ["carried"], CausalTrace: ["indirect_effect"], TracesByRole: ["mean"], TokenFlow: ["final", "layers"], ValueNorms: ["written"],
+  Patched: ["carried"], CausalTrace: ["share"], TracesByRole: ["share"], TokenFlow: ["final", "layers"], ValueNorms: ["written"],
   InputGradients: ["values"], AblationTable: ["mean"], PathPatching: ["share"], SenderEffects: ["total", "direct", "indirect"],
   Faithfulness: ["needed", "incompleteness"], LensGrid: ["kl_bits", "probability"], FlowRoutes: ["inputs", "heads"], Acdc: [], LongContext: ["by_layer", "distances", "measures"],
   Suppression: ["by_depth", "contributions", "interventions"], MeaningShift: ["relative", "along", "first_tokens", "second_tokens"],
@@ -61,7 +61,8 @@ function waiting(title, make) {
   return el("details", { ontoggle: (event) => { if (event.target.open && !room.hasChildNodes()) room.append(make()); } }, el("summary", {}, title), room);
 }
 
-const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
+const OF_A_WHOLE = new Set(["carried", "recovered", "fraction", "share"]);
+const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derived[name] ?? result[name]), share: OF_A_WHOLE.has(name) }, sentence(name), said ? meaning(result, name) : "");
 
 // `said`: whether main figures tell what they are, or something above them does
 function tensorsOf(result, said = true) {

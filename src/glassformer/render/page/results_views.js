@@ -58,7 +58,16 @@ function keptEdges(result) {
   return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
 }
 
+// noise that takes nothing leaves nothing to bring back
+function traceView(result) {
+  const share = new Tensor(result.derived.share);
+  const told = share.labels("metric").filter((_, i) => share.pick("metric", i).values.every(Number.isNaN));
+  return told.length ? el("p", { class: "warning" }, `The noise does not lower the ${told.join(" or the ")} by more than two standard errors: there is nothing to bring back, and no share of it.`) : null;
+}
+
 const VIEWS = {
+  CausalTrace: traceView,
+  TracesByRole: traceView,
   LensGrid: lensView,
   FlowRoutes: routesGraph,
   DirectLogitAttribution: componentsView,

@@ -2,8 +2,8 @@
 
 class Tensor {
   // numbers come packed, as nested lists, or as they are kept
-  constructor({ axes, coords, shape, float32, values }) {
-    Object.assign(this, { axes, coords, shape: shape ?? sizesOf(values) });
+  constructor({ axes, coords, shape, float32, values, share = false }) {
+    Object.assign(this, { axes, coords, share, shape: shape ?? sizesOf(values) });
     // base64 of little-endian numbers, as every machine with a browser keeps them
     if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
     else this.values = values instanceof Float32Array ? values : Float32Array.from([values].flat(Infinity), (x) => x ?? NaN);
@@ -29,7 +29,7 @@ class Tensor {
       values[i] = make((j) => this.values[start + j * inner], n);
     }
     const without = (list) => list.filter((_, i) => i !== d);
-    return new Tensor({ axes: without(this.axes), coords: this.coords, shape: without(this.shape), values });
+    return new Tensor({ axes: without(this.axes), coords: this.coords, shape: without(this.shape), values, share: this.share });
   }
 
   pick(axis, i) { return this.reduced(axis, (entry) => entry(i)); }
@@ -43,7 +43,8 @@ class Tensor {
       if (Math.abs(x) > most) most = Math.abs(x);
       if (x < least) least = x;
     }
-    return { limit: most || 1, isSigned: least < -1e-6 * most };
+    // shares of a whole are comparable from picture to picture, whatever the largest is
+    return this.share ? { limit: 1, isSigned: true } : { limit: most || 1, isSigned: least < -1e-6 * most };
   }
 }
 

@@ -7,9 +7,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
+from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.terminal.matrix import label_of, matrix, short
-from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.terminal.matrix import label_of, matrix
+from glassformer.render.terminal.tables import NEGATIVE, QUIET, STRONG, bar, largest, section, table, tables
 
 N_CELLS = 6
 MEANINGS = {
@@ -37,8 +38,14 @@ def _(result: TracesByRole) -> RenderableType:
     lost = ", ".join(f"{value:+.3f} {name}" for name, value in zip(metrics, total))
     n = result.values.size("prompt")
     title = Text.assemble((f"Causal traces of {n} prompts", STRONG), f"  noise on the subject costs {lost}")
+    if not bool(result.share.values[0].isfinite().any()):
+        return Group(*spaced([title, Text(_not_lowered(str(metrics[0])), style=NEGATIVE)]))
+    share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
     maps = [
-        section(f"{_kind(kind)}: {metrics[0]} restored", *matrix(result.mean.select(metric=0, kind=i), "token"))
+        section(
+            f"{_kind(kind)}: share of {metrics[0]} brought back",
+            *matrix(share.select(kind=i), "token", scale=1.0, error=off.select(kind=i)),
+        )
         for i, kind in enumerate(result.values.labels("kind"))
     ]
     return Group(*spaced([title, *maps]))
@@ -64,7 +71,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
         spread = "" if n < 2 else f" ± {float(corrupt.std() / n**0.5):.3f}"
         effect = float(result.total_effect.values[i])
         numbers.add_row(
-            str(name), f"{float(result.clean.values[i]):.3f}", f"{float(corrupt.mean()):.3f}{spread}", f"{effect:+.3f}"
+            str(name), f"{float(result.clean.values[i]):.3f}", f"{float(corrupt.mean()):.3f}{spread}", f"{effect:+.2g}"
         )
     title = Text.assemble(
         ("Causal trace of ", STRONG), (label_of(result.answer), STRONG), f" against {label_of(result.wrong)}"
@@ -75,14 +82,22 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     )
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
     metrics = [str(name) for name in result.values.labels("metric")]
-    effect, error = _starred(result.indirect_effect, result.subject), result.error
-    for i, kind in enumerate(effect.labels("kind")):
-        restored = effect.select(metric=0, kind=i)
-        other = effect.select(metric=1, kind=i), error.select(metric=1, kind=i)
-        cells = _cells(restored, *other, top, metrics)
-        heading = f"Restoring {_kind(kind)}: gain in {metrics[0]}"
-        parts.append(section(heading, *matrix(restored, "token \\ layer"), *cells))
+    told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
+    parts += [Text(_not_lowered(name), style=NEGATIVE) for i, name in enumerate(metrics) if i not in told]
+    share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
+    for i, kind in enumerate(share.labels("kind") if told else ()):
+        at = {"metric": told[0], "kind": i}
+        cells = _cells(share.select(**at), off.select(**at), top)
+        picture = matrix(share.select(**at), "token \\ layer", scale=1.0, error=off.select(**at))
+        parts.append(section(f"Restoring {_kind(kind)}: share of {metrics[told[0]]} brought back", *picture, *cells))
     return Group(*spaced(parts))
+
+
+def _not_lowered(metric: str) -> str:
+    return (
+        f"The noise does not lower the {metric} by more than two standard errors: there is nothing to bring back, and "
+        "no share of it. Try more noise, more samples or another subject."
+    )
 
 
 def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
@@ -118,10 +133,10 @@ def _runs(found: Patched) -> RenderableType:
 def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType:
     carried = found.carried.select(metric=metric)
     title = f"{name + ': ' if name else ''}share of the difference in {found.values.labels('metric')[metric]} carried"
-    flat = _turned(carried)
-    picture = matrix(flat, f"{flat.axes[0]} \\ {flat.axes[1]}") if len(carried.axes) == 2 else []
-    change, error = found.mean("change").select(metric=metric), found.error("change").select(metric=metric)
-    return section(title, *picture, *_cells(carried, change, error, top, ["share", "changes it by"]))
+    flat, off = _turned(carried), found.error("fraction").select(metric=metric)
+    corner = f"{flat.axes[0]} \\ {flat.axes[1]}" if len(carried.axes) == 2 else ""
+    picture = matrix(flat, corner, scale=1.0, error=_turned(off)) if corner else []
+    return section(title, *picture, *_cells(carried, off, top))
 
 
 def _turned(found: Labelled) -> Labelled:
@@ -131,20 +146,24 @@ def _turned(found: Labelled) -> Labelled:
     return Labelled(found.values.T, ("pos", "layer"), {axis: found.labels(axis) for axis in ("pos", "layer")})
 
 
-def _cells(size: Labelled, change: Labelled, error: Labelled, top: int, heads: Sequence[str]) -> list[RenderableType]:
-    """Return the cells that are largest in `size`, with the change they make; and what stands above the two."""
-    ranked = Labelled(size.values.nan_to_num(0.0), size.axes, size.coords).top(top, by_size=True)
-    most = max((abs(value) for _, value in ranked), default=0.0)
-    grid = table("largest", heads[0], "", heads[1], left=(0, 2))
-    index = {axis: {label: i for i, label in enumerate(size.labels(axis))} for axis in size.axes}
+def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
+    """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly."""
+    ranked = Labelled(share.values.nan_to_num(0.0), share.axes, share.coords).top(top, by_size=True)
+    grid = table("largest", "share", "", left=(0, 2))
+    index = {axis: {label: i for i, label in enumerate(share.labels(axis))} for axis in share.axes}
     for where, value in ranked:
-        if value == 0.0:
+        if _significant(value) == "0":
             continue
-        at = tuple(index[axis][label] for axis, label in zip(size.axes, where))
-        moved, off = float(change.values[at]), float(error.values[at])
-        told = f"{moved:+.3f}" + ("" if math.isnan(off) else f" ± {off:.3f}")
-        grid.add_row(cell_name(size.axes, where), short(value, 3 if most < 0.1 else 2), bar(value, most), told)
+        off = float(error.values[tuple(index[axis][label] for axis, label in zip(share.axes, where))])
+        told = _significant(value) + ("" if math.isnan(off) else f" ± {_significant(off)}")
+        style = QUIET if abs(value) < 2 * off else ""
+        grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), style=style)
     return [Text("nothing changes it", style=QUIET)] if not grid.rows else [grid]
+
+
+def _significant(x: float) -> str:
+    """Return a number with two significant digits; what rounds to nothing beside a whole of 1 is nothing."""
+    return "0" if abs(x) < 0.0005 else f"{float(f'{x:.2g}'):g}"
 
 
 def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:

@@ -38,7 +38,7 @@ def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
     most = max((abs(value) for _, value in ranked), default=0.0)
     for (label,), value in ranked:
         i = index[label]
-        grid.add_row(str(label), _with_error(value, error[i]), _percent(share[i]), bar(value, most))
+        grid.add_row(str(label), _with_error(value, error[i]), _percent(share[i]), _of_gap(share[i], value, most))
     rest = mean.size("sender") - len(ranked)
     clean, corrupt = (float(run.values.mean()) for run in (result.clean, result.corrupt))
     note = (
@@ -86,6 +86,11 @@ def _(result: Acdc, top: int = N_ROWS) -> RenderableType:
     ]
     notes = [Text(line, style=QUIET) for line in lines]
     return section(f"The circuit that pruning leaves ({result.order})", grid, *notes)
+
+
+def _of_gap(share: float, value: float, most: float) -> Text:
+    """Return a bar for a share of the difference between two runs; beside the largest where they do not differ."""
+    return bar(share, 1.0) if math.isfinite(share) else bar(value, most)
 
 
 def _cost(metric: str) -> str:

@@ -15,7 +15,9 @@ WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56
 SHADES, SOURCE = " ░▒▓█", "source "
 
 
-def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[RenderableType]:
+def matrix(
+    found: Labelled, corner: str = "", *, rows: int = ROWS, scale: float | None = None, error: Labelled | None = None
+) -> list[RenderableType]:
     """Return a table of two axes, the first one down, and a note on rows that were left out.
 
     Rows without a number are left out; where there are many, so are those with nothing large in them. What is not
@@ -25,6 +27,8 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
         found: Two axes.
         corner: What stands above the labels of rows.
         rows: How many are shown.
+        scale: What is as strong as can be; the largest entry by default.
+        error: Standard errors: what is below two of its own is shown faintly.
     """
     values = found.values.detach().double()
     sizes = values.abs().nan_to_num(-1.0).amax(1)
@@ -33,18 +37,26 @@ def matrix(found: Labelled, corner: str = "", *, rows: int = ROWS) -> list[Rende
     telling = int((sizes >= sizes.max() / 100).sum()) if defined > FEW else defined
     chosen = sorted(sizes.topk(min(rows, telling)).indices.tolist())
     down, across = found.labels(found.axes[0]), found.labels(found.axes[1])
-    largest = float(sizes.max()) if defined else 0.0
+    most = float(sizes.max()) if defined else 0.0
+    largest = most if scale is None else scale
+    faint = torch.zeros_like(values, dtype=torch.bool) if error is None else values.abs() < 2 * error.values
     names = [label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]) for i in chosen]
-    cells = [[_number(x, largest) for x in values[i].tolist()] for i in chosen] if len(across) <= NUMBERS else []
+    cells = (
+        [[_number(x, largest, off) for x, off in zip(values[i].tolist(), faint[i].tolist())] for i in chosen]
+        if len(across) <= NUMBERS
+        else []
+    )
     heads = [_short(label) for label in across]
     columns = zip(heads, *([cell.plain for cell in row] for row in cells))
     room = WIDTH - max(map(cell_len, [corner, *names])) - 2 * len(across)
     numbers = len(across) <= NUMBERS and sum(max(map(cell_len, column)) for column in columns) <= room
     grid = table(corner, *(heads if numbers else [_ruler(len(across))]), left=(0,) if numbers else (0, 1))
     for i, name, row in zip(chosen, names, cells if numbers else chosen):
-        grid.add_row(name, *(row if isinstance(row, list) else [_shaded(values[i], largest)]))
+        grid.add_row(
+            name, *(row if isinstance(row, list) else [_shaded(values[i].masked_fill(faint[i], 0.0), largest)])
+        )
     notes: list[RenderableType] = []
-    if not numbers and largest > 0:
+    if not numbers and most > 0:
         signs = f"; {NEGATIVE}: negative" if bool((values < 0).any()) else ""
         notes.append(Text(f"shades: █ {largest:.3g} and down in quarters{signs}", style=QUIET))
     if defined > len(chosen):
@@ -70,9 +82,11 @@ def short(x: float, digits: int = 2) -> str:
     return shown.replace("0.", ".", 1) if abs(x) < 1 and shown.startswith(("0.", "-0.")) else shown
 
 
-def _number(x: float, largest: float) -> Text:
+def _number(x: float, largest: float, faint: bool) -> Text:
     if math.isnan(x):
         return Text("")
+    if faint:
+        return Text(short(x, 3 if largest < 0.1 else 2), style=QUIET)
     strength = STRONG if abs(x) >= largest / 2 else QUIET if abs(x) < largest / 20 else ""
     return Text(short(x, 3 if largest < 0.1 else 2), style=f"{strength} {POSITIVE if x >= 0 else NEGATIVE}".strip())
 

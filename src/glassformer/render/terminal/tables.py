@@ -57,8 +57,8 @@ def numbered(name: str, tokens: Sequence[str]) -> Text:
 
 
 def bar(value: float, largest: float, width: int = BAR) -> Text:
-    """Return a bar for a magnitude; negative values in the other colour."""
-    eighths = round(8 * width * abs(value) / largest) if largest > 0 else 0
+    """Return a bar for a magnitude, full from `largest` on; negative values in the other colour."""
+    eighths = min(8 * width, round(8 * width * abs(value) / largest)) if largest > 0 else 0
     blocks = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
     return Text(blocks, style=POSITIVE if value >= 0 else NEGATIVE)
 

@@ -1,0 +1,90 @@
+"""Patching and tracing as they are shown: shares of a whole, on a scale of its own, with what is noise set back."""
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import glassformer as gf
+from glassformer.analysis.causal import CausalTrace, causal_trace
+from glassformer.analysis.uncertainty import mean
+from glassformer.cli import main
+from glassformer.labelled import Labelled
+from glassformer.render.terminal import lines
+from glassformer.render.terminal.matrix import matrix
+from glassformer.render.terminal.tables import BAR, bar
+from glassformer.testing import close
+
+NOT_LOWERED = "The noise does not lower the"
+
+
+@pytest.fixture(scope="module")
+def trace() -> CausalTrace:
+    return causal_trace(gf.load("attn-only-2l"), "import os\nimport sys\nimport", "os", samples=6, kinds=["state"])
+
+
+def shifted(trace: CausalTrace, by: float) -> CausalTrace:
+    """Return the trace of an answer that the noise changes by some amount instead of what it did."""
+    spread = trace.corrupt.values - trace.corrupt.values.mean(-1, keepdim=True)
+    corrupt = trace.clean.values[:, None] + by + spread
+    values = trace.values.values + (corrupt - trace.corrupt.values)[:, None, None, None]
+    return trace.replace(
+        corrupt=dataclasses.replace(trace.corrupt, values=corrupt),
+        values=dataclasses.replace(trace.values, values=values),
+    )
+
+
+def printed(parts: list[Any]) -> str:
+    """Return parts as a terminal gets them, with their styles."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, color_system="standard", width=80)
+    for part in parts:
+        console.print(part)
+    return written.getvalue()
+
+
+def test_a_share_is_the_indirect_effect_beside_the_total_one(trace: CausalTrace) -> None:
+    close(mean(trace.share).values[0], trace.indirect_effect.values[0] / trace.total_effect.values[0])
+
+
+@pytest.mark.parametrize("by", [0.0, 0.2])
+def test_an_answer_that_the_noise_does_not_lower_has_no_shares_and_is_said_to_have_none(
+    trace: CausalTrace, by: float
+) -> None:
+    found = shifted(trace, by)
+    assert found.share.values.isnan().all()
+    shown = " ".join(lines(found))
+    assert f"{NOT_LOWERED} probability" in shown and "brought back" not in shown
+
+
+def test_an_answer_that_the_noise_lowers_has_shares(trace: CausalTrace) -> None:
+    found = shifted(trace, -2.0)
+    assert found.share.values.isfinite().all()
+    shown = " ".join(lines(found))
+    assert NOT_LOWERED not in shown and "share of probability brought back" in shown
+
+
+def test_what_is_within_two_standard_errors_is_set_back_and_what_is_beyond_is_not() -> None:
+    share = Labelled(torch.tensor([[0.9, 0.8]]), ("row", "column"))
+    error = Labelled(torch.tensor([[0.5, 0.1]]), ("row", "column"))
+    shown = printed(matrix(share, scale=1.0, error=error))
+    assert "\x1b[2m.90" in shown and "\x1b[1;36m.80" in shown
+
+
+def test_colours_of_shares_do_not_depend_on_the_largest_of_the_table() -> None:
+    small = Labelled(torch.tensor([[0.04, 0.02]]), ("row", "column"))
+    assert "\x1b[1;36m.040" in printed(matrix(small))
+    assert "\x1b[2;36m.04" in printed(matrix(small, scale=1.0))
+
+
+def test_a_bar_is_empty_at_nothing_and_never_longer_than_full() -> None:
+    assert [len(bar(value, 1.0).plain) for value in (0.0, 1.0, 7.0)] == [0, BAR, BAR]
+
+
+def test_paths_that_carry_nothing_have_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paths", "attn-only-2l", "L1H6.k", "--n", "4"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " 0 %" in line]
+    assert rows and not any("█" in line for line in rows)

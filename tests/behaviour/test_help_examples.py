@@ -1,0 +1,102 @@
+"""The examples of every `--help` are run as they stand, by `sh`, and answer what they ask.
+
+They are taken from the help text itself. What cannot be run here is only read: examples on checkpoints that would have
+to be fetched, and training, which takes hours.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import glassformer as gf
+from glassformer import checkpoints
+from glassformer.cli import VERBS, main
+from glassformer.cli.parsing import call_of
+from glassformer.training import train
+from tiny_runs import recipe
+
+FETCHED = ("openai-community/gpt2", "gpt2-ours", "stories15M", "my-llama", "EleutherAI/pythia-70m")
+# what an example says is kept, and done to less: a tuned lens of few steps, circuits on few rows
+LESS = {"lens": " --steps 2", "circuits": " --rows 4"}
+# what an answer looks like that answers nothing
+NULL = re.compile(r"The noise does not lower the|nothing changes it|\bnan\b|no roles, no picture")
+
+
+def examples(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out.partition("Examples:\n")[2].partition("\n\n")[0]
+    return [line.strip() for line in text.splitlines()]
+
+
+def words_of(example: str) -> list[str]:
+    """Return the arguments of the example's own verb, as a shell reads them."""
+    return shlex.split(example.partition("glassformer ")[2])[1:]
+
+
+def is_run(verb: str, example: str) -> bool:
+    return verb != "train" and not any(name in example for name in FETCHED)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with everything that examples name, and the command of this tree on the path."""
+    monkeypatch.chdir(tmp_path)
+    command = tmp_path / "bin" / "glassformer"
+    command.parent.mkdir()
+    code = "import sys; from glassformer.cli import main; sys.exit(main())"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    source = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n" * 40
+    for name in ("setup.py", "script.py"):
+        Path(name).write_text(source)
+    Path("notes").mkdir()
+    Path("notes/note.txt").write_text(source * 8)
+    model = gf.load("attn-only-2l")
+    checkpoints.save(model, "my-model")
+    pair = {"clean": "a = b", "corrupt": "a = c", "answer": " b", "wrong": " c"}
+    Path("pairs.csv").write_text(",".join(pair) + "\n" + ",".join(pair.values()) + "\n")
+    Path("pairs.jsonl").write_text(json.dumps(pair | {"roles": {"first": [0, 1]}}) + "\n")
+    train(recipe(steps=2), Path("runs/attn-only-2l"))
+    Path("my-recipe.json").write_text(recipe(steps=2).to_json())
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_example_is_a_command_line_that_its_verb_takes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib
+
+    function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
+    found = examples(verb, capsys)
+    assert found
+    for example in found:
+        call_of(verb, function, words_of(example))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_example_quotes_a_line_break_that_the_shell_takes_for_a_letter(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # printf reads \n; an argument in quotation marks holds a backslash and an n
+    assert not any(r"\n" in word for example in examples(verb, capsys) for word in words_of(example))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_example_runs_in_sh_and_answers(verb: str, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for example in [line for line in examples(verb, capsys) if is_run(verb, line)]:
+        less = LESS.get(verb, "") if verb != "lens" or "--train" in example else ""
+        done = subprocess.run(["sh", "-c", example + less], capture_output=True, text=True, cwd=prepared)
+        assert done.returncode == 0, (example, done.stderr)
+        assert done.stdout.strip() and "Traceback" not in done.stderr, example
+        assert not NULL.search(done.stdout), (example, done.stdout)
+        if verb in ("paths", "patch", "edges", "prune"):
+            # some bar is there to be seen
+            assert any(block in done.stdout for block in "█▏▎▍▌▋▊▉"), (example, done.stdout)
