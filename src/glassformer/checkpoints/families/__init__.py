@@ -23,6 +23,7 @@ from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.gptj import CODEGEN, GPTJ
 from glassformer.checkpoints.families.granite import GRANITE
+from glassformer.checkpoints.families.hooked_encoder import HOOKED_ENCODER
 from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.llama_kin import (
     ARCEE,
@@ -56,9 +57,9 @@ from glassformer.errors import CheckpointError, nearest
 FAMILIES: list[Family] = [
     ARCEE, BART, BERT, BIOGPT, BLENDERBOT, BLOOM, CODEGEN, COHERE, COHERE2, CWM, DIFFLLAMA, DISTILBERT, ERNIE45,
     EXAONE4, FALCON, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT2, GPTJ, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE,
-    HELIUM, JAIS2, LLAMA, LLAMA_PARAMS, M2M100, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON,
-    OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE,
-    ROBERTA, SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
+    HELIUM, HOOKED_ENCODER, JAIS2, LLAMA, LLAMA_PARAMS, M2M100, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT,
+    NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2,
+    QWEN3, QWEN3_MOE, ROBERTA, SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
 ]  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
 
 __all__ = [
     "FAMILIES",
+    "HOOKED_ENCODER",
     "LLAMA_PARAMS",
     "NANOGPT",
     "PER_HEAD",
