@@ -24,7 +24,7 @@ __all__ = [
     "GREEDY", "PRESETS", "Beams", "Block", "BlockConfig", "Convolution", "Decoder", "DecoderConfig", "Draw",
     "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig", "Generation", "GenerationStep", "Gru",
     "Hypothesis", "LayerNorm", "Learned", "MixtureOfExperts", "Mlp", "Model", "ModelConfig", "ModelLike",
-    "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Sinusoidal", "Stack",
-    "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat",
+    "ModuleLike", "NoNorm", "NormConfig", "Readout", "RmsNorm", "Sampling", "SamplingStage", "ScaleOnly", "Sinusoidal",
+    "Stack", "State", "SubLayer", "alternate", "beam_search", "block", "every", "generate", "preset", "repeat",
     "require_model", "require_module", "sampling_steps", "stream", "written_before",
 ]  # fmt: skip

@@ -119,7 +119,7 @@ class VocabularyMatrix(nn.Module):
 
 
 class Embedding(VocabularyMatrix):
-    """Token vectors, scaled by sqrt(d_model) or a number if asked, plus position vectors if there are any, normed if asked.
+    """Token vectors, scaled if asked, plus position vectors if there are any, normed if asked.
 
     x = norm(token * factor + position),  token = E[id] or, with vectors of width d_embed, E[id] map
 

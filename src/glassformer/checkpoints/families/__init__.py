@@ -37,6 +37,7 @@ from glassformer.checkpoints.families.llama_kin import (
     SMOLLM3,
 )
 from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
+from glassformer.checkpoints.families.missing import MISSING
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from glassformer.checkpoints.families.mpt import MPT
 from glassformer.checkpoints.families.nanogpt import NANOGPT
@@ -92,9 +93,10 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
     known = [kind for family in FAMILIES for kind in family.model_types]
     kind = config.get("model_type")
     code = " It asks for code of its own (auto_map), which is never run." if "auto_map" in config else ""
+    lacking = f" It has {lack}, which no part here computes." if (lack := MISSING.get(str(kind))) else ""
     asked = f'the architecture "{kind}"' if kind is not None else "a config without model_type"
     raise CheckpointError(
-        f'"{where}" describes {asked}, which no family covers.{code}{nearest(str(kind), known)}\n'
+        f'"{where}" describes {asked}, which no family covers.{code}{lacking}{nearest(str(kind), known)}\n'
         f"    Known: {', '.join(sorted(known))}.\n"
         "    Any live module works now through gf.foreign (docs/how-to/use-any-module.md); a table for the family is "
         "docs/how-to/add-a-family.md."
