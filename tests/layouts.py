@@ -272,8 +272,8 @@ def per_head_llama() -> Layout:
 
 
 LAYOUTS: list[Callable[[], Layout]] = [
-    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama, hooked_bert, per_head_gpt2,
-    per_head_gpt2_folded, per_head_llama,
+    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama, hooked_bert,
+    per_head_gpt2, per_head_gpt2_folded, per_head_llama,
 ]  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_an_encoder_of_this_layout_hides_padding_and_tells_types_apart_as_bert_d
 
 def test_a_hooked_transformer_that_looks_both_ways_is_an_encoder(tmp_path: Path) -> None:
     """By hand: the same weights as a decoder's, without the mask."""
-    _, tensors, _ = written(hooked_gpt2, tmp_path)
+    written(hooked_gpt2, tmp_path)
     decoder: Any = gf.load(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text()) | {"attention_dir": "bidirectional"}
     (tmp_path / "config.json").write_text(json.dumps(said))

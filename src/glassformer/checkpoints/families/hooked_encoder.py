@@ -1,7 +1,7 @@
-"""HookedEncoder: TransformerLens' layout of BERT, one matrix per head, with norms behind the sum and a masked-language head.
+"""HookedEncoder: TransformerLens' layout of BERT, one matrix per head, norms behind the sum, a masked-language head.
 
-It shares its config with HookedTransformer's layout, and is told from it by the names of its tensors. Positions are columns,
-padding on the left included. Pooling layer and next-sentence head are no part of the encoder and are left unread.
+It shares its config with HookedTransformer's layout, and is told from it by the names of its tensors. Positions are
+columns, padding on the left included. Pooling layer and next-sentence head are no part of the encoder and left unread.
 """
 
 from typing import Any
