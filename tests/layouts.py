@@ -171,6 +171,49 @@ def hooked_gpt2_folded() -> Layout:
     return model, config | {"normalization_type": "LNPre"}, found, family
 
 
+def hooked_bert() -> Layout:
+    """As TransformerLens arranges BERT: norms behind the sum, and a pooling layer among the tensors."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "max_position_embeddings": 16, "attn_implementation": "eager",
+    }  # fmt: skip
+    model = randomise(BertForMaskedLM(BertConfig(**sizes)).double().eval(), std=0.3)
+    embeddings, head = model.bert.embeddings, model.cls.predictions
+    tensors = {
+        "embed.embed.W_E": embeddings.word_embeddings.weight,
+        "embed.pos_embed.W_pos": embeddings.position_embeddings.weight,
+        "embed.token_type_embed.W_token_type": embeddings.token_type_embeddings.weight,
+        "embed.ln.w": embeddings.LayerNorm.weight, "embed.ln.b": embeddings.LayerNorm.bias,
+        "mlm_head.W": head.transform.dense.weight.T, "mlm_head.b": head.transform.dense.bias,
+        "mlm_head.ln.w": head.transform.LayerNorm.weight, "mlm_head.ln.b": head.transform.LayerNorm.bias,
+        "unembed.W_U": head.decoder.weight.T, "unembed.b_U": head.decoder.bias,
+        "pooler.W": torch.zeros(12, 12).double(), "nsp_head.b": torch.zeros(2).double(),
+    }  # fmt: skip
+    for i, layer in enumerate(model.bert.encoder.layer):
+        own, out = layer.attention.self, layer.attention.output
+        for kind, part in zip("QKV", (own.query, own.key, own.value)):
+            tensors[f"blocks.{i}.attn.W_{kind}"] = part.weight.unflatten(0, (3, 4)).mT
+            tensors[f"blocks.{i}.attn.b_{kind}"] = part.bias.unflatten(0, (3, 4))
+        tensors |= {
+            f"blocks.{i}.attn.W_O": out.dense.weight.unflatten(1, (3, 4)).permute(1, 2, 0),
+            f"blocks.{i}.attn.b_O": out.dense.bias, f"blocks.{i}.attn.IGNORE": torch.tensor(-torch.inf),
+            f"blocks.{i}.ln1.w": out.LayerNorm.weight, f"blocks.{i}.ln1.b": out.LayerNorm.bias,
+            f"blocks.{i}.ln2.w": layer.output.LayerNorm.weight, f"blocks.{i}.ln2.b": layer.output.LayerNorm.bias,
+            f"blocks.{i}.mlp.W_in": layer.intermediate.dense.weight.T,
+            f"blocks.{i}.mlp.b_in": layer.intermediate.dense.bias,
+            f"blocks.{i}.mlp.W_out": layer.output.dense.weight.T, f"blocks.{i}.mlp.b_out": layer.output.dense.bias,
+        }  # fmt: skip
+    config = {
+        "n_layers": 2, "d_model": 12, "n_ctx": 16, "d_head": 4, "n_heads": 3, "d_mlp": 20, "act_fn": "gelu",
+        "d_vocab": 11, "d_vocab_out": 11, "eps": 1e-12, "normalization_type": "LN", "attention_dir": "bidirectional",
+        "positional_embedding_type": "standard", "attn_only": False, "attn_scale": 2.0, "use_attn_scale": True,
+        "original_architecture": "BertForMaskedLM", "gated_mlp": False, "n_key_value_heads": None,
+    }  # fmt: skip
+    return model, config, tensors, "TransformerLens encoder"
+
+
 def hooked_llama() -> Layout:
     """Grouped keys under names of their own, no biases but zeros, and a gate that has none."""
     model = llama(rope_parameters={"rope_type": "default", "rope_theta": 100.0})
@@ -229,8 +272,8 @@ def per_head_llama() -> Layout:
 
 
 LAYOUTS: list[Callable[[], Layout]] = [
-    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama, per_head_gpt2,
-    per_head_gpt2_folded, per_head_llama,
+    nanogpt, nanogpt_compiled, params, llama2c, hooked_gpt2, hooked_gpt2_folded, hooked_llama, hooked_bert,
+    per_head_gpt2, per_head_gpt2_folded, per_head_llama,
 ]  # fmt: skip
 
 

@@ -32,6 +32,9 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
             "olmo2_norms_over_all_heads", "olmo2_biases_without_groups", "phi_grouped_keys_normed_queries_and_keys",
             "qwen3_norms_on_queries_and_keys", "qwen3_biases_window_tied",
             "stablelm_parallel_with_norms_for_each_head", "stablelm_one_after_the_other_with_norms_for_each_head",
+            "cohere_norms_for_each_head_untied_with_biases", "olmo3_window_in_three_layers_of_four",
+            "olmo3_scaled_where_it_sees_everything", "exaone4_no_positions_in_the_fourth_layer",
+            "exaone4_without_windows_tied", "persimmon_half_rotary", "vaultgemma",
         ),
         circuits_without(OFFSETS, INDUCTION, QK),
     ),
@@ -40,7 +43,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     # two maps per head, and a pattern that is their difference
     **dict.fromkeys(("diffllama_grouped_keys", "diffllama_biases_tied"), circuits_without(INDUCTION, QK)),
     # values that are cut off are no matrix's either
-    "olmo_clipped": circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
+    **dict.fromkeys(
+        ("olmo_clipped", "mpt_of_six_heads_clipped_untied"),
+        circuits_without("composition", OV, OFFSETS, INDUCTION, QK),
+    ),
     # which experts' matrices count differs by position
     **dict.fromkeys(
         (
@@ -49,18 +55,29 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         ),
         circuits_without(BANDWIDTH),
     ),
+    **dict.fromkeys(
+        (
+            "qwen3_moe", "qwen3_moe_with_a_dense_layer_and_shares_that_sum_to_one", "olmoe",
+            "olmoe_with_biases_and_shares_that_sum_to_one",
+        ),
+        circuits_without(BANDWIDTH, OFFSETS, INDUCTION, QK),
+    ),
     # norms on the stream itself
     "opt_norms_behind_and_narrow_token_vectors": circuits_without(BANDWIDTH, INDUCTION),
     # losses and repeated random tokens are for models that go on from a text
     **dict.fromkeys(
-        ("t5", "t5_deeper_decoder_few_buckets", "t5_of_version_1_1", "mt5"), circuits_without(SEEN, *ON_TEXT)
+        (
+            "t5", "t5_deeper_decoder_few_buckets", "t5_of_version_1_1", "mt5", "blenderbot", "m2m_100",
+            "m2m_100_untied_not_scaled", "pegasus",
+        ),
+        circuits_without(SEEN, *ON_TEXT),
     ),
     **dict.fromkeys(
         ("marian", "marian_with_separate_embeddings"), circuits_without(BANDWIDTH, INDUCTION, SEEN, *ON_TEXT)
     ),
     # and a norm over the sum of a token's and a position's vector
     **dict.fromkeys(
-        ("bart", "bart_scaled_uneven_untied"),
+        ("bart", "bart_scaled_uneven_untied", "mbart", "mbart_scaled_untied", "plbart"),
         circuits_without(BANDWIDTH, OV, OFFSETS, INDUCTION, QK, SEEN, *ON_TEXT),
     ),
     **dict.fromkeys(

@@ -19,6 +19,7 @@ import glassformer as gf
 from families import reference_folder
 from families.llama import llama_grouped_keys
 from glassformer.checkpoints import config_of, families, open_folder
+from glassformer.checkpoints.families.missing import MISSING
 from glassformer.cli import main
 from glassformer.errors import CheckpointError, GlassformerError, UnknownModel
 
@@ -342,3 +343,21 @@ def test_a_family_of_ones_own_is_asked_first_and_only_once(copied: Path, monkeyp
     assert families.register(own) is own and families.register(own) is own
     assert [family.name for family in families.FAMILIES].count("Lama") == 1
     assert gf.load(copied).origin.family == "Lama"
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_an_architecture_without_a_family_is_refused_by_what_it_has(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=f'"{kind}", which no family covers. It has .*no part here computes'
+    ) as found:
+        gf.load(tmp_path)
+    assert MISSING[kind] in str(found.value) and "gf.foreign" in str(found.value)
+
+
+def test_architectures_said_to_be_missing_exist_and_are_missing() -> None:
+    from transformers import CONFIG_MAPPING
+
+    covered = {kind for family in families.FAMILIES for kind in family.model_types}
+    assert not covered & MISSING.keys() and MISSING.keys() <= set(CONFIG_MAPPING.keys())

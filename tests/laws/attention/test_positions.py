@@ -19,8 +19,8 @@ from glassformer.attention import (
     causal,
     sinusoids,
 )
-from glassformer.errors import TextError
-from glassformer.models import DecoderConfig, Learned, NoNorm, block
+from glassformer.errors import ConfigError, TextError
+from glassformer.models import DecoderConfig, Learned, NoNorm, Sinusoidal, block
 from glassformer.testing import close
 from glassformer.testing.layers import D_MODEL, Layer, randomise, seeds, stream
 from glassformer.testing.models import subject
@@ -220,6 +220,21 @@ def test_values_and_the_stream_stay_free_of_positions(seed: int) -> None:
     here, there = (attention.read(x, "query", "value", context=at(count(5, s))) for s in (0, 7))
     assert torch.equal(here["value"], there["value"])
     assert not torch.equal(here["query"], there["query"])
+
+
+def test_the_slowest_frequency_is_that_of_the_last_pair() -> None:
+    wide = sinusoids(torch.tensor([5000]), 12, "halves", slowest=True)[0]
+    close(wide[[5, 11]], torch.tensor([math.sin(0.5), math.cos(0.5)], dtype=torch.float64))
+    # and the quickest is 1 either way
+    assert torch.equal(wide[[0, 6]], sinusoids(torch.tensor([5000]), 12, "halves")[0][[0, 6]])
+
+
+def test_fixed_positions_may_be_counted_from_any_number() -> None:
+    ids, like = torch.arange(4)[None], torch.zeros(1, 4, 8, dtype=torch.float64)
+    later = Sinusoidal("halves", offset=3).build(8, 16)(ids, like)
+    assert torch.equal(later, Sinusoidal("halves").build(8, 16)(ids + 3, like))
+    with pytest.raises(ConfigError, match="offset must not be negative"):
+        Sinusoidal(offset=-1)
 
 
 def test_queries_and_keys_read_the_stream_plus_sinusoids() -> None:

@@ -10,13 +10,22 @@ from typing import Any
 
 from glassformer.attention import Attention, Rope
 from glassformer.checkpoints.checkpoint import Checkpoint
-from glassformer.checkpoints.families import FAMILIES, LLAMA_PARAMS, NANOGPT, PER_HEAD, TRANSFORMER_LENS, Family, Fields
+from glassformer.checkpoints.families import (
+    FAMILIES,
+    HOOKED_ENCODER,
+    LLAMA_PARAMS,
+    NANOGPT,
+    PER_HEAD,
+    TRANSFORMER_LENS,
+    Family,
+    Fields,
+)
 from glassformer.errors import CheckpointError, ConfigError
 from glassformer.models import BlockConfig, DecoderConfig, Mlp
 
 LAYOUTS: Mapping[str, tuple[Family, ...]] = {
     "huggingface": tuple(family for family in FAMILIES if family.model_types),
-    "transformer-lens": (TRANSFORMER_LENS,),
+    "transformer-lens": (TRANSFORMER_LENS, HOOKED_ENCODER),
     "per-head": (PER_HEAD,),
     "nanogpt": (NANOGPT,),
     "llama2c": (LLAMA_PARAMS,),

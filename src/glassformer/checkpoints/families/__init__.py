@@ -23,6 +23,7 @@ from glassformer.checkpoints.families.gpt_neox import GPT_NEOX
 from glassformer.checkpoints.families.gpt_oss import GPT_OSS
 from glassformer.checkpoints.families.gptj import CODEGEN, GPTJ
 from glassformer.checkpoints.families.granite import GRANITE
+from glassformer.checkpoints.families.hooked_encoder import HOOKED_ENCODER
 from glassformer.checkpoints.families.llama import LLAMA
 from glassformer.checkpoints.families.llama_kin import (
     ARCEE,
@@ -36,6 +37,7 @@ from glassformer.checkpoints.families.llama_kin import (
     SMOLLM3,
 )
 from glassformer.checkpoints.families.llama_params import LLAMA_PARAMS
+from glassformer.checkpoints.families.missing import MISSING
 from glassformer.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from glassformer.checkpoints.families.mpt import MPT
 from glassformer.checkpoints.families.nanogpt import NANOGPT
@@ -56,9 +58,9 @@ from glassformer.errors import CheckpointError, nearest
 FAMILIES: list[Family] = [
     ARCEE, BART, BERT, BIOGPT, BLENDERBOT, BLOOM, CODEGEN, COHERE, COHERE2, CWM, DIFFLLAMA, DISTILBERT, ERNIE45,
     EXAONE4, FALCON, GEMMA, GEMMA2, GEMMA3, GLM, GLM4, GPT2, GPTJ, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPT_OSS, GRANITE,
-    HELIUM, JAIS2, LLAMA, LLAMA_PARAMS, M2M100, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT, NANOGPT, NEMOTRON,
-    OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2, QWEN3, QWEN3_MOE,
-    ROBERTA, SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
+    HELIUM, HOOKED_ENCODER, JAIS2, LLAMA, LLAMA_PARAMS, M2M100, MARIAN, MBART, MINISTRAL, MISTRAL, MIXTRAL, MPT,
+    NANOGPT, NEMOTRON, OLMO, OLMO2, OLMO3, OLMOE, OPT, PEGASUS, PERSIMMON, PER_HEAD, PHI, PHI3, PLBART, QWEN2,
+    QWEN3, QWEN3_MOE, ROBERTA, SEED_OSS, SMOLLM3, STABLELM, STARCODER2, T5, TRANSFORMER_LENS, VAULTGEMMA, XGLM,
 ]  # fmt: skip
 
 
@@ -91,9 +93,10 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
     known = [kind for family in FAMILIES for kind in family.model_types]
     kind = config.get("model_type")
     code = " It asks for code of its own (auto_map), which is never run." if "auto_map" in config else ""
+    lacking = f" It has {lack}, which no part here computes." if (lack := MISSING.get(str(kind))) else ""
     asked = f'the architecture "{kind}"' if kind is not None else "a config without model_type"
     raise CheckpointError(
-        f'"{where}" describes {asked}, which no family covers.{code}{nearest(str(kind), known)}\n'
+        f'"{where}" describes {asked}, which no family covers.{code}{lacking}{nearest(str(kind), known)}\n'
         f"    Known: {', '.join(sorted(known))}.\n"
         "    Any live module works now through gf.foreign (docs/how-to/use-any-module.md); a table for the family is "
         "docs/how-to/add-a-family.md."
@@ -102,6 +105,7 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
 
 __all__ = [
     "FAMILIES",
+    "HOOKED_ENCODER",
     "LLAMA_PARAMS",
     "NANOGPT",
     "PER_HEAD",

@@ -1,5 +1,5 @@
-"""BART and its relatives: encoder-decoders with biases everywhere, on the logits too, that differ in where norms stand and
-in what positions are.
+"""BART and its relatives: encoder-decoders with biases everywhere, on the logits too, that differ in where norms stand
+and in what positions are.
 
 family        norms     what enters is normed    positions
 BART          behind    yes                      learned, from row 2
@@ -8,7 +8,7 @@ mBART         before    yes                      learned, from row 2
 Blenderbot    before    no                       learned
 Pegasus       before    no                       sines, then cosines
 Marian        behind    no                       sines, then cosines
-M2M-100       before    no                       sines, then cosines, from behind the padding token's id; no bias on logits
+M2M-100       before    no                       sines, then cosines, from behind the padding's id; no bias on logits
 """
 
 from collections.abc import Callable

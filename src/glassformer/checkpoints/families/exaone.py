@@ -1,5 +1,5 @@
-"""EXAONE 4: norms behind each sub-layer and none before, norms on each head's queries and keys; where there are windows,
-the layers that see everything have no positions."""
+"""EXAONE 4: norms behind each sub-layer and none before, norms on each head's queries and keys; where there are
+windows, the layers that see everything have no positions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: attention and MLP side by side behind one norm, interleaved rotary positions on a part of each head."""
+"""GPT-J and CodeGen: attention and MLP side by side behind one norm, interleaved rotary positions on part of heads."""
 
 from collections.abc import Callable
 from typing import Any

@@ -3,7 +3,8 @@
 A folder holds `config.json`, the fields of HookedTransformerConfig, and the state dict as safetensors. Matrices are
 `head d_model d_head`, all with biases. What its loader folded or centred stays as it is: norms without parameters are
 `LNPre` and `RMSPre`, and embedding and unembedding are two matrices. Grouped keys and values are stored per key head
-(`_W_K`), or once for every query head where `ungroup_grouped_query_attention` is set.
+(`_W_K`), or once for every query head where `ungroup_grouped_query_attention` is set. With
+`attention_dir="bidirectional"` it is an encoder; BERT has a layout of its own (`hooked_encoder`).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,18 @@ from glassformer.attention import Alibi, Llama3Scaling, NoPositions, PositionsCo
 from glassformer.checkpoints.families.family import Family, Piece, Table
 from glassformer.checkpoints.families.fields import Fields
 from glassformer.errors import CheckpointError
-from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Learned, Mlp, NoNorm, NormConfig, RmsNorm, block
+from glassformer.models import (
+    BlockConfig,
+    DecoderConfig,
+    EncoderConfig,
+    LayerNorm,
+    Learned,
+    Mlp,
+    NoNorm,
+    NormConfig,
+    RmsNorm,
+    block,
+)
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -26,26 +38,29 @@ def _is(config: Mapping[str, Any]) -> bool:
     return "model_type" not in config and all(name in config for name in ("n_layers", "d_model", "d_head", "n_ctx"))
 
 
-def _config(fields: Fields) -> DecoderConfig:
-    _check(fields)
-    return DecoderConfig(
-        fields.whole("d_vocab"),
-        fields.whole("d_model"),
-        _layers(fields),
-        max_len=fields.whole("n_ctx"),
-        positions=Learned() if fields.get("positional_embedding_type", "standard") == "standard" else None,
-        final_norm=_norm(fields, last=True),
-        tied=False,
-        unembed_bias=True,
-        logit_cap=_cap(fields, "output_logits_soft_cap"),
-        embed_norm=LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
-    )
+def _config(fields: Fields) -> DecoderConfig | EncoderConfig:
+    check_plain(fields)
+    both_ways = fields.choice("attention_dir", {"causal": False, "bidirectional": True}, "causal")
+    sizes = (fields.whole("d_vocab"), fields.whole("d_model"), hooked_layers(fields))
+    shared: dict[str, Any] = {
+        "max_len": fields.whole("n_ctx"),
+        "positions": Learned() if fields.get("positional_embedding_type", "standard") == "standard" else None,
+        "final_norm": _norm(fields, last=True),
+        "tied": False,
+        "unembed_bias": True,
+        "embed_norm": LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
+    }
+    cap = _cap(fields, "output_logits_soft_cap")
+    if not both_ways:
+        return DecoderConfig(*sizes, **shared, logit_cap=cap)
+    if cap is not None:
+        fields.only("output_logits_soft_cap", -1.0, "logits of encoders have no cap")
+    return EncoderConfig(*sizes, **shared)
 
 
-def _check(fields: Fields) -> None:
+def check_plain(fields: Fields) -> None:
     """Raise `CheckpointError` if a setting says that the model is none of those read here."""
     for name, allowed, why in (
-        ("attention_dir", "causal", "decoders are causal"),
         ("num_experts", None, "experts are not read in this layout"),
         ("scale_attn_by_inverse_layer_idx", False, "scores are not scaled by layer"),
         ("use_qk_norm", False, PLAIN),
@@ -56,7 +71,8 @@ def _check(fields: Fields) -> None:
         raise CheckpointError(f'"{fields.where}": d_vocab_out differs from d_vocab={d_vocab}; one vocabulary is read.')
 
 
-def _layers(fields: Fields) -> tuple[BlockConfig, ...]:
+def hooked_layers(fields: Fields) -> tuple[BlockConfig, ...]:
+    """Return the blocks of a config."""
     kinds = fields.get("attn_types", None) if fields.flag("use_local_attn", False) else None
     n_layers, attn_only = fields.whole("n_layers"), fields.flag("attn_only", False)
     mlp = None if attn_only else Mlp(
@@ -154,8 +170,12 @@ def _table(fields: Fields, config: Any) -> Table:
     for part, number in (("attn", 1), ("mlp", 2)):
         for name, norm in ((f"{part}_norm", f"ln{number}"), (f"{part}_norm_after", f"ln{number}_post")):
             found |= {f"{ours}.{name}.weight": f"{theirs}.{norm}.w", f"{ours}.{name}.bias": f"{theirs}.{norm}.b"}
-    if config.layers:
-        found |= _attention(config, "_" if _grouped(fields) else "")
+    return found | dict(hooked_attention(fields, config)) | dict(hooked_mlp(fields))
+
+
+def hooked_mlp(fields: Fields) -> Table:
+    """Return rows of a table for MLPs."""
+    ours, theirs, found = "stack.blocks.{i}", "blocks.{i}", dict[str, Any]()
     for matrix, name in (("gate", "gate"), ("input", "in"), ("output", "out")):
         found[f"{ours}.mlp.{matrix}.weight"] = Piece(f"{theirs}.mlp.W_{name}", transposed=True)
         # gates have no bias, and where there are gates, b_in is added behind them
@@ -164,7 +184,11 @@ def _table(fields: Fields, config: Any) -> Table:
     return found
 
 
-def _attention(config: Any, mark: str) -> Table:
+def hooked_attention(fields: Fields, config: Any) -> Table:
+    """Return rows of a table for attention, if there is any."""
+    if not config.layers:
+        return {}
+    mark = "_" if _grouped(fields) else ""
     ours, theirs = "stack.blocks.{i}.attn", "blocks.{i}.attn"
     dims = config.layers[0].parts[0].dims(config.d_model, config.max_len)
     width, d_model = dims.d_head, config.d_model
