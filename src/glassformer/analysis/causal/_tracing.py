@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.prepare import asked_position, readable, token_id
@@ -61,6 +60,9 @@ class CausalTrace(Result):
         seed: Source of the noise.
     """
 
+    HEADLINE = ("indirect_effect",)
+    SIGNED = ("values", "clean", "corrupt", "total_effect", "indirect_effect")
+
     values: Labelled
     clean: Labelled
     corrupt: Labelled
@@ -86,9 +88,8 @@ class CausalTrace(Result):
         """Standard error of the indirect effect over samples of noise, `metric kind pos layer`."""
         return standard_error(self._change)
 
-    def plot(self, *fields: str) -> Any:
-        """Return maps of the indirect effect, one for each metric and kind; of other properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("indirect_effect",)], self.answer)
+    def _title(self) -> str:
+        return f"Causal trace of {self.answer!r}"
 
     @property
     def _change(self) -> Labelled:
@@ -106,12 +107,14 @@ class TracesByRole(Result):
         total: Total effect, `metric prompt`.
     """
 
+    HEADLINE = ("mean",)
+    SIGNED = ("values", "total", "mean", "average_total")
+
     values: Labelled
     total: Labelled
 
-    def plot(self, *fields: str) -> Any:
-        """Return maps of the average indirect effect, one for each metric and kind; of other properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "average indirect effect")
+    def _title(self) -> str:
+        return "Average indirect effect"
 
     @property
     def mean(self) -> Labelled:

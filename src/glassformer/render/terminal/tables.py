@@ -9,10 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from glassformer.colours import TERMINAL
 from glassformer.labelled import Result
 
 BAR = 16
-POSITIVE, NEGATIVE, QUIET, STRONG = "cyan", "yellow", "dim", "bold"
+POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
 
 
 @singledispatch
