@@ -63,7 +63,8 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) ->
         MissingExtra: matplotlib is not installed.
         ShapeMismatch: Nothing to draw, or more panels than anyone would look at.
     """
-    given = [_averaged(panel) for panel in panels if _defined(panel.value)] if overview else panels
+    defined = [panel for panel in panels if _defined(panel.value)] or panels
+    given = [_averaged(panel) for panel in defined] if overview else panels
     shown = [part for panel in given for part in _parts(panel)]
     if not shown:
         raise ShapeMismatch("plot: there is no labelled tensor to draw.")
@@ -105,7 +106,7 @@ def _figure(panels: list[Panel], title: str) -> Any:
     for r, row in enumerate(rows):
         for c, panel in enumerate(row):
             axes = figure.add_subplot(grid[r, c])
-            axes.set_title(panel.name, fontsize=MEDIUM, parse_math=False, fontfamily=_families())
+            axes.set_title(panel.name.replace("_", " "), fontsize=MEDIUM, parse_math=False, fontfamily=_families())
             axes.tick_params(labelsize=SMALL)
             draw_on(axes, panel)
             axes.xaxis.label.set_size(SMALL + 1)
@@ -189,18 +190,18 @@ def _one_axis(axes: Any, panel: Panel, numbers: Any) -> None:
 def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
     [axis], labels = panel.value.axes, panel.value.labels(panel.value.axes[0])
     values: list[float] = numbers.tolist()
-    chosen = [i for i in range(len(values)) if not math.isnan(values[i])]
+    chosen = [i for i in range(len(values)) if math.isfinite(values[i])]
     if len(chosen) > MOST_BARS:
         chosen = sorted(chosen, key=lambda i: -abs(values[i]))[:MOST_BARS]
-        axes.set_title(f"{panel.name}: the {MOST_BARS} largest of {len(values):,}", fontsize=MEDIUM, parse_math=False)
+        axes.set_title(f"{axes.get_title()}: the {MOST_BARS} largest of {len(values):,}", fontsize=MEDIUM, parse_math=False)
     signed = panel.signed or any(values[i] < 0 for i in chosen)
     fill = [(LIGHT.positive if values[i] >= 0 else LIGHT.negative) if signed else LIGHT.bar for i in chosen]
     bars = axes.barh(range(len(chosen)), [values[i] for i in chosen], color=fill)
     if len(chosen) <= 12:
         axes.bar_label(bars, fmt="%.3g", fontsize=SMALL, padding=3)
-        axes.margins(x=0.18)
+        axes.margins(x=0.3 if any(values[i] < 0 for i in chosen) else 0.18)
     axes.set_yticks(range(len(chosen)), [_shown(labels[i]) for i in chosen], **_text())
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(chosen), 4) - 0.5, -0.5)  # a bar alone would fill the panel
     axes.axvline(0, color="0.4", lw=0.8)
     axes.set_ylabel(axis.replace("_", " "))
 
@@ -307,14 +308,15 @@ def _plane(axes: Any, value: Any, numbers: Any) -> None:
     axes.set_xlabel("real")
     axes.set_ylabel("imaginary")
     if 1 < len(labels) <= 16:
-        _legend(axes, "")
+        _legend(axes, "", loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 # ---- text
 
 
-def _legend(axes: Any, title: str) -> None:
-    legend = axes.legend(fontsize=SMALL, title=title.replace("_", " ") or None, title_fontsize=SMALL, frameon=False)
+def _legend(axes: Any, title: str, **place: Any) -> None:
+    title = title.replace("_", " ")
+    legend = axes.legend(fontsize=SMALL, title=title or None, title_fontsize=SMALL, frameon=False, **place)
     for text in legend.get_texts():
         text.set(parse_math=False, fontfamily=_families())
 

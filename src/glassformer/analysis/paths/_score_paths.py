@@ -54,7 +54,7 @@ class ScorePaths(Result):
         label: The head.
     """
 
-    HEADLINE = ("classes", "terms")
+    HEADLINE = ("classes", "total")
     SIGNED = ("terms", "classes", "position_bias", "total")
 
     terms: Labelled
