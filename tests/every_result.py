@@ -26,7 +26,6 @@ from glassformer.analysis import (
     learning,
     lens,
     paths,
-    run,
     subspaces,
     sweep,
     token_flow,
@@ -36,7 +35,7 @@ from glassformer.data import Batch, Pairs, UnseenWords
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
-from glassformer.labelled import Labelled, Result
+from glassformer.labelled import Result
 from glassformer.studies.induction_heads import SixArguments
 from glassformer.studies.unseen_words import unseen_words
 from glassformer.testing.models import subject
@@ -120,7 +119,7 @@ def _lens_divergence() -> Any:
 
 
 def _answered() -> Any:
-    found = [Pair("def area(", "def side(", "a", "b"), Pair("shape.kind", "shape.size", "c", "\n")]
+    found = [Pair("a b", "a c", "d", "e"), Pair("f (", "f )", "g", "h")]
     model = explanations.gpt()
     return causal.answered(model, Pairs(tuple(found)))
 
@@ -209,7 +208,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Offsets": _one_pass(from_weights.offset_scores),
     "Overlaps": _weights(subspaces.overlaps),
     "Patched": lambda: next(iter(result("Patching").tables.values())),  # type: ignore[attr-defined]
-    "Patching": lambda: causal.patch(_small(), (_ids(), _ids().flip(0)), sweep.logit_difference(1, 2), ["z", "stream"]),
+    "Patching": lambda: causal.patch(
+        _small(), (_ids(), (_ids() + 1) % 11), sweep.logit_difference(1, 2), ["z", "stream"]
+    ),
     "PathExpansion": _one_pass(paths.expand_paths),
     "PathPatching": _pairs(circuits.path_patching),
     "Pattern": lambda: explanations.sample("short").patterns[0],

@@ -65,7 +65,7 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) ->
     """
     defined = [panel for panel in panels if _defined(panel.value)] or panels
     given = [_averaged(panel) for panel in defined] if overview else panels
-    shown = [part for panel in given for part in _parts(panel)]
+    shown = [part for panel in given for part in _parts(panel, 1 if overview else 2)]
     if not shown:
         raise ShapeMismatch("plot: there is no labelled tensor to draw.")
     if len(shown) > MOST_PANELS and not overview:
@@ -106,7 +106,7 @@ def _figure(panels: list[Panel], title: str) -> Any:
     for r, row in enumerate(rows):
         for c, panel in enumerate(row):
             axes = figure.add_subplot(grid[r, c])
-            axes.set_title(panel.name.replace("_", " "), fontsize=MEDIUM, parse_math=False, fontfamily=_families())
+            _retitle(axes, panel.name.replace("_", " "))
             axes.tick_params(labelsize=SMALL)
             draw_on(axes, panel)
             axes.xaxis.label.set_size(SMALL + 1)
@@ -149,12 +149,15 @@ def _mean(value: Any, axis: str) -> Any:
     return type(value)(value.values.nanmean(value.dim(axis)), axes, coords, value.of)
 
 
-def _parts(panel: Panel) -> Iterator[Panel]:
-    """Yield panels of one or two axes: units apart, and one for each entry of the axes in front."""
+def _parts(panel: Panel, least: int) -> Iterator[Panel]:
+    """Yield panels of one or two axes: units apart, and one for each entry of the axes in front.
+
+    Axes of one entry go first, as long as `least` axes are left.
+    """
     name, value, signed = panel
     if value.values.numel() == 0 or value.values.ndim == 0:
         return
-    single = [axis for axis in value.axes if value.size(axis) == 1][: value.values.ndim - 1]
+    single = [axis for axis in value.axes if value.size(axis) == 1][: max(0, value.values.ndim - least)]
     units = [axis for axis in value.axes if axis in UNITS] if value.values.ndim > 1 else []
     split = next(iter([*single, *units, *value.axes[:1]] if single or units or value.values.ndim > 2 else []), None)
     if split is None:
@@ -162,7 +165,7 @@ def _parts(panel: Panel) -> Iterator[Panel]:
         return
     for i, label in enumerate(value.labels(split)):
         said = "" if split in single and split not in value.coords else _said(split, label)
-        yield from _parts(Panel(", ".join(filter(None, (name, said))), value.select(**{split: i}), signed))
+        yield from _parts(Panel(", ".join(filter(None, (name, said))), value.select(**{split: i}), signed), least)
 
 
 def _said(axis: str, label: Any) -> str:
@@ -193,7 +196,7 @@ def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
     chosen = [i for i in range(len(values)) if math.isfinite(values[i])]
     if len(chosen) > MOST_BARS:
         chosen = sorted(chosen, key=lambda i: -abs(values[i]))[:MOST_BARS]
-        axes.set_title(f"{axes.get_title()}: the {MOST_BARS} largest of {len(values):,}", fontsize=MEDIUM, parse_math=False)
+        _retitle(axes, f"{axes.get_title()}: the {MOST_BARS} largest of {len(values):,}")
     signed = panel.signed or any(values[i] < 0 for i in chosen)
     fill = [(LIGHT.positive if values[i] >= 0 else LIGHT.negative) if signed else LIGHT.bar for i in chosen]
     bars = axes.barh(range(len(chosen)), [values[i] for i in chosen], color=fill)
@@ -244,7 +247,7 @@ def _mask(axes: Any, value: Any, numbers: Any) -> None:
     axes.imshow(
         numbers[None] if flat else numbers, cmap=colours, aspect="auto", interpolation="nearest", vmin=0, vmax=1
     )
-    axes.set_title(f"{axes.get_title()} (filled: yes)".strip(), fontsize=MEDIUM, parse_math=False)
+    _retitle(axes, f"{axes.get_title()} (filled: yes)".strip())
     if flat:
         axes.set_yticks([])
         axes.set_xlabel(value.axes[0].replace("_", " "))
@@ -312,6 +315,10 @@ def _plane(axes: Any, value: Any, numbers: Any) -> None:
 
 
 # ---- text
+
+
+def _retitle(axes: Any, words: str) -> None:
+    axes.set_title(words, fontsize=MEDIUM, parse_math=False, fontfamily=_families())
 
 
 def _legend(axes: Any, title: str, **place: Any) -> None:

@@ -1,9 +1,10 @@
 """Who shows a result: packages below ask here, and never import the one above that draws pages and tables."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Viewer(Protocol):
     """Shows any result, and any run, as a page, on the terminal and in a notebook."""
 

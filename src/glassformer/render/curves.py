@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.errors import RunFolderError, SaveError
 from glassformer.colours import SERIES
+from glassformer.errors import RunFolderError, SaveError
 from glassformer.figures import colour_map, columns_for, new_figure
 
 
@@ -85,7 +85,8 @@ def _positions(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
         # the palest colours of the ramp would be lost on the paper
         shades = colour_map("sequential")
         for i, values in enumerate(losses):
-            axes.plot(range(1, len(values) + 1), values, color=shades(0.25 + 0.75 * i / max(len(losses) - 1, 1)), lw=0.9)
+            shade = shades(0.25 + 0.75 * i / max(len(losses) - 1, 1))
+            axes.plot(range(1, len(values) + 1), values, color=shade, lw=0.9)
         axes.set_xscale("log")
         axes.set_xlabel("position in context (pale: early, dark: late in training)")
         axes.set_ylabel("held-out loss (nats per token)")

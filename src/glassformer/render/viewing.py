@@ -1,4 +1,7 @@
-"""How any result is looked at: as a page, on the terminal, in a notebook. `Result` comes here by `glassformer.viewers`."""
+"""How any result is looked at: as a page, on the terminal, in a notebook.
+
+`import glassformer` registers this module with `glassformer.viewers`, where `Result` finds it.
+"""
 
 import sys
 from functools import singledispatch
@@ -10,8 +13,10 @@ from glassformer.labelled import Labelled, Result, results_within, spaced
 from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.page.results import about
 from glassformer.render.terminal import show as print_tables
+from glassformer.render.terminal.tables import visible
 
-MOST_ROWS, MOST_LARGEST, HEIGHT = 24, 3, 720  # lines of a summary, entries of each tensor, pixels of a page in a notebook
+# lines of a summary, entries of each tensor in it; height of a page in a notebook, in pixels
+MOST_ROWS, MOST_LARGEST, HEIGHT = 24, 3, 720
 
 _LEFT = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
 
@@ -99,4 +104,5 @@ def _largest(value: Labelled) -> str:
         return ""
     finite = Labelled(numbers.double().nan_to_num(0.0, 0.0, 0.0), value.axes, value.coords)
     found = finite.top(MOST_LARGEST, by_size=True)
-    return "; largest " + ", ".join(f"{' '.join(map(str, places))}: {number:.3g}" for places, number in found)
+    entries = (f"{' '.join(visible(str(place), 24) for place in places)}: {number:.3g}" for places, number in found)
+    return "; largest " + ", ".join(entries)
