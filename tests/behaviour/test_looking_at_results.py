@@ -17,11 +17,13 @@ from playwright.sync_api import Page
 from every_result import MAKERS, classes, result
 from explanations import sample
 from glassformer import figures
+from glassformer.analysis import run
 from glassformer.colours import DARK, LIGHT, SERIES, Palette
-from glassformer.errors import SaveError
+from glassformer.errors import SaveError, SiteNotRead
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_page
 from glassformer.render.viewing import framed
+from glassformer.testing.models import subject
 from pages import NASTY, Opener
 
 browser_test = pytest.mark.browser
@@ -242,6 +244,16 @@ def test_units_are_drawn_apart() -> None:
 def test_too_many_maps_are_the_first_of_them_in_an_overview() -> None:
     figure = sign(torch.rand(40, 3, 3), "layer", "query", "key").plot()
     assert len(maps(figure)) == figures.MOST_PANELS and "the first 24 of 80 maps" in figure.get_suptitle()
+
+
+def test_a_run_draws_its_patterns_or_the_sites_that_are_named() -> None:
+    found = subject("gpt2")
+    done = run(found.model, found.inputs[0][:1], read=["*.pattern", "blocks.0.resid_pre"])
+    titles = [axes.get_title() for axes in done.plot().axes if axes.get_title()]
+    assert titles[0] == "blocks.0.attn.pattern, head L0H0" and len(titles) == 8
+    assert maps(done.plot("L1H2.pattern"))[0].get_array().shape == (7, 7)
+    with pytest.raises(SiteNotRead):
+        done.plot("L1H2.z")
 
 
 # ---- one table of colours

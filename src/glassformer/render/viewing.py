@@ -3,7 +3,9 @@
 `import glassformer` registers this module with `glassformer.viewers`, where `Result` finds it.
 """
 
+import re
 import sys
+from collections.abc import Mapping
 from functools import singledispatch
 from html import escape
 from typing import Any
@@ -67,35 +69,48 @@ def summary(found: Result) -> str:
     """
     words = about(type(found))
     names = [name for name in vars(found) if not name.startswith("_")]
-    shown = dict.fromkeys([*(name for name in found.headline_names() if getattr(found, name) is not None), *names])
-    rows = [_row(name, getattr(found, name), words["fields"].get(name, "")) for name in list(shown)[:MOST_ROWS]]
+    said = {name: _said(getattr(found, name)) for name in dict.fromkeys([*found.headline_names(), *names])}
+    shown = [(name, text) for name, text in said.items() if text]
+    rows = [_row(name, text, words["fields"].get(name, "")) for name, text in shown[:MOST_ROWS]]
     more = f"<p>… and {len(shown) - MOST_ROWS} more</p>" if len(shown) > MOST_ROWS else ""
     return (
-        f"<div><p><b>{escape(spaced(type(found).__name__))}</b>: {escape(words['summary'])}</p>"
+        f"<div><p><b>{escape(spaced(type(found).__name__))}</b>: {_in_code(words['summary'])}</p>"
         f"<table>{''.join(rows)}</table>{more}"
         "<p><code>.show()</code> opens the page here, <code>.plot()</code> draws it, "
         "<code>.html(path)</code> writes the page.</p></div>"
     )
 
 
-def _row(name: str, value: Any, words: str) -> str:
-    said = escape(_said(value))
+def _row(name: str, text: str, words: str) -> str:
     return (
         f'<tr><th style="{_LEFT}" title="{escape(words)}"><code>{escape(name)}</code></th>'
-        f'<td style="{_LEFT};white-space:pre-wrap">{said}</td></tr>'
+        f'<td style="{_LEFT};white-space:pre-wrap">{escape(text)}</td></tr>'
     )
 
 
+def _in_code(words: str) -> str:
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(words))
+
+
 def _said(value: Any) -> str:
-    """Return a value in a line or two: of a tensor its axes and largest entries."""
+    """Return a value in a line or two: of a tensor its axes and largest entries; nothing of what has none."""
     if isinstance(value, Labelled) and value.axes:
         sizes = " × ".join(f"{axis} {size}" for axis, size in zip(value.axes, value.shape))
         return f"{sizes}{_largest(value)}"
     if isinstance(value, Result):
         inner = [name for name, _ in results_within(value)] or value.headline_names()
         return f"{spaced(type(value).__name__)}: {', '.join(inner)}"
-    text = str(value) if isinstance(value, str) else repr(value)
-    return text if len(text) <= 160 else text[:159] + "…"
+    if isinstance(value, (list, tuple, Mapping)):
+        entries: list[Any] = list(value)
+        plain = all(isinstance(entry, str | int | float) for entry in entries) and not isinstance(value, Mapping)
+        return _cut(", ".join(map(str, entries))) if plain else f"{len(entries)} entries" if entries else ""
+    if isinstance(value, Labelled):
+        return f"{value.values.item():.4g}"
+    return _cut(str(value)) if isinstance(value, str | int | float) else ""
+
+
+def _cut(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _largest(value: Labelled) -> str:
