@@ -25,7 +25,8 @@ from glassformer.analysis.learning import (
     read_history,
     trajectory,
 )
-from glassformer.figures import COLOURS, new_figure
+from glassformer.colours import SERIES
+from glassformer.figures import new_figure
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PICTURE = DOCS / "how-to" / "watch-the-phase-change.md", DOCS / "images" / "phase-change.png"
@@ -121,13 +122,13 @@ def draw(histories: list[History], found: list[Trajectory], phases: list[PhaseCh
          ("prefix_matching", "prefix matching, best head"))
     ):  # fmt: skip
         panels[i].set_title(title, fontsize=10)
-        for name, path, colour in zip(NAMES, found, COLOURS):
+        for name, path, colour in zip(NAMES, found, SERIES):
             values = path.measures.select(measure=measure).values[1:]
             panels[i].plot((path.tokens.values[1:] / 1e6).tolist(), values.tolist(), color=colour, label=name, lw=1.5)
     panels[0].set_ylim(2.7, 4.2)
     panels[0].legend(frameon=False, fontsize=8)
     panels[3].set_title("loss by position, two layers (means of 8), nats", fontsize=10)
-    for (moment, step), colour in zip(moments(found[0], phase).items(), COLOURS):
+    for (moment, step), colour in zip(moments(found[0], phase).items(), SERIES):
         losses = found[0].losses.values[found[0].measures.labels("step").index(step)]
         means = losses[: len(losses) // 8 * 8].unflatten(0, (-1, 8)).mean(1)
         panels[3].plot(
@@ -161,7 +162,7 @@ def history_of_circuit(history: History, heads: tuple[str, str], roles: Any, eff
         (roles, curves, "the two heads"), (effects, lost, "change of the score by ablation, nats")
     ):  # fmt: skip
         axes.set_title(title, fontsize=10)
-        for (name, values), colour in zip(lines.items(), COLOURS):
+        for (name, values), colour in zip(lines.items(), SERIES):
             axes.plot(tokens, values, color=colour, label=name, lw=1.5)
         axes.legend(frameon=False, fontsize=8)
 

@@ -71,7 +71,7 @@ def browser(chromium: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Return a function that opens the page of a document, or of results and what heads them.
+    """Return a function that opens the page of a document, of results and what heads them, or what a function writes.
 
     Afterwards, no page may have complained or asked for anything.
     """
@@ -84,12 +84,12 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def open_page(shown: Any, head: Any = None, *, scheme: Any = "light", width: int = 1280) -> Any:
         path = tmp_path / f"{len(addresses)}.html"
-        drawn = (
-            getattr(pages, PAGES[shown["format"]])(shown)
-            if isinstance(shown, dict)
-            else pages.results_page(shown, head)
-        )
-        path.write_text(drawn, encoding="utf-8")
+        if callable(shown):
+            shown(path)
+        else:
+            document = isinstance(shown, dict)
+            drawn = getattr(pages, PAGES[shown["format"]])(shown) if document else pages.results_page(shown, head)
+            path.write_text(drawn, encoding="utf-8")
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         contexts.append(context)

@@ -11,6 +11,8 @@ Names are imported when first used, so that `import glassformer` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from glassformer import viewers
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -82,6 +84,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f'module "glassformer" has no attribute "{name}".')
     globals()[name] = value
     return value
+
+
+def _viewer() -> viewers.Viewer:
+    from glassformer.render import viewing
+
+    return viewing
+
+
+# whoever makes a result has imported this package: results are shown by `render`, which they do not know
+viewers.register(_viewer)
 
 
 def __dir__() -> list[str]:

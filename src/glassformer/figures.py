@@ -1,18 +1,39 @@
-"""Figures of labelled numbers: bars, lines, maps, small multiples, points in the complex plane. Needs matplotlib.
+"""Figures of labelled numbers: bars, lines, maps, masks, small multiples, complex numbers. Needs matplotlib.
 
-Colours are told apart by all kinds of colour vision; signed values get a map that diverges from white at zero.
+Colours come from `glassformer.colours`, as on pages. Nothing is written smaller than 8 points: where labels would
+touch, every second one is left out, and so on.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
+from glassformer.colours import LIGHT, SERIES, Ramp
 from glassformer.errors import MissingExtra, ShapeMismatch
 
-# Okabe-Ito
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-UNSIGNED, SIGNED = "viridis", "RdBu_r"
-MOST_PANELS, MOST_LABELS, MOST_BARS = 24, 40, 40
+MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
+LINE, SMALL, MEDIUM = 0.165, 8, 10  # inches that a line of small text takes; points
+# what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
+AVERAGED = ("batch", "sample", "prompt", "pair")
+UNITS = ("metric", "measure", "outcome")
+CURVES = ("count", "threshold", "depth", "step")
+ORDERED = ("pos", "query", "key", "site", *CURVES)
+
+
+class Panel(NamedTuple):
+    """A labelled tensor of a figure, under its name.
+
+    Args:
+        name: Written above it.
+        value: The `Labelled`.
+        signed: Whether its numbers have a sign, so that zero is the middle of the colours whatever the data are;
+            numbers below zero show as such in any case.
+    """
+
+    name: str
+    value: Any
+    signed: bool = False
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -24,103 +45,264 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def draw(fields: Sequence[tuple[str, Any]], title: str = "") -> Any:
-    """Return a figure with one panel per labelled tensor, several for tensors of more than two axes.
+def columns_for(panels: int) -> int:
+    """Return how many panels stand beside each other, so that a page's column shows them at a size to read."""
+    return min(panels, 2) if panels <= 8 else 3
+
+
+def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) -> Any:
+    """Return a figure of labelled tensors, with several panels for one of more than two axes.
 
     Args:
-        fields: Pairs of a name and a `Labelled`.
+        panels: What to draw.
         title: Written above all panels.
+        overview: Average over prompts and samples, leave out what is defined nowhere, and if there are more maps than
+            fit, draw the first and say so.
 
     Raises:
         MissingExtra: matplotlib is not installed.
         ShapeMismatch: Nothing to draw, or more panels than anyone would look at.
     """
-    panels = [panel for name, value in fields for panel in _panels(name, value)]
-    if not panels:
+    defined = [panel for panel in panels if _defined(panel.value)] or panels
+    given = [_averaged(panel) for panel in defined] if overview else panels
+    shown = [part for panel in given for part in _parts(panel, 1 if overview else 2)]
+    if not shown:
         raise ShapeMismatch("plot: there is no labelled tensor to draw.")
-    if len(panels) > MOST_PANELS:
-        axis = next((value.axes[0] for _, value in fields if value.values.ndim > 2), "…")
+    if len(shown) > MOST_PANELS and not overview:
+        axis = next((panel.value.axes[0] for panel in panels if panel.value.values.ndim > 2), "…")
         raise ShapeMismatch(
-            f"plot: {len(panels)} maps are more than the {MOST_PANELS} that fit one figure. Pick some: "
+            f"plot: {len(shown)} maps are more than the {MOST_PANELS} that fit one figure. Pick some: "
             f".select({axis}=…).plot()."
         )
-    columns = min(len(panels), 4 if len(panels) > 6 else 3)
-    rows = math.ceil(len(panels) / columns)
-    figure = new_figure(4.6 * columns, 3.6 * rows)
-    figure.suptitle(title)
-    for i, (name, value) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        axes.set_title(name, fontsize=10)
-        draw_on(axes, value)
+    if len(shown) > MOST_PANELS:
+        title = f"{title} (the first {MOST_PANELS} of {len(shown)} maps)".strip()
+    return _figure(shown[:MOST_PANELS], title)
+
+
+def draw_on(axes: Any, panel: Panel) -> None:
+    """Draw a labelled tensor of one or two axes on matplotlib axes."""
+    numbers = panel.value.values.detach().cpu()
+    if numbers.is_complex():
+        return _plane(axes, panel.value, numbers.numpy())
+    if numbers.dtype.is_floating_point or numbers.dtype.is_signed:
+        numbers = numbers.double()
+    numbers = numbers.numpy()
+    if numbers.dtype == bool:
+        return _mask(axes, panel.value, numbers)
+    if numbers.ndim == 2:
+        curved = panel.value.axes[1] in CURVES and len(numbers) <= MOST_CURVES
+        return _curves(axes, panel.value, numbers) if curved else _map(axes, panel, numbers)
+    return _one_axis(axes, panel, numbers)
+
+
+def _figure(panels: list[Panel], title: str) -> Any:
+    columns = columns_for(len(panels))
+    rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+    heights = [max(_height(panel.value) for panel in row) for row in rows]
+    figure = new_figure((6.4, 4.8 * 2, 3.9 * 3)[columns - 1], sum(heights))
+    if title:
+        figure.suptitle(title, fontsize=MEDIUM + 2, parse_math=False)
+    grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
+    for r, row in enumerate(rows):
+        for c, panel in enumerate(row):
+            axes = figure.add_subplot(grid[r, c])
+            _retitle(axes, panel.name.replace("_", " "))
+            axes.tick_params(labelsize=SMALL)
+            draw_on(axes, panel)
+            axes.xaxis.label.set_size(SMALL + 1)
+            axes.yaxis.label.set_size(SMALL + 1)
     return figure
 
 
-def draw_on(axes: Any, value: Any) -> None:
-    """Draw a labelled tensor of one or two axes on matplotlib axes."""
-    numbers = value.values.detach().cpu()
-    if numbers.is_complex():
-        return _plane(axes, value, numbers.numpy())
-    numbers = numbers.double().numpy()
-    if value.values.ndim == 1:
-        return _line(axes, value, numbers)
-    return _map(axes, value, numbers)
+def _height(value: Any) -> float:
+    """Return inches for a panel: room for a line of text per row that has a label, within limits."""
+    named = value.axes[0] in value.coords
+    below = 0.9 + (0.07 * _longest(value, 1) if value.values.ndim == 2 else 0)
+    return min(8.0, max(3.2, LINE * value.shape[0] + below if named else 0))
 
 
-def _panels(name: str, value: Any) -> list[tuple[str, Any]]:
+def _longest(value: Any, axis: int) -> int:
+    return max((len(_shown(label)) for label in value.labels(value.axes[axis])), default=0)
+
+
+def _defined(value: Any) -> bool:
+    numbers = value.values
+    return numbers.dtype.is_complex or not numbers.dtype.is_floating_point or bool(numbers.isfinite().any())
+
+
+# ---- panels out of tensors of any number of axes
+
+
+def _averaged(panel: Panel) -> Panel:
+    """Return a panel with the means over prompts and samples, which its name then says."""
+    name, value, signed = panel
+    for axis in [axis for axis in value.axes if axis in AVERAGED]:
+        if value.size(axis) > 1 and value.values.ndim > 1 and value.values.dtype.is_floating_point:
+            name = f"{name}, mean over {value.size(axis)} of {axis}".removeprefix(", ")
+            value = _mean(value, axis)
+    return Panel(name, value, signed)
+
+
+def _mean(value: Any, axis: str) -> Any:
+    coords = {name: labels for name, labels in value.coords.items() if name != axis}
+    axes = tuple(name for name in value.axes if name != axis)
+    return type(value)(value.values.nanmean(value.dim(axis)), axes, coords, value.of)
+
+
+def _parts(panel: Panel, least: int) -> Iterator[Panel]:
+    """Yield panels of one or two axes: units apart, and one for each entry of the axes in front.
+
+    Axes of one entry go first, as long as `least` axes are left.
+    """
+    name, value, signed = panel
     if value.values.numel() == 0 or value.values.ndim == 0:
-        return []
-    if value.values.ndim <= 2:
-        return [(name, value)]
-    first = value.axes[0]
-    labels = value.labels(first)
-    return [
-        panel
-        for i, label in enumerate(labels)
-        for panel in _panels(f"{name}, {first} {label}" if name else f"{first} {label}", value.select(**{first: i}))
-    ]
-
-
-def _line(axes: Any, value: Any, numbers: Any) -> None:
-    labels = value.labels(value.axes[0])
-    if any(isinstance(label, str) for label in labels) and len(labels) <= MOST_BARS:
-        places = range(len(labels))
-        axes.barh(places, numbers, color=[COLOURS[0] if x >= 0 else COLOURS[1] for x in numbers.tolist()])
-        axes.set_yticks(places, labels, fontsize=8)
-        axes.invert_yaxis()
-        axes.axvline(0, color="0.4", lw=0.8)
-        axes.set_ylabel(value.axes[0])
         return
+    single = [axis for axis in value.axes if value.size(axis) == 1][: max(0, value.values.ndim - least)]
+    units = [axis for axis in value.axes if axis in UNITS] if value.values.ndim > 1 else []
+    split = next(iter([*single, *units, *value.axes[:1]] if single or units or value.values.ndim > 2 else []), None)
+    if split is None:
+        yield panel
+        return
+    for i, label in enumerate(value.labels(split)):
+        said = "" if split in single and split not in value.coords else _said(split, label)
+        yield from _parts(Panel(", ".join(filter(None, (name, said))), value.select(**{split: i}), signed), least)
+
+
+def _said(axis: str, label: Any) -> str:
+    words = _shown(label)
+    return words.replace("_", " ") if axis in UNITS else f"{axis.replace('_', ' ')} {words}"
+
+
+# ---- one axis
+
+
+def _one_axis(axes: Any, panel: Panel, numbers: Any) -> None:
+    [axis], labels = panel.value.axes, panel.value.labels(panel.value.axes[0])
+    named = any(isinstance(label, str) for label in labels)
+    if named and (len(labels) <= MOST_BARS or axis not in ORDERED):
+        return _bars(axes, panel, numbers)
     numeric = all(isinstance(label, int | float) for label in labels)
-    axes.plot(labels if numeric else range(len(labels)), numbers, color=COLOURS[0], lw=1.6)
-    axes.set_xlabel(value.axes[0])
+    marker = {"marker": "o", "markersize": 3.5} if len(labels) <= MOST_BARS else {}
+    axes.plot(labels if numeric else range(len(labels)), numbers, color=SERIES[0], lw=1.6, **marker)
+    axes.set_xlabel(axis.replace("_", " "))
     axes.grid(alpha=0.25)
+    if not numeric:
+        _ticks(axes, 0, panel.value, axis)
 
 
-def _map(axes: Any, value: Any, numbers: Any) -> None:
-    finite = value.values.detach()[value.values.detach().isfinite()]
-    largest = float(finite.abs().max()) if finite.numel() else 1.0
-    signed = bool((finite < 0).any())
-    limits = {"vmin": -largest, "vmax": largest} if signed else {"vmin": 0.0, "vmax": largest}
-    image = axes.imshow(numbers, cmap=SIGNED if signed else UNSIGNED, aspect="auto", interpolation="nearest", **limits)
-    for axis, name, set_ticks in (
-        (1, value.axes[1], axes.set_xticks),
-        (0, value.axes[0], axes.set_yticks),
-    ):
-        labels = value.labels(name)
-        if len(labels) <= MOST_LABELS and name in value.coords:
-            set_ticks(range(len(labels)), labels, fontsize=7, **({"rotation": 90} if axis == 1 else {}))
-    axes.set_xlabel(value.axes[1])
-    axes.set_ylabel(value.axes[0])
-    axes.figure.colorbar(image, ax=axes)
+def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
+    [axis], labels = panel.value.axes, panel.value.labels(panel.value.axes[0])
+    values: list[float] = numbers.tolist()
+    chosen = [i for i in range(len(values)) if math.isfinite(values[i])]
+    if len(chosen) > MOST_BARS:
+        chosen = sorted(chosen, key=lambda i: -abs(values[i]))[:MOST_BARS]
+        _retitle(axes, f"{axes.get_title()}: the {MOST_BARS} largest of {len(values):,}")
+    signed = panel.signed or any(values[i] < 0 for i in chosen)
+    fill = [(LIGHT.positive if values[i] >= 0 else LIGHT.negative) if signed else LIGHT.bar for i in chosen]
+    bars = axes.barh(range(len(chosen)), [values[i] for i in chosen], color=fill)
+    if len(chosen) <= 12:
+        axes.bar_label(bars, fmt="%.3g", fontsize=SMALL, padding=3)
+        axes.margins(x=0.3 if any(values[i] < 0 for i in chosen) else 0.18)
+    axes.set_yticks(range(len(chosen)), [_shown(labels[i]) for i in chosen], **_text())
+    axes.set_ylim(max(len(chosen), 4) - 0.5, -0.5)  # a bar alone would fill the panel
+    axes.axvline(0, color="0.4", lw=0.8)
+    axes.set_ylabel(axis.replace("_", " "))
+
+
+def _curves(axes: Any, value: Any, numbers: Any) -> None:
+    rows, axis = value.labels(value.axes[0]), value.axes[1]
+    labels = value.labels(axis)
+    numeric = all(isinstance(label, int | float) for label in labels)
+    for row, label, colour in zip(numbers, rows, SERIES):
+        axes.plot(labels if numeric else range(len(labels)), row, color=colour, lw=1.6, marker="o", markersize=3.5,
+                  label=_shown(label))  # fmt: skip
+    axes.set_xlabel(axis.replace("_", " "))
+    axes.grid(alpha=0.25)
+    if not numeric:
+        _ticks(axes, 0, value, axis)
+    _legend(axes, value.axes[0])
+
+
+# ---- two axes
+
+
+def _map(axes: Any, panel: Panel, numbers: Any) -> None:
+    finite = numbers[abs(numbers) < math.inf]
+    largest = float(abs(finite).max(initial=0.0)) or 1.0
+    # what rounding left below zero is no sign
+    signed = panel.signed or bool((finite < -1e-6 * largest).any())
+    image = axes.imshow(
+        numbers, cmap=colour_map("diverging" if signed else "sequential"), aspect="auto", interpolation="nearest",
+        vmin=-largest if signed else 0.0, vmax=largest,
+    )  # fmt: skip
+    _map_axes(axes, panel.value)
+    axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=SMALL)
+
+
+def _mask(axes: Any, value: Any, numbers: Any) -> None:
+    from matplotlib.colors import ListedColormap
+
+    flat = numbers.ndim == 1
+    colours = ListedColormap([LIGHT.sequential[0], LIGHT.bar])
+    axes.imshow(
+        numbers[None] if flat else numbers, cmap=colours, aspect="auto", interpolation="nearest", vmin=0, vmax=1
+    )
+    _retitle(axes, f"{axes.get_title()} (filled: yes)".strip())
+    if flat:
+        axes.set_yticks([])
+        axes.set_xlabel(value.axes[0].replace("_", " "))
+        _ticks(axes, 0, value, value.axes[0])
+    else:
+        _map_axes(axes, value)
+
+
+@cache
+def colour_map(kind: Ramp) -> Any:
+    """Return a ramp of the colour table for matplotlib; what is not defined is grey."""
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(LIGHT.ramp(kind)).with_extremes(bad=LIGHT.undefined)
+
+
+def _map_axes(axes: Any, value: Any) -> None:
+    for side, name in enumerate(reversed(value.axes)):
+        _ticks(axes, side, value, name)
+    axes.set_xlabel(value.axes[1].replace("_", " "))
+    axes.set_ylabel(value.axes[0].replace("_", " "))
+
+
+def _ticks(axes: Any, side: int, value: Any, name: str) -> None:
+    """Write labels along the x axis (0) or the y axis (1), as many as fit; bare counts as matplotlib does."""
+    from matplotlib.ticker import MaxNLocator
+
+    if name not in value.coords:
+        (axes.xaxis, axes.yaxis)[side].set_major_locator(MaxNLocator(integer=True))
+        return
+    labels = [_shown(label) for label in value.labels(name)]
+    width, height = axes.figure.get_size_inches()
+    grid = axes.get_subplotspec().get_gridspec()
+    ratios = grid.get_height_ratios()
+    room = (0.62 * width / grid.ncols, height * ratios[axes.get_subplotspec().rowspan.start] / sum(ratios) - 0.9)[side]
+    step = max(1, math.ceil(len(labels) * LINE / room))
+    places = range(0, len(labels), step)
+    across = side == 0 and max(map(len, labels)) * 0.08 * len(places) > room
+    set_ticks = (axes.set_xticks, axes.set_yticks)[side]
+    set_ticks(places, labels[::step], **_text(), **({"rotation": 90} if across else {}))
+
+
+# ---- complex numbers
 
 
 def _plane(axes: Any, value: Any, numbers: Any) -> None:
     rows = numbers[None] if numbers.ndim == 1 else numbers
     labels = [""] if numbers.ndim == 1 else value.labels(value.axes[0])
     for i, (label, row) in enumerate(zip(labels, rows)):
-        marker = "os^Dv"[i // len(COLOURS) % 5]
-        axes.scatter(row.real, row.imag, s=9, label=label, color=COLOURS[i % len(COLOURS)], marker=marker, alpha=0.7)
-    largest = float(abs(rows).max()) or 1.0
+        marker = "os^Dv"[i // len(SERIES) % 5]
+        axes.scatter(
+            row.real, row.imag, s=9, label=_shown(label), color=SERIES[i % len(SERIES)], marker=marker, alpha=0.7
+        )
+    finite = abs(rows)[abs(rows) < math.inf]
+    largest = float(finite.max(initial=0.0)) or 1.0
     # linear near zero, logarithmic beyond: eigenvalues of one head span several orders of magnitude
     for scale in (axes.set_xscale, axes.set_yscale):
         scale("symlog", linthresh=largest * 1e-2)
@@ -129,4 +311,55 @@ def _plane(axes: Any, value: Any, numbers: Any) -> None:
     axes.set_xlabel("real")
     axes.set_ylabel("imaginary")
     if 1 < len(labels) <= 16:
-        axes.legend(fontsize=7, ncols=2)
+        _legend(axes, "", loc="upper left", bbox_to_anchor=(1.01, 1.0))
+
+
+# ---- text
+
+
+def _retitle(axes: Any, words: str) -> None:
+    axes.set_title(words, fontsize=MEDIUM, parse_math=False, fontfamily=_families())
+
+
+def _legend(axes: Any, title: str, **place: Any) -> None:
+    title = title.replace("_", " ")
+    legend = axes.legend(fontsize=SMALL, title=title or None, title_fontsize=SMALL, frameon=False, **place)
+    for text in legend.get_texts():
+        text.set(parse_math=False, fontfamily=_families())
+
+
+def _text() -> dict[str, Any]:
+    # a dollar sign in a token is no formula
+    return {"fontsize": SMALL, "parse_math": False, "fontfamily": _families()}
+
+
+def _shown(label: Any, most: int = 20) -> str:
+    """Return a label as one short line: breaks and controls as signs, what no font here can write as its number."""
+    signs = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+    words = "".join(
+        signs.get(c, c) if c in signs or (c.isprintable() and _writable(c)) else f"⟨{ord(c):04x}⟩" for c in str(label)
+    )
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+@cache
+def _families() -> list[str]:
+    """Return the figure's usual font and, where there is one, a font for Chinese, Japanese and Korean."""
+    from matplotlib import font_manager
+
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    wide = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "Hiragino Sans GB",
+            "PingFang SC", "Microsoft YaHei", "SimHei", "Arial Unicode MS", "Droid Sans Fallback")  # fmt: skip
+    return ["DejaVu Sans", *[name for name in wide if name in there][:1]]
+
+
+@cache
+def _fonts() -> list[Any]:
+    from matplotlib import font_manager
+    from matplotlib.ft2font import FT2Font
+
+    return [FT2Font(font_manager.findfont(name)) for name in _families()]
+
+
+def _writable(character: str) -> bool:
+    return any(font.get_char_index(ord(character)) for font in _fonts())

@@ -11,19 +11,23 @@ import base64
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from glassformer import figures, files
+from glassformer import figures, files, viewers
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.indices import asked, entries, located
 from glassformer.json_text import json_text
 
 Coordinate = str | int | float
+
+# numbers that say how far others can be trusted, or what they are compared with
+_ASIDE = re.compile("spread|error|gap|unexplained|clean|corrupt|undefined|baseline")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +129,7 @@ class Labelled:
             MissingExtra: matplotlib is not installed.
             ShapeMismatch: There would be more maps than fit; `select` some.
         """
-        return figures.draw([("", self)], title)
+        return figures.draw([figures.Panel("", self)], title)
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: axes, coordinates and nested lists of values.
@@ -190,9 +194,17 @@ class Labelled:
 class Result:
     """Base of what an analysis returns: a frozen dataclass of labelled tensors, numbers and strings.
 
-    A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`) and prints as a short summary; tables, figures
-    and pages are views made elsewhere.
+    A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`), prints as a short summary, and can be looked at:
+    `plot` draws it, `show` displays it, `html` writes its page. A class says what is drawn first and which of its
+    numbers have a sign:
+
+    - `HEADLINE`: Names of the fields and properties that say what the result says; without any, all labelled fields but
+      spreads.
+    - `SIGNED`: Names of those whose colours have zero in the middle, whatever the data happen to be.
     """
+
+    HEADLINE: ClassVar[tuple[str, ...]] = ()
+    SIGNED: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -208,8 +220,13 @@ class Result:
                 `derived_names` lists.
         """
         found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
-        derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()} if packed else {}
-        return found | {"derived": derived} if packed else found
+        if not packed:
+            return found
+        derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()}
+        for name in self.SIGNED:
+            if isinstance(value := (found | derived)[name], dict):
+                value["signed"] = True
+        return found | {"derived": derived}
 
     @classmethod
     def derived_names(cls) -> list[str]:
@@ -220,6 +237,12 @@ class Result:
             if not name.startswith("_") and (made if isinstance(made, str) else made.__name__) in ("Labelled", "float"):
                 found.append(name)
         return found
+
+    @classmethod
+    def headline_names(cls) -> tuple[str, ...]:
+        """Return `HEADLINE`, or what stands in for it: the fields that promise a labelled tensor, but for spreads."""
+        made = {f.name: str(f.type) for f in _fields(cls) if not _ASIDE.search(f.name)}
+        return cls.HEADLINE or tuple(name for name, words in made.items() if "Labelled" in words)
 
     def to_json(self, indent: int | None = None) -> str:
         return json_text(self.to_dict(), indent=indent, ascii_only=False)
@@ -232,20 +255,45 @@ class Result:
                 return value.to_frame()
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
-    def plot(self, *fields: str) -> Any:
-        """Return a matplotlib figure of some labelled fields; of all, if none is named.
+    def plot(self, *names: str) -> Any:
+        """Return a matplotlib figure of some labelled fields or properties; without names, of what the class says.
+
+        The latter averages over prompts and samples, and draws results within a result where it has no numbers itself.
 
         Raises:
             MissingExtra: matplotlib is not installed.
             ShapeMismatch: There is nothing to draw, or too much for one figure.
+            UnknownAxis: There is no labelled field or property of a name.
         """
-        found = {f.name: getattr(self, f.name) for f in _fields(self) if isinstance(getattr(self, f.name), Labelled)}
-        for name in fields:
-            if name not in found:
-                raise UnknownAxis(
-                    f'plot: no labelled field "{name}".{nearest(name, found)} Fields: {", ".join(found)}.'
-                )
-        return figures.draw([(name, found[name]) for name in fields or found], type(self).__name__)
+        return figures.draw(self.panels(*names), self._title(), overview=not names)
+
+    def panels(self, *names: str) -> list[figures.Panel]:
+        """Return what `plot` draws, tensor by tensor; numbers without axes stand together."""
+        found = {name: getattr(self, name) for name in self._names(names)}
+        panels = [figures.Panel(n, v, n in self.SIGNED) for n, v in found.items() if isinstance(v, Labelled) and v.axes]
+        nested = [] if panels or names else _panels_within(self)
+        numbers = {n: float(v) for n, v in found.items() if not (isinstance(v, Labelled) and v.axes)}
+        if not (panels or nested or numbers):
+            numbers = {f.name: v for f in _fields(self) if isinstance(v := getattr(self, f.name), float)}
+        if numbers:
+            values = Labelled(torch.tensor(list(numbers.values())), ("number",), {"number": list(numbers)})
+            panels.append(figures.Panel("numbers" if panels else "", values))
+        return panels + nested
+
+    def show(self) -> None:
+        """Display the result: its page in a notebook, elsewhere tables on the terminal, as the command line prints."""
+        viewers.viewer().show(self)
+
+    def html(self, path: str | Path) -> Path:
+        """Write the result as a page that opens in any browser and loads nothing, whole or not at all.
+
+        Raises:
+            SaveError: The file cannot be written.
+        """
+        return files.write(path, viewers.viewer().page(self))
+
+    def _repr_html_(self) -> str:
+        return viewers.viewer().summary(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the result as JSON, whole or not at all; raises `SaveError`."""
@@ -254,9 +302,51 @@ class Result:
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
+    def _title(self) -> str:
+        """Return what stands above a figure of the result."""
+        return spaced(type(self).__name__)
+
+    def _names(self, asked: Sequence[str]) -> list[str]:
+        """Return the names to draw: those asked for, or those of the headline that this result has."""
+        fields = [f.name for f in _fields(self) if isinstance(getattr(self, f.name), Labelled)]
+        known = fields + self.derived_names()
+        for name in asked:
+            if name not in known:
+                raise UnknownAxis(
+                    f'plot: no labelled field "{name}".{nearest(name, known)} Fields: {", ".join(known)}.'
+                )
+        present = [name for name in self.headline_names() if getattr(self, name) is not None]
+        return list(asked) or present or fields
+
     def __repr__(self) -> str:
         parts = [f"{f.name}={_brief(getattr(self, f.name))}" for f in _fields(self)]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def spaced(name: str) -> str:
+    """Return the name of a class as words: `CausalTrace` as `Causal trace`."""
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda match: f" {match[1].lower()}", name)
+
+
+def results_within(result: Result) -> list[tuple[str, Result]]:
+    """Return the results among a result's fields, and in their lists and mappings, each under a name."""
+    found: list[tuple[str, Result]] = []
+    for name, value in ((f.name, getattr(result, f.name)) for f in _fields(result)):
+        entries = {name: value}
+        if isinstance(value, Mapping):
+            entries = {str(key): entry for key, entry in value.items()}
+        elif isinstance(value, (list, tuple)):
+            entries = {f"{name} {i + 1}": entry for i, entry in enumerate(value)}
+        found += [(words, entry) for words, entry in entries.items() if isinstance(entry, Result)]
+    return found
+
+
+def _panels_within(result: Result) -> list[figures.Panel]:
+    return [
+        panel._replace(name=f"{name}, {panel.name}" if panel.name else name)
+        for name, inner in results_within(result)
+        for panel in inner.panels()
+    ]
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer import figures
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
@@ -163,6 +164,17 @@ class Run(Mapping[str, Labelled]):
             carded = analysis in {card.name for card in cards()}
             whole = f"\n    The analysis stands for all it reads: read=[{analysis}]." if carded else ""
             raise SiteNotRead(f"{analysis} needs sites that this run did not read. Add to read=:\n    {missing}{whole}")
+
+    def plot(self, *sites: str) -> Any:
+        """Return a matplotlib figure of some sites or heads (`L1H6.pattern`); without names, of the patterns read.
+
+        Raises:
+            MissingExtra: matplotlib is not installed.
+            SiteNotRead: A name was not read.
+            ShapeMismatch: There is nothing to draw, or too much for one figure.
+        """
+        names = sites or tuple(name for name in self if name.endswith(".pattern"))
+        return figures.draw([figures.Panel(name, self[name]) for name in names], overview=not sites)
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from glassformer.colours import SERIES
 from glassformer.errors import RunFolderError, SaveError
-from glassformer.figures import COLOURS, new_figure
+from glassformer.figures import colour_map, columns_for, new_figure
 
 
 def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
@@ -18,10 +19,12 @@ def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
     panels = [p for p in (_losses, _context, _heads, _positions) if p(metrics, None)]
     if not panels:
         raise RunFolderError("these metrics hold nothing to draw yet; let the run go on for a few steps.")
-    figure = new_figure(4.6 * len(panels), 3.6)
-    figure.suptitle(title)
+    columns = columns_for(len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(4.8 * columns, 3.6 * rows)
+    figure.suptitle(title, parse_math=False)
     for i, panel in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), i + 1)
+        axes = figure.add_subplot(rows, columns, i + 1)
         axes.grid(alpha=0.25)
         panel(metrics, axes)
     return figure
@@ -49,7 +52,7 @@ def _series(metrics: Sequence[dict[str, Any]], name: str) -> tuple[list[int], li
 def _lines(metrics: Sequence[dict[str, Any]], axes: Any, names: dict[str, str], unit: str) -> bool:
     found = [name for name in names if _series(metrics, name)[0]]
     if axes is not None:
-        for name, colour in zip(found, COLOURS):
+        for name, colour in zip(found, SERIES):
             axes.plot(*_series(metrics, name), label=names[name], color=colour, lw=1.6)
         axes.set_xlabel("tokens seen")
         axes.set_ylabel(unit)
@@ -79,13 +82,12 @@ def _heads(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
 def _positions(metrics: Sequence[dict[str, Any]], axes: Any) -> bool:
     _, losses = _series(metrics, "loss_by_position")
     if axes is not None:
-        from matplotlib import colormaps
-
+        # the palest colours of the ramp would be lost on the paper
+        shades = colour_map("sequential")
         for i, values in enumerate(losses):
-            axes.plot(
-                range(1, len(values) + 1), values, color=colormaps["cividis"](i / max(len(losses) - 1, 1)), lw=0.9
-            )
+            shade = shades(0.25 + 0.75 * i / max(len(losses) - 1, 1))
+            axes.plot(range(1, len(values) + 1), values, color=shade, lw=0.9)
         axes.set_xscale("log")
-        axes.set_xlabel("position in context (blue: early, yellow: late in training)")
+        axes.set_xlabel("position in context (pale: early, dark: late in training)")
         axes.set_ylabel("held-out loss (nats per token)")
     return bool(losses)

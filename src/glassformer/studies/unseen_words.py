@@ -34,6 +34,9 @@ class UnseenWordsStudy(Result):
         counted_tokens: Training tokens that the count models counted.
     """
 
+    HEADLINE = ("loss", "gain")
+    SIGNED = ("gain",)
+
     loss: Labelled
     spread: Labelled
     gain: Labelled

@@ -56,6 +56,9 @@ class DirectLogitAttribution(Result):
             after it is no sum.
     """
 
+    HEADLINE = ("contributions",)
+    SIGNED = ("contributions", "total", "sum")
+
     contributions: Labelled
     components: tuple[Component, ...]
     answer: Labelled | None

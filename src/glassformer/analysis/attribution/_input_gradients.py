@@ -55,6 +55,9 @@ class InputGradients(Result):
         steps: Points of the quadrature; 1 where there is none.
     """
 
+    HEADLINE = ("values",)
+    SIGNED = ("values", "metric", "baseline_metric", "gap")
+
     values: Labelled
     metric: Labelled
     baseline_metric: Labelled

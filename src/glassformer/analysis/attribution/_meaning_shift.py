@@ -60,6 +60,9 @@ class MeaningShift(Result):
         norm: Always `frozen`: nothing downstream of a write takes part but norms, each with the scale it had.
     """
 
+    HEADLINE = ("relative", "along", "first_tokens", "second_tokens")
+    SIGNED = ("cosine", "along", "first_tokens", "second_tokens", "first_cross", "second_cross")
+
     distance: Labelled
     relative: Labelled
     cosine: Labelled
@@ -82,10 +85,6 @@ class MeaningShift(Result):
             for tokens in (self.first_tokens, self.second_tokens)
         )
         return first, second
-
-    def plot(self, *fields: str) -> Any:
-        """Return a figure: by default of how far the word moves, who moves it, and from which tokens."""
-        return super().plot(*(fields or ("relative", "along", "first_tokens", "second_tokens")))
 
 
 @question("What moves a word's meaning between two contexts?", of="texts")

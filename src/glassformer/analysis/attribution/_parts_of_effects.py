@@ -37,6 +37,9 @@ class SourceEffects(Result):
         cross: Of cross-attention, whose keys are the encoder's tokens, likewise; None without any.
     """
 
+    HEADLINE = ("contributions", "cross")
+    SIGNED = ("contributions", "cross")
+
     contributions: Labelled
     cross: Labelled | None = None
 
@@ -59,6 +62,9 @@ class NeuronEffects(Result):
         contributions: In logits, over `neuron`; neurons are named `L3N70`.
         bias: What each MLP's output bias adds, over `mlp`; with it neurons sum to the MLP's contribution.
     """
+
+    HEADLINE = ("contributions", "bias")
+    SIGNED = ("contributions", "bias")
 
     contributions: Labelled
     bias: Labelled

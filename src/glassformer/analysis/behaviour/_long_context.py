@@ -70,6 +70,8 @@ class LongContext(Result):
         left_out: Heads of layers without such weights, and why.
     """
 
+    HEADLINE = ("by_layer", "distances", "measures")
+
     measures: Labelled
     spread: Labelled
     distances: Labelled
@@ -92,6 +94,8 @@ class EffectiveMemory(Result):
         measures: `head measure`: `decay` per position, `half_life` in positions, and `reach`, the mean age in positions
             of what the memory holds of equally strong keys; infinite without decay.
     """
+
+    HEADLINE = ("measures",)
 
     measures: Labelled
 

@@ -55,6 +55,9 @@ class ShortCircuit(Result):
         novel_tokens: How many the loss is a mean of.
     """
 
+    HEADLINE = ("exact_match", "token_accuracy", "novel_loss_change")
+    SIGNED = ("novel_loss_change",)
+
     exact_match: Labelled
     exact_match_spread: Labelled
     token_accuracy: Labelled

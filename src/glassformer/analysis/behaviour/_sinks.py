@@ -57,6 +57,9 @@ class AttentionSinks(Result):
         left_out: Conditions and heads that are not defined here, and why.
     """
 
+    HEADLINE = ("loss_change", "measures")
+    SIGNED = ("loss_change",)
+
     measures: Labelled
     sink_rate: float
     above: float

@@ -48,6 +48,8 @@ class StreamRank(Result):
         left_out: Variants that are another one in this model, and why.
     """
 
+    HEADLINE = ("ratio", "effective_rank")
+
     ratio: Labelled
     ratio_spread: Labelled
     effective_rank: Labelled

@@ -67,6 +67,9 @@ class Suppression(Result):
         left_out: Interventions that are not defined here, and why.
     """
 
+    HEADLINE = ("by_depth", "contributions", "interventions")
+    SIGNED = ("contributions", "negative", "head_route", "mlp_route")
+
     by_depth: Labelled
     contributions: Labelled
     negative: Labelled

@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.causal._part_names import POSITIONS, Part, Parts, named_parts
 from glassformer.analysis.contrasts import Prompts, prompts
@@ -55,6 +54,9 @@ class AblationTable(Result):
         draws: How often each value was resampled.
         seed: Source of the draws.
     """
+
+    HEADLINE = ("mean",)
+    SIGNED = ("values", "whole", "change", "mean", "agreement")
 
     values: Labelled
     whole: Labelled
@@ -92,9 +94,8 @@ class AblationTable(Result):
         coords = {"metric": self.values.labels("metric"), "kind": kinds, "other": kinds}
         return Labelled(unit @ unit.mT, ("metric", "kind", "other"), coords)
 
-    def plot(self, *fields: str) -> Any:
-        """Return a map of mean changes over kinds and parts, one per metric; of other properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "ablation")
+    def _title(self) -> str:
+        return "Mean change by ablation"
 
     def to_frame(self) -> Any:
         """Return a row for each metric and part: mean change and standard error of each kind, side by side."""

@@ -30,6 +30,9 @@ class Answered(Result):
         spread: Standard error of that mean over pairs, `prompt`; NaN with one pair.
     """
 
+    HEADLINE = ("logit_difference", "probability")
+    SIGNED = ("logit_difference", "mean")
+
     logit_difference: Labelled
     probability: Labelled
     rank: Labelled

@@ -65,6 +65,9 @@ class Ablation(Result):
         rows: How many were averaged over.
     """
 
+    HEADLINE = ("loss_change", "icl_change")
+    SIGNED = ("loss_change", "icl_change")
+
     loss_change: Labelled
     loss_change_spread: Labelled
     icl_change: Labelled
@@ -142,6 +145,8 @@ class BeforeAfter(Result):
         kind: `full` or `pattern_preserving`.
         tokens: How many were compared.
     """
+
+    HEADLINE = ("cosine", "projection", "rise_by_ablation", "rise_by_going_back")
 
     cosine: float
     projection: float

@@ -50,6 +50,9 @@ class Patched(Result):
             fraction.
     """
 
+    HEADLINE = ("carried",)
+    SIGNED = ("values", "clean", "corrupt", "change", "fraction", "recovered", "carried")
+
     values: Labelled
     clean: Labelled
     corrupt: Labelled
@@ -113,9 +116,8 @@ class Patched(Result):
         """Return the confidence interval of the mean, `bound metric …`, by drawing prompts again (bootstrap)."""
         return interval(getattr(self, of), level=level, seed=seed)
 
-    def plot(self, *fields: str) -> Any:
-        """Return a figure of `carried`, one map or line per metric; of other fields and properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("carried",)], self.direction)
+    def _title(self) -> str:
+        return f"Activation patching, {self.direction}"
 
     @property
     def _flat(self) -> Tensor:
@@ -155,9 +157,12 @@ class Patching(Result, Mapping[str, Patched]):
     def __len__(self) -> int:
         return len(self.tables)
 
-    def plot(self, *fields: str) -> Any:
-        """Return a figure of what each entry carries, for the tables that are named; for all, if none is."""
-        return figures.draw([(name, self[name].carried) for name in fields or self.tables], self.direction)
+    def panels(self, *names: str) -> list[figures.Panel]:
+        """Return what each entry carries, for the tables that are named; for all, if none is."""
+        return [panel._replace(name=name) for name in names or self.tables for panel in self[name].panels()]
+
+    def _title(self) -> str:
+        return f"Activation patching, {self.direction}: share of the difference carried"
 
     def to_frame(self) -> Any:
         """Return all tables' values as one long-form DataFrame, with the table's name in the column `sites`."""

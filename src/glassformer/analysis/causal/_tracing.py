@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import figures
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
 from glassformer.analysis.prepare import asked_position, readable, token_id
@@ -60,6 +59,9 @@ class CausalTrace(Result):
         window: How many layers of MLP or attention outputs are restored together.
         seed: Source of the noise.
     """
+
+    HEADLINE = ("share",)
+    SIGNED = ("values", "clean", "corrupt", "total_effect", "indirect_effect", "share")
 
     values: Labelled
     clean: Labelled
@@ -100,9 +102,8 @@ class CausalTrace(Result):
         """
         return _share(self._change, self.total_effect, self.total_error)
 
-    def plot(self, *fields: str) -> Any:
-        """Return maps of the indirect effect, one for each metric and kind; of other properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("indirect_effect",)], self.answer)
+    def _title(self) -> str:
+        return f"Causal trace of {self.answer!r}"
 
     @property
     def _change(self) -> Labelled:
@@ -120,12 +121,14 @@ class TracesByRole(Result):
         total: Total effect, `metric prompt`.
     """
 
+    HEADLINE = ("share",)
+    SIGNED = ("values", "total", "mean", "average_total", "share")
+
     values: Labelled
     total: Labelled
 
-    def plot(self, *fields: str) -> Any:
-        """Return maps of the average indirect effect, one for each metric and kind; of other properties, if named."""
-        return figures.draw([(name, getattr(self, name)) for name in fields or ("mean",)], "average indirect effect")
+    def _title(self) -> str:
+        return "Average indirect effect"
 
     @property
     def mean(self) -> Labelled:

@@ -72,6 +72,8 @@ class Acdc(Result):
         passes: How many forward passes it took.
     """
 
+    HEADLINE = ("kept",)
+
     kept: Labelled
     edges: tuple[Edge, ...]
     log: tuple[Pruned, ...]
@@ -106,6 +108,9 @@ class AcdcCurve(Result):
         faithfulness: Of what is left, by `threshold`.
         circuits: The circuits, in order.
     """
+
+    HEADLINE = ("n_edges", "faithfulness")
+    SIGNED = ("faithfulness",)
 
     n_edges: Labelled
     faithfulness: Labelled

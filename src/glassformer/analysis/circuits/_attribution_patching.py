@@ -54,6 +54,9 @@ class Verified(Result):
         rank_correlation: Spearman's, over all of them; NaN if one side is constant.
     """
 
+    HEADLINE = ("estimate", "exact")
+    SIGNED = ("estimate", "exact")
+
     estimate: Labelled
     exact: Labelled
     largest: int
@@ -75,6 +78,9 @@ class NodeAttribution(Result):
         metric: Name of what was measured.
         runs: The two runs, for `verified`; not exported.
     """
+
+    HEADLINE = ("effect",)
+    SIGNED = ("effect", "clean", "corrupt")
 
     effect: Labelled
     clean: Labelled
@@ -121,6 +127,9 @@ class EdgeAttribution(Result):
         metric: Name of what was measured.
         runs: The two runs, for `verified`; not exported.
     """
+
+    HEADLINE = ("effect",)
+    SIGNED = ("effect", "share", "clean", "corrupt")
 
     effect: Labelled
     spread: Labelled

@@ -45,6 +45,19 @@ class Faithfulness(Result):
         metric: Name of what was measured.
     """
 
+    HEADLINE = ("needed", "incompleteness")
+    SIGNED = (
+        "circuit",
+        "full",
+        "empty",
+        "without",
+        "knocked_circuit",
+        "knocked_full",
+        "by_prompt",
+        "needed",
+        "incompleteness",
+    )
+
     circuit: Labelled
     full: Labelled
     empty: Labelled

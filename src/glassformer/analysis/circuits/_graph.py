@@ -83,6 +83,8 @@ class CircuitGraph(Result):
         receivers: In the order of the forward pass.
     """
 
+    HEADLINE = ("allowed",)
+
     allowed: Labelled
     senders: tuple[Sender, ...]
     receivers: tuple[Receiver, ...]

@@ -39,6 +39,9 @@ Report = Callable[[int, int], None] | None
 class _Effects(Result):
     """What is common to effects that have an axis `batch` and the metrics of both runs."""
 
+    HEADLINE = ("share",)
+    SIGNED = ("effect", "share", "clean", "corrupt")
+
     effect: Labelled
     clean: Labelled
     corrupt: Labelled
@@ -92,6 +95,9 @@ class SenderEffects(Result):
             logits, the direct effect is the difference of direct logit attributions.
         metric: Name of what was measured.
     """
+
+    HEADLINE = ("total", "direct", "indirect")
+    SIGNED = ("total", "direct", "indirect", "clean", "corrupt")
 
     total: Labelled
     direct: Labelled

@@ -83,6 +83,8 @@ class Composition(Result):
         undefined: Why a layer has no score, by its path and kind, or `write` for what it writes.
     """
 
+    HEADLINE = ("scores",)
+
     scores: Labelled
     null_mean: Labelled
     null_sd: Labelled

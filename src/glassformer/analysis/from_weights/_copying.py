@@ -52,6 +52,9 @@ class Copying(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("ratio", "positive", "eigenvalues")
+    SIGNED = ("ratio", "trace")
+
     ratio: Labelled
     positive: Labelled
     trace: Labelled
@@ -78,6 +81,9 @@ class CopyingRates(Result):
         n_rows: How many tokens were looked at; against the whole vocabulary each (what `tokens` leaves of it).
         left_out: Heads the analysis is not defined for, and why.
     """
+
+    HEADLINE = ("rate", "suppressed", "z")
+    SIGNED = ("z",)
 
     rate: Labelled
     suppressed: Labelled

@@ -96,6 +96,9 @@ class InductionCircuits(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("combined", "match", "pointer", "copy")
+    SIGNED = ("duplicate", "copy", "match", "trace", "pointer", "combined")
+
     previous: Labelled
     current: Labelled
     duplicate: Labelled
@@ -148,6 +151,9 @@ class MatchingTrace(Result):
         through: As in `InductionCircuits`; n_tokens, offsets alike.
         left_out: Heads the analysis is not defined for, and why.
     """
+
+    HEADLINE = ("ratio", "prefix_matching")
+    SIGNED = ("trace", "ratio")
 
     trace: Labelled
     ratio: Labelled

@@ -50,6 +50,8 @@ class PositionalHeads(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("scores", "position_share")
+
     scores: Labelled
     patterns: Labelled
     position_share: Labelled
@@ -76,6 +78,8 @@ class Offsets(Result):
             where a mechanism has no scores.
         first_query: First query that counts.
     """
+
+    HEADLINE = ("scores", "without_first", "explained")
 
     scores: Labelled
     without_first: Labelled

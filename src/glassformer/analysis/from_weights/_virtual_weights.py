@@ -60,6 +60,8 @@ class VirtualWeights(Result):
         folded: Whether norms were folded into what reads.
     """
 
+    HEADLINE = ("strength",)
+
     strength: Labelled
     baseline: float
     folded: bool

@@ -33,6 +33,8 @@ class Linearity(Result):
         by_position: The same for each position.
     """
 
+    HEADLINE = ("by_position",)
+
     deviation: float
     by_position: Labelled
 

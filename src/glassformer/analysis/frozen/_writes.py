@@ -42,6 +42,9 @@ class Writes(Result):
         position: Index of the position.
     """
 
+    HEADLINE = ("norm_share", "signed_share", "cosine")
+    SIGNED = ("signed_share", "cosine", "vectors")
+
     norm_share: Labelled
     signed_share: Labelled
     cosine: Labelled
@@ -61,6 +64,9 @@ class WriteShares(Result):
         site: The place.
     """
 
+    HEADLINE = ("signed", "norm")
+    SIGNED = ("signed",)
+
     signed: Labelled
     norm: Labelled
     site: str
@@ -74,6 +80,9 @@ class WriteProjections(Result):
         values: `component pos direction`; the sum over components is the stream along the direction.
         site: The place.
     """
+
+    HEADLINE = ("values",)
+    SIGNED = ("values",)
 
     values: Labelled
     site: str

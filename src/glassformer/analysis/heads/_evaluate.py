@@ -60,6 +60,9 @@ class HeadEvaluation(Result):
         readings: For each head, `mass` or `signed`.
     """
 
+    HEADLINE = ("scores",)
+    SIGNED = ("scores",)
+
     scores: Labelled
     spread: Labelled
     positions: Labelled

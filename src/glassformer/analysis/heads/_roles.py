@@ -74,6 +74,8 @@ class HeadScores(Result):
         readings: For each head, `mass` (share of attention, in [0, 1]) or `signed` (signed over absolute, in [-1, 1]).
     """
 
+    HEADLINE = ("scores",)
+
     scores: Labelled
     positions: Labelled
     readings: tuple[Reading, ...]

@@ -36,6 +36,9 @@ class InContextLearning(Result):
         rows: How many rows were averaged over and resampled.
     """
 
+    HEADLINE = ("loss", "slope")
+    SIGNED = ("slope",)
+
     loss: Labelled
     spread: Labelled
     slope: Labelled

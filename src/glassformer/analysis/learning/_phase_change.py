@@ -46,6 +46,9 @@ class Trajectory(Result):
         rows: Size of the sample.
     """
 
+    HEADLINE = ("measures", "losses")
+    SIGNED = ("interval",)
+
     losses: Labelled
     measures: Labelled
     interval: Labelled
@@ -71,6 +74,9 @@ class PhaseChange(Result):
         bump_height: Depth of that gap in nats.
     """
 
+    HEADLINE = ("change", "together")
+    SIGNED = ("change", "together")
+
     steepest: Labelled
     change: Labelled
     together: Labelled
@@ -93,6 +99,9 @@ class LossTrajectories(Result):
         steps: Its step.
         sample: Number of tokens compared.
     """
+
+    HEADLINE = ("explained", "control", "positions")
+    SIGNED = ("positions",)
 
     positions: Labelled
     explained: Labelled

@@ -45,6 +45,8 @@ class LensDivergence(Result):
         positions: How many positions were read.
     """
 
+    HEADLINE = ("kl_bits",)
+
     kl_bits: Labelled
     spread: Labelled
     positions: int

@@ -52,6 +52,8 @@ class LensGrid(Result):
         words: Text of every id among `top`.
     """
 
+    HEADLINE = ("probability", "entropy_bits", "kl_bits")
+
     top: Labelled | None
     top_probability: Labelled | None
     answers: Labelled | None
@@ -65,21 +67,20 @@ class LensGrid(Result):
     tuned: bool = False
     words: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
-    def plot(self, *fields: str) -> Any:
-        """Return a figure with a map over sites and positions for each field, of each row of the batch.
-
-        By default of `probability`, `entropy_bits` and `kl_bits`, as far as they were computed.
-        """
-        known = [name for name in ("probability", "entropy_bits", "kl_bits") if getattr(self, name) is not None]
-        if fields or not known:
-            return super().plot(*fields)
+    def panels(self, *names: str) -> list[figures.Panel]:
+        """Return what `plot` draws; by default maps over sites and positions, of each row of the batch by itself."""
+        found = super().panels(*names)
         rows = self.first.size("batch")
-        panels = [
-            (f"{name}, row {row}" if rows > 1 else name, getattr(self, name).select(batch=row))
+        if names or rows == 1:
+            return found
+        return [
+            panel._replace(name=f"{panel.name}, row {row}", value=panel.value.select(batch=row))
             for row in range(rows)
-            for name in known
+            for panel in found
         ]
-        return figures.draw(panels, "Tuned lens" if self.tuned else "Logit lens")
+
+    def _title(self) -> str:
+        return "Tuned lens" if self.tuned else "Logit lens"
 
 
 def lens_sites(model: ModelLike) -> list[str]:

@@ -36,6 +36,9 @@ class Lens(Result):
         position: Index of the position.
     """
 
+    HEADLINE = ("probability", "entropy_bits", "kl_bits")
+    SIGNED = ("logits",)
+
     logits: Labelled
     entropy_bits: Labelled
     kl_bits: Labelled

@@ -54,6 +54,9 @@ class Importance(Result):
         left_whole: Which.
     """
 
+    HEADLINE = ("losses", "gains", "groups")
+    SIGNED = ("gains", "gains_per_term", "groups")
+
     losses: Labelled
     gains: Labelled
     errors: Labelled

@@ -69,6 +69,9 @@ class PathExpansion(Result):
         remainder: What paths longer than `max_order` add up to.
     """
 
+    HEADLINE = ("contributions", "by_order")
+    SIGNED = ("contributions", "shares", "cumulative", "by_order")
+
     contributions: Labelled
     shares: Labelled
     cumulative: Labelled

@@ -54,6 +54,9 @@ class ScorePaths(Result):
         label: The head.
     """
 
+    HEADLINE = ("classes", "total")
+    SIGNED = ("terms", "classes", "position_bias", "total")
+
     terms: Labelled
     classes: Labelled
     position_bias: Labelled

@@ -43,6 +43,9 @@ class VirtualHeads(Result):
         positions: Number of positions the means are over.
     """
 
+    HEADLINE = ("size", "mean", "offsets")
+    SIGNED = ("mean",)
+
     size: Labelled
     mean: Labelled
     offsets: Labelled
@@ -61,6 +64,9 @@ class VirtualCopying(Result):
         positive: Share of the eigenvalues that are not zero (to rounding) whose real part is positive, `first second`.
         eigenvalues: `first second rank`, complex.
     """
+
+    HEADLINE = ("score", "positive")
+    SIGNED = ("score",)
 
     score: Labelled
     positive: Labelled

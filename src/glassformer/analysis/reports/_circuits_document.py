@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from glassformer.analysis.learning._in_context import InContextLearning
 from glassformer.analysis.reports._model_facts import ModelFacts
-from glassformer.labelled import Result
+from glassformer.labelled import Labelled, Result
 
 FORMAT, VERSION = "glassformer.circuits", 1
 
@@ -253,6 +255,42 @@ class Circuits(Result):
     unavailable: tuple[Unavailable, ...]
     training: TrainingFacts | None = None
 
+    HEADLINE = ("roles", "copying", "composition", "ablation_loss")
+    SIGNED = ("copying", "composition", "ablation_loss")
+
+    @property
+    def roles(self) -> Labelled:
+        """How much each head plays each role on repeated random tokens, `head role`; NaN where it has no score."""
+        names = list(dict.fromkeys(role for head in self.heads for role in head.roles))
+        numbers = [[head.roles.get(role, math.nan) for role in names] for head in self.heads]
+        labels = [head.label for head in self.heads]
+        return Labelled(
+            torch.tensor(numbers).reshape(len(labels), len(names)), ("head", "role"), {"head": labels, "role": names}
+        )
+
+    @property
+    def copying(self) -> Labelled:
+        """Eigenvalue ratio of each head's full OV circuit, `head`, in [-1, 1]; NaN where undefined."""
+        return self._of_heads([head.copying for head in self.heads])
+
+    @property
+    def composition(self) -> Labelled:
+        """The strongest composition scores less what random matrices give, `edge`."""
+        labels = [f"{edge.earlier} → {edge.later} ({edge.kind})" for edge in self.edges]
+        return Labelled(torch.tensor([edge.excess for edge in self.edges]), ("edge",), {"edge": labels})
+
+    @property
+    def ablation_loss(self) -> Labelled:
+        """Loss without each head less the whole model's in nats, `head`; NaN where no text was given."""
+        return self._of_heads([head.ablation_loss for head in self.heads])
+
+    def _of_heads(self, numbers: Sequence[float | None]) -> Labelled:
+        values = torch.tensor([math.nan if x is None else x for x in numbers])
+        return Labelled(values, ("head",), {"head": [head.label for head in self.heads]})
+
+    def _title(self) -> str:
+        return f"The circuits of {self.model.name}"
+
     def __getitem__(self, label: str) -> HeadCircuits:
         """Return what is known of one head."""
         return next(head for head in self.heads if head.label == label)
@@ -260,6 +298,8 @@ class Circuits(Result):
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return the JSON document."""
         fields = super().to_dict(packed)
+        if packed:
+            return fields
         del fields["result"]
         return {"format": FORMAT, "version": VERSION} | fields
 

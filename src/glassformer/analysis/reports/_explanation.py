@@ -2,7 +2,7 @@
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.reports._model_facts import ModelFacts
-from glassformer.labelled import Result
+from glassformer.labelled import Labelled, Result
 from glassformer.trace import role_of
 
 FORMAT, VERSION = "glassformer.explanation", 1
@@ -99,7 +99,24 @@ class LensMap(Result):
     kl_bits: Float[Tensor, "row pos"]
     words: Mapping[int, str]
 
+    HEADLINE = ("likeliest", "entropy")
+
+    @property
+    def likeliest(self) -> Labelled:
+        """Probability of the likeliest token, `depth pos`."""
+        return self._by_place(self.probability[..., 0])
+
+    @property
+    def entropy(self) -> Labelled:
+        """Of each distribution in bits, `depth pos`."""
+        return self._by_place(self.entropy_bits)
+
+    def _by_place(self, values: Tensor) -> Labelled:
+        return Labelled(values, ("depth", "pos"), {"depth": self.labels, "pos": self.positions})
+
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        if packed:
+            return super().to_dict(packed)
         numbers = {"probability": self.probability, "entropy_bits": self.entropy_bits, "kl_bits": self.kl_bits}
         return {
             "labels": list(self.labels),
@@ -207,7 +224,19 @@ class Pattern(Result):
     key: Literal["tokens", "source_tokens"]
     weights: Float[Tensor, "query key"]
 
+    HEADLINE = ("pattern",)
+
+    @property
+    def pattern(self) -> Labelled:
+        """How much each query takes from each key, `query key`."""
+        return Labelled(self.weights, ("query", "key"), of=self.label)
+
+    def _title(self) -> str:
+        return self.label
+
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
+        if packed:
+            return super().to_dict(packed)
         rows, columns = self.weights.shape
         signed = bool((self.weights < 0).any())
         scale = float(self.weights.abs().max()) if self.weights.numel() else 0.0
@@ -266,7 +295,41 @@ class Explanation(Result):
     translation: Translation | None
     notes: tuple[str, ...]
 
+    HEADLINE = ("likely_next", "answer_by_depth", "contributions", "token_attribution")
+    SIGNED = ("contributions", "token_attribution")
+
+    @property
+    def likely_next(self) -> Labelled:
+        """Probability of the likeliest next tokens, `token`."""
+        shown = self.next_token.candidates[:12]
+        return _by("token", [found.text for found in shown], [found.probability for found in shown])
+
+    @property
+    def answer_by_depth(self) -> Labelled:
+        """Probability of the answer if the model stopped there, `depth`."""
+        return _by("depth", [row.label for row in self.lens], [row.answer.probability for row in self.lens])
+
+    @property
+    def contributions(self) -> Labelled:
+        """What each component adds to the answer's logit, or to its difference to the other, `component`."""
+        parts = self.attribution.components
+        return _by("component", [part.label for part in parts], [part.contribution for part in parts])
+
+    @property
+    def token_attribution(self) -> Labelled:
+        """What each token's vector does for the answer, `pos`: local slopes, which sum to nothing."""
+        return _by("pos", [f"{token.index}:{token.text}" for token in self.tokens], self.inputs.values)
+
+    def _title(self) -> str:
+        return f"{self.answer.text!r} after position {self.position}, explained"
+
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         fields = super().to_dict(packed)
+        if packed:
+            return fields
         del fields["result"]
         return {"format": FORMAT, "version": VERSION} | fields
+
+
+def _by(axis: str, labels: Sequence[str], numbers: Sequence[float]) -> Labelled:
+    return Labelled(torch.tensor(numbers), (axis,), {axis: labels})

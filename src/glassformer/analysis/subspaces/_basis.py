@@ -37,6 +37,8 @@ class RotationTest(Result):
         seed: Of the rotation.
     """
 
+    HEADLINE = ("folded", "unfolded")
+
     folded: float
     unfolded: float
     gains_left: tuple[str, ...]
@@ -52,6 +54,8 @@ class Kurtosis(Result):
         rotated: For the same activations turned at random.
         tokens: How many vectors it is a mean over.
     """
+
+    HEADLINE = ("coordinates", "rotated")
 
     coordinates: Labelled
     rotated: Labelled

@@ -49,6 +49,8 @@ class Bandwidth(Result):
         folded: Whether norms were folded into what reads.
     """
 
+    HEADLINE = ("dimensions",)
+
     dimensions: Labelled
     d_model: int
     folded: bool
@@ -63,6 +65,8 @@ class Overlaps(Result):
         chance: What random subspaces of these ranks would have.
         folded: Whether norms were folded into what reads.
     """
+
+    HEADLINE = ("overlap",)
 
     overlap: Labelled
     chance: Labelled
@@ -84,6 +88,9 @@ class Erasers(Result):
         left_out: Heads without an OV circuit, and why.
     """
 
+    HEADLINE = ("neurons", "head_ratio")
+    SIGNED = ("neurons", "head_ratio", "head_lowest")
+
     neurons: Labelled
     neuron_ids: Labelled
     head_ratio: Labelled
@@ -103,6 +110,9 @@ class Erasure(Result):
         left_out: Components whose reading is not known, and why.
     """
 
+    HEADLINE = ("cosine",)
+    SIGNED = ("cosine",)
+
     cosine: Labelled
     spread: Labelled
     left_out: LeftOut
@@ -117,6 +127,8 @@ class StreamDimensions(Result):
         positions: How many vectors each is taken over; a ratio cannot exceed it.
     """
 
+    HEADLINE = ("participation_ratio",)
+
     participation_ratio: Labelled
     positions: int
 
@@ -130,6 +142,8 @@ class JointPca(Result):
         embed_share: Of that, the embedding's part: 1/2 where both use a direction alike, 1 or 0 where one does alone.
         participation_ratio: Of the joint spectrum.
     """
+
+    HEADLINE = ("variance", "embed_share")
 
     variance: Labelled
     embed_share: Labelled

@@ -23,6 +23,9 @@ class Sweep(Result):
             several rows in a batch; `row by row`: the plain loop, and behind a colon why, if another way was tried.
     """
 
+    HEADLINE = ("change",)
+    SIGNED = ("values", "base", "mean", "change")
+
     values: Labelled
     base: Labelled
     work: float

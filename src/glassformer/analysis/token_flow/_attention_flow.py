@@ -37,6 +37,8 @@ class AttentionFlow(Result):
         method: How layers were weighed.
     """
 
+    HEADLINE = ("flow", "rollout")
+
     flow: Labelled
     rollout: Labelled
     position: int

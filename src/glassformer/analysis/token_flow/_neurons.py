@@ -32,6 +32,9 @@ class NeuronShares(Result):
         position: Index of the position.
     """
 
+    HEADLINE = ("shares", "activations")
+    SIGNED = ("activations",)
+
     shares: Labelled
     activations: Labelled
     bias: float

@@ -36,6 +36,8 @@ class TokenFlow(Result):
             position, `layer query`.
     """
 
+    HEADLINE = ("final", "layers")
+
     layers: Labelled
     rolled: Labelled
     method: str

@@ -88,6 +88,8 @@ class FlowRoutes(Result):
         dropped: Importance that ends in nodes without an edge above the threshold.
     """
 
+    HEADLINE = ("inputs", "heads")
+
     inputs: Labelled
     heads: Labelled
     nodes: tuple[FlowNode, ...]
@@ -164,6 +166,8 @@ class AverageRoutes(Result):
         threshold: Smallest share an edge was kept with.
         prompts: How many were averaged over.
     """
+
+    HEADLINE = ("heads",)
 
     heads: Labelled
     spread: Labelled

@@ -35,6 +35,8 @@ class ValueNorms(Result):
         summed: Size of what a layer's heads add together, `layer query key`; at most the sum of `written`.
     """
 
+    HEADLINE = ("summed", "written")
+
     weighted: Labelled
     written: Labelled
     summed: Labelled

@@ -43,6 +43,8 @@ class Bigrams(Result):
         folded: Whether norms were folded into the matrices.
     """
 
+    HEADLINE = ("probability", "kl_nats")
+
     probability: Labelled
     outputs: Labelled
     kl_nats: Labelled

@@ -62,6 +62,9 @@ class SkipTrigrams(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("contribution", "attention", "effect")
+    SIGNED = ("contribution", "preference", "effect", "direct")
+
     contribution: Labelled
     attention: Labelled
     preference: Labelled
@@ -101,6 +104,9 @@ class CrossedTrigrams(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("bug_mass", "contribution")
+    SIGNED = ("contribution", "direct")
+
     contribution: Labelled
     wrong: Labelled
     bug_mass: Labelled
@@ -126,6 +132,8 @@ class CrossedCost(Result):
         fired: Positions where one fires.
         positions: Predicted positions.
     """
+
+    HEADLINE = ("nats", "nats_per_token")
 
     nats: float
     nats_per_token: float

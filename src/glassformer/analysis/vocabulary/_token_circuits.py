@@ -55,6 +55,9 @@ class TokenPairs(Result):
         left_out: Heads the analysis is not defined for, and why.
     """
 
+    HEADLINE = ("values",)
+    SIGNED = ("values",)
+
     values: Labelled
     rows: Labelled
     columns: Labelled
@@ -91,6 +94,9 @@ class TokenCircuits(Result):
         through: As in `TokenPairs`.
         left_out: Heads without a full OV or QK circuit, and why.
     """
+
+    HEADLINE = ("raised", "lowered", "sought")
+    SIGNED = ("raised", "lowered", "sought")
 
     raised: Labelled
     lowered: Labelled

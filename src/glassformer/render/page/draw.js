@@ -65,60 +65,18 @@ function percent(p) {
 
 // ---- colour: ramps whose lightness never turns back, so that they read in grey and with any colour vision
 
-const RAMPS = {
-  light: {
-    sequential: ["#f6f7f2", "#cfe5c8", "#6dbdb4", "#2f7fa6", "#27458c", "#1b1b4b"],
-    diverging: ["#0b3c7a", "#3f7fc4", "#a9c9e8", "#f6f6f3", "#f3c392", "#d0701f", "#7a3400"],
-  },
-  dark: {
-    sequential: ["#171b20", "#1d2f55", "#255f8c", "#2f9aa0", "#84cfa0", "#f4f3c0"],
-    diverging: ["#b9d9ff", "#5b9bea", "#25508c", "#171b20", "#8a4a12", "#ec8f38", "#ffd9ae"],
-  },
-};
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const PRINT = matchMedia("print");
 const currentTheme = () => (DARK.matches && !PRINT.matches ? "dark" : "light");
 let theme = currentTheme();
 
 const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const gamma = (c) => (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
 
-// Oklab (Ottosson 2020): equal steps look equal, so halfway between two stops looks halfway
-function oklab(hex) {
-  const [r, g, b] = [1, 3, 5].map((i) => linear(parseInt(hex.slice(i, i + 2), 16) / 255));
-  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
-  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
-  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
-  return [
-    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
-  ];
-}
-
-function rgb([L, a, b]) {
-  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  return [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map((c) => Math.round(255 * Math.min(1, Math.max(0, gamma(Math.max(0, c))))));
-}
-
-function rampTable(stops) {
-  const labs = stops.map(oklab);
-  return Array.from({ length: 257 }, (_, i) => {
-    const at = (i / 256) * (labs.length - 1);
-    const left = Math.min(Math.floor(at), labs.length - 2);
-    return rgb(labs[left].map((c, d) => c + (at - left) * (labs[left + 1][d] - c)));
-  });
-}
-
+// `RAMPS` stands before this script: every colour of each ramp, six hexadecimal digits after six
+const unpackedRamp = (digits) => digits.match(/.{6}/g).map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 const TABLES = Object.fromEntries(
   Object.entries(RAMPS).map(([name, ramps]) => [
-    name, { sequential: rampTable(ramps.sequential), diverging: rampTable(ramps.diverging) },
+    name, { sequential: unpackedRamp(ramps.sequential), diverging: unpackedRamp(ramps.diverging) },
   ]),
 );
 

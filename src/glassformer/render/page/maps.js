@@ -81,7 +81,7 @@ class HeatMap {
 
   drawCells(context, style) {
     const [w, h] = [this.width, this.height];
-    context.fillStyle = style.getPropertyValue("--sunken");
+    context.fillStyle = style.getPropertyValue("--undefined");
     context.fillRect(this.left, this.top, w * this.columns.length, h * this.rows.length);
     const gap = Math.min(w, h) >= 9 ? 1 : 0;
     const numbers = w >= 42 && h >= 16;

@@ -14,6 +14,7 @@ from typing import Any
 
 from glassformer.json_text import json_text
 from glassformer.labelled import Result
+from glassformer.render.page.colours import colour_script, colour_style
 from glassformer.render.page.results import results_document
 
 # in the order they run: drawing, pictures, sections
@@ -90,12 +91,12 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
 
 
 def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:
-    script = '"use strict";\n{\n' + "\n".join(_read(part) for part in scripts) + "}\n"
+    script = '"use strict";\n{\n' + colour_script() + "\n".join(_read(part) for part in scripts) + "}\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         digest=f"sha256-{digest}",
         title=html.escape(title),
-        style=_read("page.css"),
+        style=colour_style() + _read("page.css"),
         name=name,
         data=_embedded(payload),
         script=script,

@@ -6,17 +6,8 @@ const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation pat
   AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching",
   DirectLogitAttribution: "Direct logit attribution" };
 
-// tensors drawn at once; the others wait behind a heading. Without an entry: the first three that are no spread
-const MAIN = {
-  Patched: ["carried"], CausalTrace: ["share"], TracesByRole: ["share"], TokenFlow: ["final", "layers"], ValueNorms: ["written"],
-  InputGradients: ["values"], AblationTable: ["mean"], PathPatching: ["share"], SenderEffects: ["total", "direct", "indirect"],
-  Faithfulness: ["needed", "incompleteness"], LensGrid: ["kl_bits", "probability"], FlowRoutes: ["inputs", "heads"], Acdc: [], LongContext: ["by_layer", "distances", "measures"],
-  Suppression: ["by_depth", "contributions", "interventions"], MeaningShift: ["relative", "along", "first_tokens", "second_tokens"],
-  ShortCircuit: ["exact_match", "token_accuracy", "novel_loss_change"], DirectLogitAttribution: ["contributions"],
-};
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"] };
-const ASIDE = /spread|error|gap|unexplained|clean|corrupt|undefined|baseline/;
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"] };
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
@@ -64,11 +55,15 @@ function waiting(title, make) {
 const OF_A_WHOLE = new Set(["carried", "recovered", "fraction", "share"]);
 const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derived[name] ?? result[name]), share: OF_A_WHOLE.has(name) }, sentence(name), said ? meaning(result, name) : "");
 
+// what the class of a result draws first is drawn at once; the others wait behind a heading
+const MOST_MAIN = 4;
+
 // `said`: whether main figures tell what they are, or something above them does
 function tensorsOf(result, said = true) {
   const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
-  const main = MAIN[result.result]?.filter((name) => names.includes(name)) ?? names.filter((name) => !ASIDE.test(name) && result[name]).slice(0, 3);
-  const rest = names.filter((name) => !main.includes(name) && !SHOWN[result.result]?.includes(name));
+  const free = (name) => names.includes(name) && !SHOWN[result.result]?.includes(name);
+  const main = data.about[result.result].headline.filter(free).slice(0, MOST_MAIN);
+  const rest = names.filter((name) => free(name) && !main.includes(name));
   return [main.map((name) => figureOf(result, name, said)), rest.length
     ? waiting(`Other numbers: ${rest.map((name) => name.replaceAll("_", " ")).join(", ")}`, () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
 }

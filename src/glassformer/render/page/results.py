@@ -25,7 +25,7 @@ def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | 
 
     Returns:
         The head, under `results` each result as `to_dict(packed=True)` gives it, and under `about`, for each class of
-        result at any depth, what it and its fields mean.
+        result at any depth, what it and its fields mean and which of them are drawn first.
 
     Raises:
         ConfigError: There is no result, or something else among them.
@@ -42,7 +42,7 @@ def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | 
         "version": VERSION,
         **(head or {}),
         "results": [result.to_dict(packed=True) for result in found],
-        "about": {name: _about(kind) for name, kind in kinds.items()},
+        "about": {name: about(kind) for name, kind in kinds.items()},
     }
 
 
@@ -60,8 +60,8 @@ def _within(value: Any) -> Iterator[Result]:
         yield from _within(inner)
 
 
-def _about(kind: type[Result]) -> dict[str, Any]:
-    """Return a docstring as a summary and the meaning of each field and derived property."""
+def about(kind: type[Result]) -> dict[str, Any]:
+    """Return a docstring as a summary and the meaning of each field and derived property, and what is drawn first."""
     parts = re.split(r"^(\w+):$", inspect.getdoc(kind) or "", flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2]))
     fields: dict[str, str] = {}
@@ -71,4 +71,4 @@ def _about(kind: type[Result]) -> dict[str, Any]:
             fields[name] = " ".join(words.split())
     for name in kind.derived_names():
         fields.setdefault(name, " ".join((inspect.getdoc(getattr(kind, name)) or "").split()))
-    return {"summary": " ".join(parts[0].split()), "fields": fields}
+    return {"summary": " ".join(parts[0].split()), "fields": fields, "headline": list(kind.headline_names())}

@@ -34,7 +34,7 @@ function byLayer(tensor, components) {
   });
   const axes = tensor.axes.slice(0, -1);
   return new Tensor({ axes: [...axes, "layer", "part of it"], coords: { ...tensor.coords, layer: layers, "part of it": parts },
-    shape: [...tensor.shape.slice(0, -1), layers.length, parts.length], values });
+    shape: [...tensor.shape.slice(0, -1), layers.length, parts.length], values, signed: tensor.signed });
 }
 
 function componentsView(result) {

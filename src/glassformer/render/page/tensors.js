@@ -2,8 +2,8 @@
 
 class Tensor {
   // numbers come packed, as nested lists, or as they are kept
-  constructor({ axes, coords, shape, float32, values, share = false }) {
-    Object.assign(this, { axes, coords, share, shape: shape ?? sizesOf(values) });
+  constructor({ axes, coords, shape, float32, values, signed, share = false }) {
+    Object.assign(this, { axes, coords, share, shape: shape ?? sizesOf(values), signed });
     // base64 of little-endian numbers, as every machine with a browser keeps them
     if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
     else this.values = values instanceof Float32Array ? values : Float32Array.from([values].flat(Infinity), (x) => x ?? NaN);
@@ -29,14 +29,14 @@ class Tensor {
       values[i] = make((j) => this.values[start + j * inner], n);
     }
     const without = (list) => list.filter((_, i) => i !== d);
-    return new Tensor({ axes: without(this.axes), coords: this.coords, shape: without(this.shape), values, share: this.share });
+    return new Tensor({ axes: without(this.axes), coords: this.coords, shape: without(this.shape), values, signed: this.signed, share: this.share });
   }
 
   pick(axis, i) { return this.reduced(axis, (entry) => entry(i)); }
   mean(axis) { return this.reduced(axis, (entry, n) => moments(entry, n)[0]); }
   error(axis) { return this.reduced(axis, (entry, n) => moments(entry, n)[1]); }
 
-  // largest size, and whether anything is negative beyond rounding
+  // largest size, and whether numbers have a sign: by what the result says, or because one is negative beyond rounding
   range() {
     let [most, least] = [0, 0];
     for (const x of this.values) {
@@ -44,7 +44,8 @@ class Tensor {
       if (x < least) least = x;
     }
     // shares of a whole are comparable from picture to picture, whatever the largest is
-    return this.share ? { limit: 1, isSigned: true } : { limit: most || 1, isSigned: least < -1e-6 * most };
+    const isSigned = this.signed === true || this.share || least < -1e-6 * most;
+    return { limit: this.share ? 1 : most || 1, isSigned };
   }
 }
 

@@ -1,5 +1,6 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any
@@ -9,17 +10,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.labelled import Result
+from glassformer.colours import TERMINAL
+from glassformer.labelled import Labelled, Result, spaced
 
-BAR = 16
-POSITIVE, NEGATIVE, QUIET, STRONG = "cyan", "yellow", "dim", "bold"
+BAR, MOST = 16, 8
+POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
 
 
 @singledispatch
 def tables(result: Result) -> RenderableType:
-    """Return what `show` prints, for any rich console; results without a view of their own print as text."""
+    """Return what `show` prints, for any rich console: a result's own view, or the largest of its main entries."""
     view: Any = largest.dispatch(type(result))
-    return Text(repr(result)) if view is largest.dispatch(object) else view(result)
+    return _any_result(result, MOST) if view is largest.dispatch(object) else view(result)
 
 
 @singledispatch
@@ -29,6 +31,25 @@ def largest(result: Result, top: int) -> RenderableType:
     A view registered here serves `tables` too, with its own default of `top`.
     """
     return tables(result)
+
+
+def _any_result(result: Result, top: int) -> RenderableType:
+    """Return the largest entries of what a class of results says first."""
+    parts = [_entries(panel.name, panel.value, top) for panel in result.panels()]
+    return Group(section(spaced(type(result).__name__)), *parts)
+
+
+def _entries(name: str, value: Labelled, top: int) -> RenderableType:
+    if value.values.is_complex():
+        return Text(f"{name}: {value!r}", style=QUIET)
+    numbers = dataclasses.replace(value, values=value.values.detach().double().nan_to_num(0.0, 0.0, 0.0))
+    found = numbers.top(top, by_size=True)
+    grid = table(name.replace("_", " "), " ".join(value.axes), "", left=(0, 2))
+    for places, number in found:
+        words = " ".join(visible(str(place), 24) for place in places)
+        grid.add_row(words, f"{number:.3g}", bar(number, abs(found[0][1])))
+    rest = value.values.numel() - len(found)
+    return Group(grid, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
 
 
 def show(result: Result, console: Console | None = None) -> None:

@@ -1,0 +1,330 @@
+"""Every result can be looked at: drawn, shown, written as a page, seen in a notebook; one colour table for them all."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import types
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from playwright.sync_api import Page
+
+from every_result import MAKERS, classes, result
+from explanations import sample
+from glassformer import figures
+from glassformer.analysis import run
+from glassformer.colours import DARK, LIGHT, SERIES, Palette
+from glassformer.errors import SaveError, SiteNotRead
+from glassformer.labelled import Labelled, Result
+from glassformer.render.page import results_page
+from glassformer.render.viewing import framed
+from glassformer.testing.models import subject
+from pages import NASTY, Opener
+
+browser_test = pytest.mark.browser
+NAMES = [kind.__name__ for kind in classes()]
+# a model, a run or a report of their own has to be made for these
+SLOW = {
+    "Circuits",
+    "LossTrajectories",
+    "SixArguments",
+    "Suppression",
+    "AttentionSinks",
+    "LensDivergence",
+    "PhaseChange",
+}
+every = pytest.mark.parametrize(
+    "name",
+    [
+        name if i % 5 == 0 and name not in SLOW else pytest.param(name, marks=pytest.mark.full)
+        for i, name in enumerate(NAMES)
+    ],
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sign(Result):
+    """A result that says which of its numbers have a sign.
+
+    Args:
+        change: Of either sign.
+        share: Never below zero.
+    """
+
+    HEADLINE = ("share", "change")
+    SIGNED = ("change",)
+
+    change: Labelled
+    share: Labelled
+
+
+def sign(values: torch.Tensor, *axes: str, **coords: list[Any]) -> Sign:
+    found = Labelled(values, axes, coords)
+    return Sign(found, found)
+
+
+def maps(figure: Any) -> list[Any]:
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+# ---- every class of results
+
+
+def test_there_is_a_result_of_every_class() -> None:
+    assert sorted(MAKERS) == NAMES
+
+
+def test_every_class_says_what_is_drawn_of_it_and_names_what_it_has() -> None:
+    nested = {"Patching", "SixArguments"}  # drawn as what they hold
+    for kind in classes():
+        assert kind.HEADLINE or kind.__name__ in nested, kind.__name__
+        known = {*(f.name for f in dataclasses.fields(kind)), *kind.derived_names()}  # type: ignore[arg-type]
+        assert {*kind.HEADLINE, *kind.SIGNED} <= known, kind.__name__
+
+
+@every
+def test_every_result_draws_itself_at_a_size_to_read(name: str) -> None:
+    figure = result(name).plot()
+    FigureCanvasAgg(figure).draw()
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert 1 <= len(panels) <= figures.MOST_PANELS
+    width, height = figure.get_size_inches()
+    assert width <= 12 and width / height < 3
+    for axes in panels:
+        labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+        for text in [*labels, axes.title, axes.xaxis.label, axes.yaxis.label]:
+            assert text.get_fontsize() >= 8
+    inside = figure.get_tightbbox()
+    assert inside.x0 >= -0.01 and inside.x1 <= width + 0.01 and inside.y0 >= -0.01 and inside.y1 <= height + 0.01
+
+
+@every
+def test_no_drawing_holds_nothing_but_what_is_not_defined(name: str) -> None:
+    panels = result(name).panels()
+    assert any(bool(panel.value.values.isfinite().any()) for panel in panels)
+
+
+@every
+def test_numbers_below_zero_belong_to_what_a_class_says_has_a_sign(name: str) -> None:
+    for panel in result(name).panels():
+        values = panel.value.values
+        several_units = {*panel.value.axes, panel.name} & {*figures.UNITS, "numbers", ""}
+        if values.is_complex() or several_units:
+            continue
+        assert panel.signed or not bool((values < -1e-6 * values.double().abs().nan_to_num().max()).any()), panel.name
+
+
+@every
+def test_every_result_writes_its_page_and_shows_itself(name: str, tmp_path: Path, capsys: Any) -> None:
+    found = result(name)
+    path = found.html(tmp_path / "made" / "page.html")
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    found.show()
+    assert capsys.readouterr().out.strip()
+    seen = found._repr_html_()
+    assert "<script" not in seen and seen.count("<tr>") >= 1 and len(seen) < 20_000
+
+
+@every
+@browser_test
+def test_the_page_of_every_result_draws_something(opened: Opener, name: str) -> None:
+    drawn = opened(result(name).html)
+    assert drawn.locator("canvas, svg, table, .number, .strip").count() >= 1
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SaveError):
+        result("Lens").html(tmp_path / "file" / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# ---- where it is shown
+
+
+@pytest.mark.full
+def test_results_of_a_room_that_was_imported_alone_can_be_looked_at() -> None:
+    code = (
+        "from glassformer.analysis.lens import logit_lens\n"
+        "from glassformer.testing.models import subject\n"
+        "import sys; assert 'glassformer.render' not in sys.modules\n"
+        "found = subject('gpt2'); logit_lens(found.model, found.inputs[0][:1]).show()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "block 1" in done.stdout
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(monkeypatch: Any, capsys: Any) -> None:
+    displayed: list[str] = []
+    shell = types.SimpleNamespace(kernel=None)
+    notebook: Any = types.ModuleType("IPython")
+    notebook.get_ipython = lambda: shell
+    screen: Any = types.ModuleType("IPython.display")
+    screen.HTML, screen.display = str, displayed.append
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", screen)
+    sample("short").show()
+    assert capsys.readouterr().out == ""
+    [frame] = displayed
+    assert 'sandbox="allow-scripts"' in frame and escape("<!doctype html>") in frame
+    del shell.kernel  # a terminal
+    sample("short").show()
+    assert len(displayed) == 1 and capsys.readouterr().out
+
+
+@browser_test
+def test_a_frame_draws_its_page_and_lets_no_token_out(browser: Any, tmp_path: Path) -> None:
+    labels = [f"{i}:{text}" for i, text in enumerate(NASTY)]
+    hostile = sign(torch.rand(9, 9), "query", "key", query=labels, key=labels)
+    notebook = hostile._repr_html_() + framed(results_page(hostile), NASTY[2])
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8>{notebook}", encoding="utf-8")
+    page: Page = browser.new_page()
+    page.goto(path.as_uri())
+    inner = page.frame_locator("iframe")
+    inner.locator("canvas.map").first.wait_for()
+    assert page.evaluate("window.ran") is None and inner.locator("body").evaluate("() => window.ran") is None
+    assert page.locator("img").count() == inner.locator("img").count() == 0
+    page.close()
+
+
+def test_tokens_of_any_kind_can_be_drawn_and_are_told_apart() -> None:
+    labels = [f"{i}:{text}" for i, text in enumerate([*NASTY, "$a$", "a $x", "我", "\x00", "\ud800"])]
+    figure = sign(torch.rand(14, 14), "query", "key", query=labels, key=labels).plot()
+    FigureCanvasAgg(figure).draw()
+    written = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len({*written}) == 14 and not any("\n" in text for text in written)
+
+
+# ---- figures
+
+
+def test_a_mask_is_drawn_as_one_and_on_any_axes() -> None:
+    for shape, axes in (((3, 4), ("query", "key")), ((5,), ("key",)), ((2, 3, 4), ("layer", "query", "key"))):
+        figure = Labelled(torch.rand(shape) > 0.5, axes).plot()
+        assert {int(x) for image in maps(figure) for x in image.get_array().flatten()} <= {0, 1}
+        assert len(maps(figure)) == len(figure.axes)  # without colour bars
+
+
+def test_four_panels_stand_two_by_two() -> None:
+    width, height = Labelled(torch.rand(4, 5, 5), ("layer", "query", "key")).plot().get_size_inches()
+    assert 1 < width / height < 1.6
+
+
+def test_what_has_a_sign_has_zero_in_the_middle_whatever_the_data_are() -> None:
+    rising = torch.arange(1.0, 7.0).reshape(2, 3)
+    share, change = maps(sign(rising, "layer", "head").plot())
+    assert share.get_clim() == (0.0, 6.0) and change.get_clim() == (-6.0, 6.0)
+    share, change = maps(sign(-rising, "layer", "head").plot())
+    assert share.get_clim() == change.get_clim() == (-6.0, 6.0)
+    share, _ = maps(sign(rising.double().index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(-1e-12).double()),
+                         "layer", "head").plot())  # fmt: skip
+    assert share.get_clim() == (0.0, 6.0)
+
+
+def test_an_overview_averages_prompts_and_says_so_and_a_named_field_does_not() -> None:
+    values = torch.rand(3, 5)
+    found = sign(values, "head", "batch", head=["L0H0", "L0H1", "L0H2"])
+    axes = found.plot().axes[0]
+    assert axes.get_title() == "share, mean over 5 of batch"
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(values.mean(1).tolist())
+    assert maps(found.plot("share"))[0].get_array().shape == (3, 5)
+
+
+def test_units_are_drawn_apart() -> None:
+    found = Labelled(torch.rand(3, 2), ("head", "measure"), {"head": ["a", "b", "c"], "measure": ["mass", "distance"]})
+    assert [axes.get_title() for axes in found.plot().axes] == ["mass", "distance"]
+
+
+def test_too_many_maps_are_the_first_of_them_in_an_overview() -> None:
+    figure = sign(torch.rand(40, 3, 3), "layer", "query", "key").plot()
+    assert len(maps(figure)) == figures.MOST_PANELS and "the first 24 of 80 maps" in figure.get_suptitle()
+
+
+def test_a_run_draws_its_patterns_or_the_sites_that_are_named() -> None:
+    found = subject("gpt2")
+    done = run(found.model, found.inputs[0][:1], read=["*.pattern", "blocks.0.resid_pre"])
+    titles = [axes.get_title() for axes in done.plot().axes if axes.get_title()]
+    assert titles[0] == "blocks.0.attn.pattern, head L0H0" and len(titles) == 8
+    assert maps(done.plot("L1H2.pattern"))[0].get_array().shape == (7, 7)
+    with pytest.raises(SiteNotRead):
+        done.plot("L1H2.z")
+
+
+# ---- one table of colours
+
+
+def lightness(colour: str) -> float:
+    linear = [((int(colour[i : i + 2], 16) / 255 + 0.055) / 1.055) ** 2.4 for i in (1, 3, 5)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_ramps_pass_through_the_colours_of_the_signs_and_never_turn_back(palette: Palette) -> None:
+    signed, unsigned = palette.ramp("diverging"), palette.ramp("sequential")
+    assert (palette.diverging[1], palette.diverging[-2]) == (palette.negative, palette.positive)
+    assert (unsigned[0], unsigned[-1]) == (palette.sequential[0], palette.sequential[-1])
+    way = 1 if palette is DARK else -1
+    for ramp in (unsigned, signed[128:], signed[128::-1]):
+        steps = [way * (b - a) for a, b in zip(map(lightness, ramp), map(lightness, ramp[1:]))]
+        assert min(steps) > -0.004
+
+
+def test_figures_take_the_colours_of_the_table() -> None:
+    found = Labelled(torch.tensor([2.0, -1.0]), ("head",), {"head": ["L0H0", "L0H1"]}).plot()
+    assert [bar.get_facecolor()[:3] for bar in found.axes[0].patches] == [rgb(LIGHT.positive), rgb(LIGHT.negative)]
+    image = maps(sign(torch.tensor([[3.0, -3.0], [0.0, 0.0]]), "a", "b").plot("change"))[0]
+    assert [tuple(image.to_rgba(x)[:3]) for x in (3.0, -3.0)] == [rgb(LIGHT.diverging[-1]), rgb(LIGHT.diverging[0])]
+
+
+def rgb(colour: str) -> Any:
+    return pytest.approx(tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+
+
+@browser_test
+@pytest.mark.parametrize(("scheme", "palette"), [("light", LIGHT), ("dark", DARK)])
+def test_a_page_takes_the_colours_of_the_table(opened: Opener, scheme: str, palette: Palette) -> None:
+    shown = opened([sign(torch.tensor([2.0, -1.0]), "part", part=["a", "b"])], scheme=scheme)
+    colours = shown.locator("figure:has-text('Change') .bar").evaluate_all(
+        "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
+    )
+    assert [_hexadecimal(colour) for colour in colours] == [palette.positive, palette.negative]
+    variables = "names => names.map(name => getComputedStyle(document.body).getPropertyValue(name).trim())"
+    assert shown.evaluate(variables, [f"--series-{i}" for i in range(len(SERIES))]) == list(SERIES)
+
+
+def _hexadecimal(colour: str) -> str:
+    return "#" + "".join(f"{int(x):02x}" for x in re.findall(r"\d+", colour)[:3])
+
+
+@browser_test
+def test_a_map_on_a_page_has_the_ramp_that_its_class_says(opened: Opener) -> None:
+    # numbers above zero only: nothing but the class tells which of the two has a sign
+    shown = opened([sign(torch.full((2, 2), 4.0), "layer", "head")])
+    middle = """canvases => canvases.map(canvas => {
+        const data = canvas.getContext("2d").getImageData(canvas.width - 30, canvas.height - 8, 1, 1).data;
+        return [...data.slice(0, 3)].join(" ");
+    })"""
+    assert [_hexadecimal(colour) for colour in shown.locator("canvas.map").evaluate_all(middle)] == [
+        LIGHT.sequential[-1],
+        LIGHT.diverging[-1],
+    ]
+
+
+def test_curves_are_told_apart_by_all_kinds_of_colour_vision() -> None:
+    # Machado, Oliveira and Fernandes 2009, in linear light
+    seen = {
+        "all": torch.eye(3),
+        "no red": torch.tensor([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+        "no green": torch.tensor([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    }
+    colours = torch.tensor([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in SERIES])
+    linear = ((colours + 0.055) / 1.055) ** 2.4
+    for matrix in seen.values():
+        places = (linear @ matrix.mT).clamp(0, 1) ** (1 / 2.2)
+        assert float(torch.pdist(places).min()) > 0.15
