@@ -146,7 +146,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "a quantised config": (
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
-        ["quantised model (gptq)", "Use the unquantised checkpoint"],
+        ["quantised weights (GPTQ, 4 bits: quantization_config)", "Take the checkpoint it was made from"],
     ),
     "more layers than there are": (
         config(num_hidden_layers=3),
