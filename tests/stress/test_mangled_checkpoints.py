@@ -107,7 +107,7 @@ def test_a_mangled_folder_opens_or_is_refused_and_nothing_else_happens(
     mangle: Callable[[Path, random.Random], None], folders: list[Path], tmp_path: Path, trials: Trials
 ) -> None:
     (tmp_path / "secret").write_text(SECRET)
-    for seed in trials(quick=12, sweep=150):
+    for seed in trials(quick=10, sweep=90):
         draw = random.Random(seed)
         folder = Path(shutil.copytree(draw.choice(folders), tmp_path / "mangled"))
         mangle(folder, draw)
