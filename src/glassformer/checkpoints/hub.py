@@ -87,8 +87,8 @@ def is_cached(name: str) -> bool:
 def _unreached(asked: str, error: Exception) -> str:
     from huggingface_hub import constants
 
-    why = "HF_HUB_OFFLINE=1 asks nobody else" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    why = "HF_HUB_OFFLINE=1 is set" if constants.HF_HUB_OFFLINE else type(error).__name__
     return (
-        f"{asked} is neither a folder nor in the hub's cache, and {why} ({type(error).__name__}). Download it "
-        "where there is a network and give the folder."
+        f"{asked} is neither a folder nor in the hub's cache, and the hub cannot be reached ({why}). "
+        "Download it where there is a network and give the folder."
     )
