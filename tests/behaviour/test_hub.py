@@ -165,9 +165,7 @@ def test_offline_the_cache_serves_and_its_lack_is_said(hub: Hub, folder: Path, m
     hub.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert same(gf.load(NAME), gf.load(folder))
-    with pytest.raises(
-        CheckpointError, match=r"nor in the hub's cache, and the hub cannot be reached \(HF_HUB_OFFLINE=1 is set"
-    ):
+    with pytest.raises(CheckpointError, match=r"the hub cannot be reached \(HF_HUB_OFFLINE=1 is set\)"):
         gf.load("org/other")
     assert hub.asked == []
 

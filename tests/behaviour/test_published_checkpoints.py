@@ -298,7 +298,7 @@ HUB = {
     "GatedRepoError": (UnknownModel, "is gated: accept its terms"),
     "RevisionNotFoundError": (UnknownModel, '"somebody/a-model" at revision v9: the hub has the model, but not this'),
     "RepositoryNotFoundError": (UnknownModel, "nor, as far as you may see, on the hub"),
-    "HfHubHTTPError": (CheckpointError, "the hub cannot be reached"),
+    "HfHubHTTPError": (CheckpointError, "the hub answers with an error (said no)"),
 }
 
 
