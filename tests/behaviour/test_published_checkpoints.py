@@ -147,7 +147,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "a quantised config": (
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
-        ["quantised model (gptq)", "Use the unquantised checkpoint"],
+        ["quantised weights (GPTQ, 4 bits: quantization_config)", "Take the checkpoint it was made from"],
     ),
     "more layers than there are": (
         config(num_hidden_layers=3),
@@ -299,7 +299,7 @@ HUB = {
     "GatedRepoError": (UnknownModel, "is gated: accept its terms"),
     "RevisionNotFoundError": (UnknownModel, '"somebody/a-model" at revision v9: the hub has the model, but not this'),
     "RepositoryNotFoundError": (UnknownModel, "nor, as far as you may see, on the hub"),
-    "HfHubHTTPError": (CheckpointError, "the hub cannot be reached"),
+    "HfHubHTTPError": (CheckpointError, "the hub answers with an error (said no)"),
 }
 
 

@@ -88,7 +88,7 @@ def test_what_a_family_cannot_say_is_refused_by_field() -> None:
 
 
 def test_experts_stored_in_four_bits_are_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"quantised model \(mxfp4\), and quantised weights are not read"):
+    with pytest.raises(CheckpointError, match=r"holds quantised weights \(MXFP4: quantization_config\)"):
         read("gpt_oss", sliding_window=3, quantization_config={"quant_method": "mxfp4"})
 
 

@@ -20,7 +20,7 @@ def is_id(name: str) -> bool:
 def download(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a hub model in the local cache, fetching what is missing.
 
-    Downloads resume where they were interrupted; a token comes from `huggingface-cli login` or HF_TOKEN, and with
+    Files that came whole are not fetched again; a token comes from `huggingface-cli login` or HF_TOKEN, and with
     HF_HUB_OFFLINE=1 only the cache is asked.
 
     Args:
@@ -62,17 +62,18 @@ def download(name: str, revision: str | None = None, *, weights: bool = True) ->
     except LocalEntryNotFoundError as error:
         raise CheckpointError(_unreached(asked, error)) from error
     except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise UnknownModel(
                 f"{asked}: the hub refuses your token ({status}). Make one that may read this model, then hf auth "
                 "login, or HF_TOKEN."
             ) from error
-        raise CheckpointError(f"{asked}: the hub answers with an error ({status}). Try again later.") from error
+        raise CheckpointError(
+            f"{asked}: the hub answers with an error ({status or error}). Try again later."
+        ) from error
     except Exception as error:  # of the client's transport, whose library differs by version
         raise CheckpointError(
-            f"{asked}: the download broke off ({type(error).__name__}: {error}). The same call goes on where it "
-            "stopped."
+            f"{asked}: the download broke off ({type(error).__name__}: {error}). The same call fetches what is missing."
         ) from error
 
 
@@ -86,8 +87,8 @@ def is_cached(name: str) -> bool:
 def _unreached(asked: str, error: Exception) -> str:
     from huggingface_hub import constants
 
-    why = "HF_HUB_OFFLINE=1 asks nobody else" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+    why = "HF_HUB_OFFLINE=1 is set" if constants.HF_HUB_OFFLINE else type(error).__name__
     return (
-        f"{asked} is neither a folder nor whole in the hub's cache, and {why} ({type(error).__name__}). Download it "
-        "where there is a network and give the folder."
+        f"{asked} is neither a folder nor in the hub's cache, and the hub cannot be reached ({why}). "
+        "Download it where there is a network and give the folder."
     )
