@@ -40,3 +40,23 @@ def marian_with_separate_embeddings() -> tuple[Any, Any]:
 
     special: dict[str, Any] = {"pad_token_id": 22, "decoder_start_token_id": 22, "eos_token_id": 0}
     return MarianMTModel, MarianConfig(**_SIZES, **special, share_encoder_decoder_embeddings=False)
+
+
+def _two_vocabularies(written: int, **changes: Any) -> tuple[Any, Any]:
+    from transformers import MarianConfig, MarianMTModel
+
+    special = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), min(written, _SIZES["vocab_size"]) - 1)
+    return MarianMTModel, MarianConfig(
+        **_SIZES, **special, eos_token_id=0, decoder_vocab_size=written, share_encoder_decoder_embeddings=False,
+        **changes,
+    )  # fmt: skip
+
+
+@case("Marian", check_pair)
+def marian_with_fewer_tokens_to_write() -> tuple[Any, Any]:
+    return _two_vocabularies(17)
+
+
+@case("Marian", check_pair)
+def marian_with_more_tokens_to_write_untied() -> tuple[Any, Any]:
+    return _two_vocabularies(31, tie_word_embeddings=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import require_next_tokens
+from glassformer.analysis.prepare import check_targets
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
@@ -55,7 +56,7 @@ def document_losses(
         rows: Windows per forward pass.
 
     Raises:
-        AnalysisUnavailable: The model is no decoder.
+        AnalysisUnavailable: The model is no decoder, or its logits are not of the tokens it reads.
     """
     require_next_tokens(model, "document_losses")
     if not isinstance(model, Decoder):
@@ -64,6 +65,7 @@ def document_losses(
             "needs sources too.\n"
             "    Its losses on rows with sources: analysis.losses.loss_by_position(model, batch)."
         )
+    model.require_one_vocabulary("document_losses")
     bos = None if model.tokenizer is None else model.tokenizer.bos
     losses: list[Tensor] = []
     waiting: list[tuple[list[int], int]] = []
@@ -142,6 +144,7 @@ def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[T
 
 def _losses(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos"]:
     require_next_tokens(model, "a loss by position")
+    check_targets(model, batch)
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)

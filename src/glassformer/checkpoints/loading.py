@@ -10,7 +10,7 @@ import torch
 
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
-from glassformer.checkpoints.own import OwnFolder
+from glassformer.checkpoints.own import OwnFolder, attach
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
@@ -54,7 +54,7 @@ def load(
     checkpoint = found.open()
     wanted = dtype or found.loaded_as(checkpoint.dtype)
     model = streamed(checkpoint, wanted, device) if stream else checkpoint.fill(wanted, device, mapped=found.mapped)
-    model.tokenizer = found.tokenizer()
+    attach(model, found.tokenizers())
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name

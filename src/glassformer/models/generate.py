@@ -161,7 +161,7 @@ def begin(model: Model, batch: int, source: Ids | None, source_lengths: Tensor |
         raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
     if len(source) != batch:
         raise TextError(f"{len(source)} sources for {batch} prompts; give one prompt, usually [bos], per source.")
-    ids, lengths = padded(model, source, left=False)
+    ids, lengths = padded(model, source, left=False, stack=model.source)
     return model.begin(ids, lengths if source_lengths is None else source_lengths)
 
 
@@ -182,8 +182,10 @@ def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, 
     return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
 
 
-def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
-    """Return ids as one tensor on the model's device, and lengths if they differ.
+def padded(
+    model: Model, rows: Ids, *, left: bool, stack: str | None = None
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
+    """Return ids of what a stack reads as one tensor on the model's device, and lengths if they differ.
 
     Raises:
         TextError: No rows, or an empty one.
@@ -207,18 +209,22 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
     if tokens.numel() == 0:
         raise TextError("no tokens to start from; give at least one row with at least one token.")
     low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= model.config.vocab_size:
+    size = model.embeddings[model.output if stack is None else stack].vocab_size
+    if low < 0 or high >= size:
         raise TokenOutOfRange(
-            f"token id {low if low < 0 else high} is outside the vocabulary of {model.config.vocab_size} "
-            f"(0 to {model.config.vocab_size - 1})."
+            f"token id {low if low < 0 else high} is outside the vocabulary of {size} (0 to {size - 1})."
         )
     return tokens, lengths
 
 
 def check_room(model: Model, prompt: int, new: int) -> None:
-    """Raise `TextError` if prompt and new tokens exceed a position table, `AnalysisUnavailable` for an encoder."""
+    """Raise `TextError` if prompt and new tokens exceed a position table.
+
+    Raise `AnalysisUnavailable` for an encoder, and for a model that cannot read what it writes.
+    """
     if isinstance(model, Encoder):
         model.begin(0)
+    model.require_one_vocabulary("generating text")
     table = model.output_embed.positions
     # the last token drawn is never read
     if table is None or table.weight is None or prompt + new - 1 <= table.max_len:

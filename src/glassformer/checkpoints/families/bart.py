@@ -1,6 +1,7 @@
 """BART and Marian: encoder-decoders with norms behind the sum and biases everywhere, on the logits too.
 
-BART learns its positions and norms what enters the first block; Marian's positions are sines, then cosines.
+BART learns its positions and norms what enters the first block; Marian's positions are sines, then cosines, and its
+sides may have vocabularies of their own.
 """
 
 from typing import Any
@@ -28,25 +29,28 @@ _NAMES = {"attn": "self_attn", "cross": "encoder_attn"}
 
 
 def _bart_config(fields: Fields) -> EncoderDecoderConfig:
-    return _config(fields, Learned(offset=2), LayerNorm(), start=2)
+    return _config(fields, Learned(offset=2), LayerNorm(), start=2, vocab=fields.whole("vocab_size"))
 
 
 def _marian_config(fields: Fields) -> EncoderDecoderConfig:
-    vocab = fields.whole("vocab_size")
-    fields.only("decoder_vocab_size", vocab, "both sides have one vocabulary")
+    read = fields.whole("vocab_size")
+    written = fields.whole("decoder_vocab_size", read)
+    if fields.flag("share_encoder_decoder_embeddings", True):
+        fields.only("decoder_vocab_size", read, "both sides share their embeddings, and so one vocabulary")
     # padding has logit 0 where real tokens are negative, and would be said most
-    never = fields.whole("pad_token_id", vocab - 1)
-    return _config(fields, Sinusoidal("halves"), None, start=vocab - 1).replace(never_ids=(never,))
+    never = fields.whole("pad_token_id", written - 1)
+    found = _config(fields, Sinusoidal("halves"), None, start=written - 1, vocab=written)
+    return found.replace(never_ids=(never,), source_vocab_size=None if read == written else read)
 
 
 def _config(
-    fields: Fields, positions: PositionEmbedding, embed_norm: NormConfig | None, *, start: int
+    fields: Fields, positions: PositionEmbedding, embed_norm: NormConfig | None, *, start: int, vocab: int
 ) -> EncoderDecoderConfig:
     tied = fields.flag("tie_word_embeddings", True)
     # files of the two stacks alone have no bias on logits
     bare = any(name in _BARE for name in fields.get("architectures", []))
     return EncoderDecoderConfig(
-        fields.whole("vocab_size"),
+        vocab,
         fields.whole("d_model"),
         repeat(_layer(fields, "encoder"), fields.whole("encoder_layers")),
         repeat(_layer(fields, "decoder"), fields.whole("decoder_layers")),
@@ -80,7 +84,7 @@ def _table(fields: Fields, config: Any) -> Table:
         "decoder_embed.matrix": "model.decoder.embed_tokens.weight" if separate else "model.shared.weight",
         "encoder_embed.matrix": "model.encoder.embed_tokens.weight",
         "unembed.matrix": "lm_head.weight",
-        "unembed.bias": Piece("final_logits_bias", view=_only_row, shape=(1, config.vocab_size)),
+        "unembed.bias": Piece("final_logits_bias", view=_only_row, shape=(1, config.n_outputs)),
     }
     for stack in ("encoder", "decoder"):
         ours, theirs = f"{stack}.blocks.{{i}}", f"model.{stack}.layers.{{i}}"

@@ -39,6 +39,7 @@ def _config(fields: Fields) -> DecoderConfig:
         unembed_bias=True,
         logit_cap=_cap(fields, "output_logits_soft_cap"),
         embed_norm=LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
+        output_vocab_size=_outputs(fields),
     )
 
 
@@ -51,9 +52,12 @@ def _check(fields: Fields) -> None:
         ("use_qk_norm", False, PLAIN),
     ):
         fields.only(name, allowed, why)
-    d_vocab = fields.whole("d_vocab")
-    if fields.get("d_vocab_out", -1) not in (-1, d_vocab):
-        raise CheckpointError(f'"{fields.where}": d_vocab_out differs from d_vocab={d_vocab}; one vocabulary is read.')
+
+
+def _outputs(fields: Fields) -> int | None:
+    """Return how many tokens logits are of, None where they are those that are read."""
+    size = fields.whole("d_vocab_out", -1)
+    return None if size in (-1, fields.whole("d_vocab")) else size
 
 
 def _layers(fields: Fields) -> tuple[BlockConfig, ...]:
@@ -207,6 +211,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "gated_mlp": getattr(mlp, "gated", False),
         "attn_only": mlp is None,
         "d_vocab": config.vocab_size,
+        "d_vocab_out": config.n_outputs,
         "eps": getattr(norm, "eps", 1e-5),
         "normalization_type": None if kind is None else kind + bare,
         "final_rms": config.final_norm.kind == "rms_norm",
