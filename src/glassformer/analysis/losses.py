@@ -9,7 +9,6 @@ from torch import Tensor
 
 from glassformer.analysis._run import evaluating
 from glassformer.analysis.components import require_next_tokens
-from glassformer.analysis.prepare import check_targets
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
@@ -144,7 +143,7 @@ def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[T
 
 def _losses(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos"]:
     require_next_tokens(model, "a loss by position")
-    check_targets(model, batch)
+    batch.check_targets(model.config.n_outputs)
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)

@@ -248,7 +248,7 @@ def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Te
 
 def _batch(model: Model, batch: Batch) -> Inputs:
     ids = token_ids(model, batch.tokens)
-    check_targets(model, batch)
+    batch.check_targets(model.config.n_outputs)
     if batch.source is None:
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
         return Inputs((ids,), kwargs, ids, readable(model, ids, batch.lengths), lengths=batch.lengths)
@@ -257,16 +257,6 @@ def _batch(model: Model, batch: Batch) -> Inputs:
     rows = readable(model, ids, batch.lengths)
     source_rows = readable(model, source, batch.source_lengths, model.source)
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
-
-
-def check_targets(model: Model, batch: Batch) -> None:
-    """Raise `TokenOutOfRange` for a target that the model has no logit of."""
-    size = model.config.n_outputs
-    if batch.targets.numel() and not 0 <= int(batch.targets.min()) <= int(batch.targets.max()) < size:
-        low, high = int(batch.targets.min()), int(batch.targets.max())
-        raise TokenOutOfRange(
-            f"the batch has target {low if low < 0 else high}, outside what the model predicts: 0 to {size - 1}."
-        )
 
 
 def _foreign_batch(model: ModuleLike, batch: Batch) -> Inputs:

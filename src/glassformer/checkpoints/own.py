@@ -27,8 +27,13 @@ from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
 
 FORMAT = 1
+TOKENIZER = "tokenizer.json"
 # by the name that a model has them under, which is also that of their entry in the envelope
-TOKENIZERS = {name: f"{name}.json" for name in ("tokenizer", "output_tokenizer", "source_tokenizer")}
+TOKENIZERS = {
+    "tokenizer": TOKENIZER,
+    "output_tokenizer": "output_tokenizer.json",
+    "source_tokenizer": "source_tokenizer.json",
+}
 HALF = (torch.float16, torch.bfloat16)
 _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 

@@ -1,6 +1,7 @@
 """Tiny models in float64, one per way of wiring a model, and decoders drawn at random."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from glassformer.attention import (
     Rope,
     Softmax,
 )
+from glassformer.data.batch import Batch, next_token_batch
 from glassformer.models import (
     DecoderConfig,
     EncoderConfig,
@@ -200,6 +202,19 @@ class Subject:
     name: str
     model: Any
     inputs: tuple[Tensor, ...]
+
+    def others(self, generator: torch.Generator, shapes: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, ...]:
+        """Draw other inputs that the model can read, of the same shapes unless others are given."""
+        sizes = [embed.vocab_size for embed in self.model.embeddings.values()]
+        wanted = shapes or [ids.shape for ids in self.inputs]
+        return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
+
+    def batch(self) -> Batch:
+        """Return the inputs as a batch whose targets are the next tokens, or any where outputs are other tokens."""
+        *source, tokens = self.inputs
+        found = next_token_batch(tokens)
+        targets = found.targets if self.model.one_vocabulary() else found.targets % self.model.config.n_outputs
+        return dataclasses.replace(found, targets=targets, source=source[0] if source else None)
 
     def __call__(self, tape: Tape | None = None, **kwargs: Any) -> Tensor:
         return self.model(*self.inputs, tape=tape, **kwargs)

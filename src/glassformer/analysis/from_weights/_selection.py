@@ -80,6 +80,8 @@ def names_of(w: HeadWeights, *ids: Tensor, outputs: bool = False) -> dict[int, s
 
     `outputs` says that logits are of them; they are tokens that are read otherwise.
     """
+    if not ids:
+        return {}
     unique = torch.cat([part.flatten() for part in ids]).unique()
     found = (readable_outputs if outputs else readable)(w.model, unique[None].cpu())[0]
     return {i: f"{i}:{name}" for i, name in zip(unique.tolist(), found)}

@@ -75,12 +75,14 @@ def batch_of(case: Subject, padded: bool) -> tuple[Any, dict[str, Any]]:
         if source
         else {}
     )
-    return Batch(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), lengths=short, **extra), {}
+    return Batch(
+        tokens, torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool), lengths=short, **extra
+    ), {}
 
 
 def donor_of(case: Subject, seed: int) -> Donor:
     generator = torch.Generator().manual_seed(seed + 5)
-    other = [torch.randint(0, 11, ids.shape, generator=generator) for ids in case.inputs]
+    other = case.others(generator)
     return Donor(other[0], other[1] if len(other) > 1 else None)
 
 
