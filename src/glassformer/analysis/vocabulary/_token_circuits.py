@@ -249,7 +249,7 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
         layer.require_bilinear("full QK circuits")
         if layer.stack != w.stack and w.model.config.source_vocab_size is not None:
             raise AnalysisUnavailable(
-                f"full QK circuits: {layer.labels[0]} reads sources, a vocabulary of their own, and a table is of one.\n"
+                f"full QK circuits: {layer.labels[0]} reads sources, a vocabulary of their own; a table is of one.\n"
                 "    Its circuit by ids of sources, without names: weights.of(model).full_qk(head)."
             )
     if layer.crosses:

@@ -28,9 +28,8 @@ def texts(found: Subject, count: int, seed: int = 0) -> list[Batch]:
     for _ in range(count):
         drawn = found.others(generator)
         source = drawn[0] if len(drawn) > 1 else None
-        batches.append(
-            Batch(drawn[-1], torch.zeros_like(drawn[-1]), torch.ones_like(drawn[-1], dtype=torch.bool), source=source)
-        )
+        nothing = torch.zeros_like(drawn[-1])
+        batches.append(Batch(drawn[-1], nothing, nothing == 0, source=source))
     return batches
 
 
