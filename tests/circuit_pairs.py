@@ -17,9 +17,8 @@ class Compared:
 
     def __init__(self, found: Subject, metric: Metric | None = None, seed: int = 9) -> None:
         generator = torch.Generator().manual_seed(seed)
-        vocab = found.model.config.vocab_size
         self.model, self.clean = found.model, found.inputs
-        self.corrupt = tuple(torch.randint(0, vocab, x.shape, generator=generator) for x in found.inputs)
+        self.corrupt = found.others(generator)
         self.metric = metric or logit_difference(1, 2)
 
     @property

@@ -109,7 +109,8 @@ def compared_whole(
     """
     checkpoint = open_folder(folder)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(first, checkpoint.config.vocab_size, (3, length), generator=generator)
+    config: Any = checkpoint.config
+    tokens = torch.randint(first, getattr(config, "n_sources", config.vocab_size), (3, length), generator=generator)
     comparisons = comparisons_of(checkpoint, theirs, tokens, STEPS)
     ours: Any = gf.load(folder, dtype=dtype)
     with torch.no_grad():

@@ -81,3 +81,23 @@ def pegasus() -> tuple[Any, Any]:
 @case("PLBART", check_pair)
 def plbart() -> tuple[Any, Any]:
     return _relative("PLBart", decoder_start_token_id=0)
+
+
+def _two_vocabularies(written: int, **changes: Any) -> tuple[Any, Any]:
+    from transformers import MarianConfig, MarianMTModel
+
+    special = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), min(written, _SIZES["vocab_size"]) - 1)
+    return MarianMTModel, MarianConfig(
+        **_SIZES, **special, eos_token_id=0, decoder_vocab_size=written, share_encoder_decoder_embeddings=False,
+        **changes,
+    )  # fmt: skip
+
+
+@case("Marian", check_pair)
+def marian_with_fewer_tokens_to_write() -> tuple[Any, Any]:
+    return _two_vocabularies(17)
+
+
+@case("Marian", check_pair)
+def marian_with_more_tokens_to_write_untied() -> tuple[Any, Any]:
+    return _two_vocabularies(31, tie_word_embeddings=False)

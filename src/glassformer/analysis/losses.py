@@ -55,7 +55,7 @@ def document_losses(
         rows: Windows per forward pass.
 
     Raises:
-        AnalysisUnavailable: The model is no decoder.
+        AnalysisUnavailable: The model is no decoder, or its logits are not of the tokens it reads.
     """
     require_next_tokens(model, "document_losses")
     if not isinstance(model, Decoder):
@@ -64,6 +64,7 @@ def document_losses(
             "needs sources too.\n"
             "    Its losses on rows with sources: analysis.losses.loss_by_position(model, batch)."
         )
+    model.require_one_vocabulary("document_losses")
     bos = None if model.tokenizer is None else model.tokenizer.bos
     losses: list[Tensor] = []
     waiting: list[tuple[list[int], int]] = []
@@ -142,6 +143,7 @@ def losses_of(logits: Float[Tensor, "batch pos vocab"], batch: Batch) -> Float[T
 
 def _losses(model: ModelLike, batch: Batch) -> Float[Tensor, "batch pos"]:
     require_next_tokens(model, "a loss by position")
+    batch.check_targets(model.config.n_outputs)
     if isinstance(model, Decoder):
         x = model.stream(batch.tokens, lengths=batch.lengths, documents=batch.documents)
         return -model.unembed.log_prob(x, batch.targets)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.prepare import asked_position, token_id
+from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.errors import ShapeMismatch
 from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Coordinate, Labelled
@@ -132,7 +132,7 @@ def position_in(run: Run, position: int | None) -> int:
     assert run.ids is not None, "a run of one of our models has ids"
     last = run.place(asked_position(run.model, run.ids[0]))
     if run.source_ids is not None and last > 0 and run.logits is not None:
-        tokenizer = run.model.tokenizer
+        tokenizer = run.model.output_tokenizer
         ended = tokenizer is not None and int(run.logits[0, last].argmax()) in tokenizer.roles.stops
         return last - 1 if ended else last
     return last
@@ -172,12 +172,12 @@ def tokens_at(model: ModelLike, given: Answers, at: Places) -> Int[Tensor, "row 
     shape = tuple(at.positions.shape)
     device = at.positions.device
     if isinstance(given, (str, int)):
-        return torch.full(shape, token_id(model, given), device=device)
+        return torch.full(shape, answer_id(model, given), device=device)
     if isinstance(given, Tensor):
         ids = given.to(device).long()
         low, high = int(ids.min()), int(ids.max())
-        token_id(model, low if low < 0 else high)
+        answer_id(model, low if low < 0 else high)
     else:
         assert given is not None
-        ids = torch.tensor([token_id(model, token) for token in given], device=device)
+        ids = torch.tensor([answer_id(model, token) for token in given], device=device)
     return at.fitted(ids, "answers").expand(shape)

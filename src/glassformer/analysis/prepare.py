@@ -74,7 +74,7 @@ def _rows(
             raise TextError(f"row {[len(row) for row in rows].index(0)} holds no token: give at least one.")
         counts = torch.tensor([len(row) for row in rows], device=next(model.parameters()).device)
         longest = int(counts.max())
-        ids = token_ids(model, [row + row[:1] * (longest - len(row)) for row in rows])
+        ids = token_ids(model, [row + row[:1] * (longest - len(row)) for row in rows], reading)
         return ids, Padding.of(ids, counts)
     ids = token_ids(model, given, reading, specials)
     return ids, Padding() if padding is None else padding.on(ids)
@@ -91,7 +91,10 @@ def is_ragged(given: Any) -> bool:
 
 
 def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
-    """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
+    """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model.
+
+    What is read as a source is checked against what the encoder of an encoder-decoder reads.
+    """
     device = next(model.parameters()).device
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, reading, specials)], device=device)
@@ -106,7 +109,8 @@ def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", special
     ids = torch.atleast_2d(ids).long()
     if ids.numel() == 0:
         raise TextError("there is no token to run on: give at least one.")
-    vocab, length, limit = model.config.vocab_size, ids.shape[1], model.config.max_len
+    stack = model.source if reading == "source" and model.source is not None else model.output
+    vocab, length, limit = model.embeddings[stack].vocab_size, ids.shape[1], model.config.max_len
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
         raise TokenOutOfRange(f"token id {low if low < 0 else high} is outside the vocabulary: 0 to {vocab - 1}.")
@@ -129,7 +133,7 @@ def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: 
     Raises:
         TextError: The text is empty, or the model has no tokenizer.
     """
-    tokenizer = _tokenizer(model, specials)
+    tokenizer = _tokenizer(model, specials, reading)
     if isinstance(model, Encoder):
         tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
     ids = tokenizer.encode(text)
@@ -144,36 +148,51 @@ def said(
 ) -> str:
     """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
     texts = isinstance(given, str) or (is_ragged(given) and isinstance(given[0], str))
-    return _tokenizer(model, specials).said(reading, first) if texts else ""
+    return _tokenizer(model, specials, reading).said(reading, first) if texts else ""
 
 
-def _tokenizer(model: ModuleLike, specials: bool | None) -> Tokenizer:
+def _tokenizer(model: ModuleLike, specials: bool | None, reading: Reading = "prompt") -> Tokenizer:
     tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
+    if reading == "source" and isinstance(model, Model):
+        tokenizer = model.source_tokenizer
     if tokenizer is None:
         missing = getattr(model, "no_tokenizer", "")
         why = f"\n    {missing}" if missing else ""
-        raise TextError(f"this model has no tokenizer: give token ids, or set model.tokenizer first.{why}")
+        of = "source_tokenizer" if getattr(model, "tokenizer", None) is not None else "tokenizer"
+        raise TextError(f"this model has no {of}: give token ids, or set model.{of} first.{why}")
     return tokenizer if specials is None else tokenizer.adding(specials)
 
 
 def token_id(model: ModuleLike, token: str | int) -> int:
-    """Return the id of a token given as text or id.
+    """Return the id of a token that the model reads, given as text or id.
 
     Raises:
         TextError: The text is several tokens, or unknown to the vocabulary.
         TokenOutOfRange: There is no such id.
     """
+    # a module we did not write need not say how many tokens it knows
+    known = getattr(getattr(model, "config", None), "vocab_size", None)
+    return _id(model, token, getattr(model, "tokenizer", None), known)
+
+
+def answer_id(model: ModuleLike, answer: str | int) -> int:
+    """Return the id of a token that logits are of, given as text or id; raises as `token_id`."""
+    if not isinstance(model, Model) or model.one_vocabulary():
+        return token_id(model, answer)
+    return _id(model, answer, model.output_tokenizer, model.config.n_outputs)
+
+
+def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) -> int:
     if isinstance(token, int):
-        # a module we did not write need not say how many tokens it knows
-        known = getattr(getattr(model, "config", None), "vocab_size", None)
         if token < 0 or (known is not None and token >= known):
             raise TokenOutOfRange(f"token id {token} is outside the vocabulary: 0 to {(known or 0) - 1}.")
         return token
-    tokenizer: Any = getattr(model, "tokenizer", None)
     special = {name: id for id, name in getattr(tokenizer, "specials", {}).items()}
     if token in special:
         return special[token]
-    ids = _tokenizer(model, None).continuing(token)
+    if tokenizer is None and getattr(model, "tokenizer", None) is not None:
+        raise TextError("this model's outputs have no names: give the answer's id, or set model.output_tokenizer.")
+    ids = (_tokenizer(model, None) if tokenizer is None else tokenizer).continuing(token)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
     if len(ids) > 1:
@@ -192,10 +211,23 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
     return found[0] if found else -1
 
 
-def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
-    """Return each row's real tokens as text, or as numbers if the model has no tokenizer."""
-    rows: list[list[int]] = padding.real_rows(ids)
+def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE, stack: str | None = None) -> list[list[str]]:
+    """Return each row's real tokens as text, or as numbers if the model has no tokenizer.
+
+    They are tokens that a stack reads, by default the one that ends in the logits.
+    """
     tokenizer: Any = getattr(model, "tokenizer", None)
+    return _named(model.tokenizer_of(stack) if isinstance(model, Model) else tokenizer, ids, padding)
+
+
+def readable_outputs(model: ModuleLike, ids: Tensor) -> list[list[str]]:
+    """Return each row's tokens as text, or as numbers, where they are tokens that logits are of."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    return _named(model.output_tokenizer if isinstance(model, Model) else tokenizer, ids)
+
+
+def _named(tokenizer: Any, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
+    rows: list[list[int]] = padding.real_rows(ids)
     if not hasattr(tokenizer, "tokens"):
         return [[str(i) for i in row] for row in rows]
     # a model may have more rows in its embedding than its tokenizer has tokens
@@ -268,7 +300,7 @@ def _pair(
     added = " ".join(filter(None, told))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
-    rows, source_rows = readable(model, ids, of_target), readable(model, source_ids, padded)
+    rows, source_rows = readable(model, ids, of_target), readable(model, source_ids, padded, model.source)
     kwargs = {"lengths": of_target.lengths}
     if padded.is_any:
         kwargs["source_lengths"] = padded.lengths
@@ -289,13 +321,14 @@ def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> tu
 
 def _batch(model: Model, batch: Batch) -> Inputs:
     ids = token_ids(model, batch.tokens)
+    batch.check_targets(model.config.n_outputs)
     rows = readable(model, ids, Padding.of(ids, batch.lengths))
     if batch.source is None:
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
         return Inputs((ids,), kwargs, ids, rows, lengths=batch.lengths)
-    source = token_ids(model, batch.source)
+    source = token_ids(model, batch.source, "source")
     kwargs = {"lengths": batch.lengths, "source_lengths": batch.source_lengths}
-    source_rows = readable(model, source, Padding.of(source, batch.source_lengths))
+    source_rows = readable(model, source, Padding.of(source, batch.source_lengths), model.source)
     return Inputs((source, ids), kwargs, ids, rows, source, source_rows, batch.lengths)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
-from glassformer.checkpoints.own import OwnFolder
+from glassformer.checkpoints.own import OwnFolder, attach
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
@@ -62,7 +62,7 @@ def load(
         model = streamed(checkpoint, wanted, place, allow_nonfinite=allow_nonfinite)
     else:
         model = checkpoint.fill(wanted, place, mapped=found.mapped, allow_nonfinite=allow_nonfinite)
-    model.tokenizer = found.tokenizer()
+    attach(model, found.tokenizers())
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name

@@ -1,6 +1,8 @@
 """Our own layout: `config.json`, `model.safetensors`, and `tokenizer.json` if the model has one.
 
-`config.json` is an envelope around the model's config with the SHA-256 of config, weights and tokenizer, so that a
+Outputs and sources that are vocabularies of their own have `output_tokenizer.json` and `source_tokenizer.json`.
+
+`config.json` is an envelope around the model's config with the SHA-256 of config, weights and tokenizers, so that a
 damaged file is told from a strange one. Tied matrices are stored once.
 """
 
@@ -22,12 +24,18 @@ from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.json_text import json_text
-from glassformer.models import ModelConfig, ModelLike, require_model
+from glassformer.models import Model, ModelConfig, ModelLike, require_model
 from glassformer.placement import NumberType, number_type
 from glassformer.reading import MOST_TOKENIZER, opened, read, reason
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
+# by the name that a model has them under, which is also that of their entry in the envelope
+TOKENIZERS = {
+    "tokenizer": TOKENIZER,
+    "output_tokenizer": "output_tokenizer.json",
+    "source_tokenizer": "source_tokenizer.json",
+}
 HALF = (torch.float16, torch.bfloat16)
 _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 
@@ -36,7 +44,7 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 
     Args:
-        model: The model; its `tokenizer` is written too if it has one.
+        model: The model; its tokenizers are written too if it has any.
         folder: Made if missing.
         dtype: Store weights in this type, `torch.bfloat16` or `"bfloat16"`; as they are by default.
 
@@ -49,15 +57,30 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
         name: value.detach().to(kind or value.dtype).contiguous().cpu() for name, value in model.state_dict().items()
     }
     contents: dict[str, bytes | str] = {WEIGHTS: serialise(tensors)}
-    if model.tokenizer is not None:
-        contents[TOKENIZER] = model.tokenizer.to_json()
+    tokenizers = tokenizers_of(model)
+    contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
     digests = {name: sha256(content) for name, content in contents.items()}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, contents | {CONFIG: envelope(model.config, digests, model.origin, model.tokenizer)})
+    return files.write_all(folder, contents | {CONFIG: envelope(model.config, digests, model.origin, tokenizers)})
+
+
+def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
+    """Return the tokenizers that were set on a model, by the attribute."""
+    own = {f"{side}_tokenizer": tokenizer for side, tokenizer in model.own_tokenizers.items()}
+    return {name: one for name, one in {"tokenizer": model.tokenizer, **own}.items() if one is not None}
+
+
+def attach(model: Model, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Give a model its tokenizers; what it has none for stays without."""
+    for name, tokenizer in tokenizers.items():
+        setattr(model, name, tokenizer)
 
 
 def envelope(
-    config: ModelConfig, digests: Mapping[str, str], origin: Origin | None = None, tokenizer: Tokenizer | None = None
+    config: ModelConfig,
+    digests: Mapping[str, str],
+    origin: Origin | None = None,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -65,14 +88,15 @@ def envelope(
         config: Of the model.
         digests: SHA-256 of the other files by name.
         origin: Where the model came from.
-        tokenizer: Its tokenizer, whose special tokens the file does not tell.
+        tokenizers: Its tokenizers by attribute, whose special tokens their files do not tell.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
     if origin is not None:
         said["origin"] = origin._asdict()
-    if tokenizer is not None and tokenizer.published is not None:
-        said["tokenizer"] = tokenizer.published.to_dict()
+    for name, tokenizer in (tokenizers or {}).items():
+        if tokenizer.published is not None:
+            said[name] = tokenizer.published.to_dict()
     return json_text(said, indent=1)
 
 
@@ -144,29 +168,38 @@ class OwnFolder:
         """Return the type that weights come in unless another is asked for: ours are stored short to be small."""
         return torch.float32 if stored in HALF else None
 
-    def tokenizer(self) -> Tokenizer | None:
-        """Return its tokenizer, if it has one.
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """Return its tokenizers by attribute of the model, those it has.
 
         Raises:
-            CheckpointError: It is damaged, or has more tokens than the model.
+            CheckpointError: One is damaged, has more tokens than the model, or is of a vocabulary the model has not.
         """
-        if TOKENIZER not in self.digests:
-            return None
-        path = self.folder / TOKENIZER
+        config = self.config
+        sizes = {
+            "tokenizer": ("vocab_size", config.vocab_size),
+            "output_tokenizer": ("output_vocab_size", config.output_vocab_size),
+            "source_tokenizer": ("source_vocab_size", getattr(config, "source_vocab_size", None)),
+        }
+        found: dict[str, Tokenizer] = {}
+        for name, (field, size) in sizes.items():
+            if TOKENIZERS[name] in self.digests:
+                found[name] = tokenizer = self._tokenizer(name)
+                if size is None or tokenizer.vocab_size > size:
+                    path = self.folder / TOKENIZERS[name]
+                    raise CheckpointError(f'"{path}" has {tokenizer.vocab_size} tokens, the model {field}={size}.')
+        return found
+
+    def _tokenizer(self, name: str) -> Tokenizer:
+        path = self.folder / TOKENIZERS[name]
         text = _read(path)
-        _require(path, text[:16], len(text), sha256(text), self.digests[TOKENIZER])
+        _require(path, text[:16], len(text), sha256(text), self.digests[path.name])
         try:
-            roles = None if (said := self.said.get("tokenizer")) is None else Roles.from_dict(said)
-            tokenizer = Tokenizer.from_json(text.decode("utf-8"), roles)
+            roles = None if (said := self.said.get(name)) is None else Roles.from_dict(said)
+            return Tokenizer.from_json(text.decode("utf-8"), roles)
         except ConfigError as error:
             raise CheckpointError(f'"{self.path}": {error}') from error
         except UnicodeDecodeError as error:
             raise CheckpointError(f'"{path}" is not UTF-8.') from error
-        if tokenizer.vocab_size > self.config.vocab_size:
-            raise CheckpointError(
-                f'"{path}" has {tokenizer.vocab_size} tokens, the model vocab_size={self.config.vocab_size}.'
-            )
-        return tokenizer
 
     def lack_of_tokenizer(self) -> str:
         """Return why it has no tokenizer that can be read: the model was saved without one."""
@@ -182,8 +215,8 @@ def _check_envelope(said: Any, path: Path) -> None:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", "tokenizer"}),
-        *(digests.keys() - {"model", TOKENIZER, *(name for name in files if _SHARD.fullmatch(name))}),
+        *(said.keys() - {"format", "model", "origin", "sha256", *TOKENIZERS}),
+        *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')

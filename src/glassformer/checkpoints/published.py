@@ -73,9 +73,10 @@ class PublishedFolder:
         """Return the type that weights come in unless another is asked for: the one they are stored in."""
         return None
 
-    def tokenizer(self) -> Tokenizer | None:
-        """Return its tokenizer, None if there is none that can be read."""
-        return published(self.folder)
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """Return its tokenizer under that name, nothing if there is none that can be read."""
+        found = published(self.folder)
+        return {} if found is None else {"tokenizer": found}
 
     def lack_of_tokenizer(self) -> str:
         """Return why it has no tokenizer that can be read."""

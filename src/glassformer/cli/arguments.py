@@ -99,19 +99,19 @@ def prompt_of(model: "ModelLike", given: str) -> str | list[int]:
 
 
 def token_of(model: "ModelLike", given: str) -> int:
-    """Return the id of one token, given as text, or as an id where the model has no tokenizer.
+    """Return the id of a token that logits are of, given as text, or as an id where the model has no names for them.
 
     Raises:
         TextError: It is several tokens or unknown, or no id.
         TokenOutOfRange: There is no such id.
     """
-    from glassformer.analysis.prepare import token_id
+    from glassformer.analysis.prepare import answer_id
 
-    if model.tokenizer is not None:
-        return token_id(model, given)
+    if model.output_tokenizer is not None:
+        return answer_id(model, given)
     if not given.strip().isdecimal():
-        raise TextError(f"this model has no tokenizer, so a token is an id; found {given!r}.")
-    return token_id(model, int(given))
+        raise TextError(f"this model has no names for its outputs, so a token is an id; found {given!r}.")
+    return answer_id(model, int(given))
 
 
 def source_of(loaded: "ModelLike", model: str | None, run: Path | None, data: tuple[str, ...]) -> Any:

@@ -165,14 +165,14 @@ def _by_gradient(
 def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
     import torch
 
-    from glassformer.analysis.prepare import readable
+    from glassformer.analysis.prepare import readable_outputs
     from glassformer.render.terminal.tables import section, table, visible
 
     logits = run.logits[0, place].double()
     grid = table("", "", "logit", "probability", left=(0, 1))
     for word, id in (("next", answer), ("against", against)):
         if id is not None:
-            name = visible(readable(run.model, torch.tensor([[id]]))[0][0])
+            name = visible(readable_outputs(run.model, torch.tensor([[id]]))[0][0])
             grid.add_row(word, name, f"{float(logits[id]):.3f}", f"{100 * float(logits.softmax(-1)[id]):.1f} %")
     return section(run.model.name, grid)
 

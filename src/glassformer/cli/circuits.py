@@ -107,8 +107,12 @@ def _text(
 
     config, split = source_of(loaded, model, run, data), "train" if data else "heldout"
     if isinstance(config, TextConfig):
-        able = isinstance(loaded, Decoder) and loaded.tokenizer is not None
-        lacks = {Decoder: "has no tokenizer", Encoder: "predicts no next tokens: it reads both ways"}
+        able = isinstance(loaded, Decoder) and loaded.tokenizer is not None and loaded.one_vocabulary()
+        apart = "predicts tokens of another vocabulary than it reads"
+        lacks = {
+            Decoder: "has no tokenizer" if loaded.one_vocabulary() else apart,
+            Encoder: "predicts no next tokens: it reads both ways",
+        }
         lack = lacks.get(type(loaded), "reads pairs of texts")
         require(able or not data, f"--data is for models that read text, and this one {lack}: leave it out.")
         if not able:

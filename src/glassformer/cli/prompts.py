@@ -130,6 +130,7 @@ def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
         return data.read_pairs(options.pairs)
     task, n, seed = options.task or "induction", options.n, options.seed
     require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
+    model.require_one_vocabulary(f'the task "{task}"')
     if task == "induction":
         vocabulary = model.config.vocab_size if model.tokenizer is None else model.tokenizer
         return data.induction(vocabulary, n, seed=seed)

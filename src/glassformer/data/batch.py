@@ -17,7 +17,7 @@ from torch import Tensor
 
 from glassformer.config import Config
 from glassformer.data.tokenizer import Tokenizer
-from glassformer.errors import DataError, nearest
+from glassformer.errors import DataError, TokenOutOfRange, nearest
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -29,7 +29,8 @@ class Batch:
 
     Args:
         tokens: Input of the decoder, int64 `batch pos`.
-        targets: The token that follows each input, int64 `batch pos`.
+        targets: The token that follows each input, int64 `batch pos`; or what is to be said of the text up to it, an id
+            of another vocabulary.
         weight: True where the target counts in the loss, `batch pos`.
         documents: Document of each input position, counted from 0 in each row; None if a row is one document.
         lengths: Real input positions per row; what lies beyond is padding. None if every row is full.
@@ -53,6 +54,16 @@ class Batch:
         """Return the first `count` rows."""
         return dataclasses.replace(self, **{name: value[:count] for name, value in self.tensors().items()})
 
+    def check_targets(self, size: int) -> None:
+        """Raise `TokenOutOfRange` for a target that a model with so many outputs has no logit of."""
+        if not self.targets.numel():
+            return
+        low, high = int(self.targets.min()), int(self.targets.max())
+        if low < 0 or high >= size:
+            raise TokenOutOfRange(
+                f"the batch has target {low if low < 0 else high}, outside what the model predicts: 0 to {size - 1}."
+            )
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that are present, by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -63,8 +74,9 @@ class Batch:
 class Data(Protocol):
     """A source of batches.
 
-    `tokenizer` is the one that was passed in, or the one built in its place. `documents` yields token ids without
-    specials and is empty for data without documents.
+    `tokenizer` is the one that was passed in, or the one built in its place. Where targets, or sources, are tokens of
+    another vocabulary, an attribute more names them: `output_tokenizer`, `source_tokenizer`. `documents` yields token
+    ids without specials and is empty for data without documents.
     """
 
     tokenizer: Tokenizer
@@ -73,6 +85,12 @@ class Data(Protocol):
     def batch(self, step: int, split: Split = "train") -> Batch: ...
     def documents(self, split: Split) -> Iterator[list[int]]: ...
     def describe(self) -> dict[str, Any]: ...
+
+
+def vocabularies_of(data: Data) -> dict[str, Tokenizer]:
+    """Return what names a source's tokens, targets (`output`) and sources: one tokenizer, but for what has its own."""
+    own = {side: getattr(data, f"{side}_tokenizer", data.tokenizer) for side in ("output", "source")}
+    return {"input": data.tokenizer} | own
 
 
 class DataConfig(Config, family=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config import require
-from glassformer.data.batch import Batch, Data, DataConfig, Split, check_split, generator, hash64
+from glassformer.data.batch import Batch, Data, DataConfig, Split, check_split, generator, hash64, vocabularies_of
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
@@ -65,6 +65,8 @@ class MixtureData:
             changed = part.replace(batch_size=config.batch_size, length=config.length, seed=seed)
             self.parts.append(changed.build(tokenizer))
             tokenizer = self.parts[-1].tokenizer
+        if any(one is not part.tokenizer for part in self.parts for one in vocabularies_of(part).values()):
+            raise DataError("a mixture holds one vocabulary; a part of this one has targets or sources of another.")
         assert tokenizer is not None
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
 

@@ -54,10 +54,11 @@ def layout(**sizes: int) -> dict[str, slice]:
 
 def assemble(
     embed: Float[Tensor, "vocab d_model"],
-    unembed: Float[Tensor, "vocab d_model"],
+    unembed: Float[Tensor, "output d_model"],
     layers: Sequence[Sequence[HeadMatrices]] = (),
     *,
     symbols: Sequence[str],
+    outputs: Sequence[str] | None = None,
     max_len: int,
     positions: Float[Tensor, "max_len d_model"] | None = None,
     mixer: MixerConfig | None = None,
@@ -71,6 +72,7 @@ def assemble(
         unembed: W_U, a row per token.
         layers: The heads of each layer; heads of one layer have one shape.
         symbols: Names of the tokens, in id order; texts are symbols with spaces between.
+        outputs: Names of what logits are of, where these are not the tokens; the tokens by default.
         max_len: Longest context.
         positions: Vectors added to the stream, a row per position.
         mixer: The mechanism; softmax of the bare scores by default.
@@ -99,6 +101,7 @@ def assemble(
         positions=None if positions is None else Learned(),
         final_norm=NoNorm(),
         tied=False,
+        output_vocab_size=None if outputs is None else len(unembed),
     )
     model = config.build().double().eval()
     with torch.no_grad():
@@ -110,6 +113,8 @@ def assemble(
             for h, head in enumerate(heads):
                 _write(_attention(model, i), h, head)
     model.tokenizer = symbol_tokenizer(list(symbols))
+    if outputs is not None:
+        model.output_tokenizer = symbol_tokenizer(list(outputs))
     return model
 
 
@@ -151,7 +156,7 @@ def plant(model: Decoder, layer: int, head: HeadMatrices) -> Decoder:
             new.projection.matrix(which)[:-1] = old.projection.matrix(which)
         new.merge.matrix()[:-1] = old.merge.matrix()
         _write(new, dims.n_heads, head)
-    planted.tokenizer, planted.name = model.tokenizer, model.name
+    planted.tokenizer, planted.own_tokenizers, planted.name = model.tokenizer, dict(model.own_tokenizers), model.name
     return planted
 
 
@@ -206,7 +211,7 @@ def rotated(model: Decoder, seed: int = 0) -> Decoder:
                 matrices.append(module.router.weight)
         for matrix in matrices:
             matrix.copy_(matrix @ rotation)
-    turned.tokenizer, turned.name = model.tokenizer, model.name
+    turned.tokenizer, turned.own_tokenizers, turned.name = model.tokenizer, dict(model.own_tokenizers), model.name
     return turned
 
 

@@ -53,6 +53,7 @@ def resting_copier(model: Decoder, layer: int, *, gain: float = 60.0, size: floa
     Raises:
         ConfigError: The head is too narrow, or embeddings or unembedding directions depend on each other.
     """
+    require(model.one_vocabulary(), "resting_copier: logits are not of the tokens that are read; nothing is copied.")
     dims = _layer(model, layer).dims
     embed, unembed = model.embed.weight.detach().double(), model.unembed.weight.detach().double()
     vocab = len(embed)

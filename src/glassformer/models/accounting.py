@@ -128,7 +128,7 @@ def count_flops(config: ModelConfig, length: int, source_length: int | None = No
     if isinstance(config, EncoderConfig) and config.readout is not None:
         found["readout"] = 2 * length * config.d_model**2
     if not isinstance(config, EncoderConfig) or config.predicts:
-        found["unembedding"] += 2 * length * width * config.vocab_size
+        found["unembedding"] += 2 * length * width * config.n_outputs
     return _ordered(found)
 
 

@@ -38,6 +38,8 @@ class DecoderConfig(ModelConfig, kind="decoder"):
         unembed_scale: Factor on the logits, before their bias.
         d_embed: Width of the token vectors, where it is not that of the stream; maps lead from one to the other.
         embed_dropout: Rate on what enters the first block, in training.
+        output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
+            where they are. Even of equal size they count as two vocabularies.
     """
 
     vocab_size: int
@@ -55,11 +57,13 @@ class DecoderConfig(ModelConfig, kind="decoder"):
     unembed_scale: float = 1.0
     d_embed: int | None = None
     embed_dropout: float = 0.0
+    output_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no encoder.")
         self.check_embeddings(self.embed_scale)
+        self.check_tied(self.tied)
         self.check_logits(self.logit_cap, self.unembed_scale)
         require(
             self.d_embed is None or self.d_embed >= 1, f"{self.kind}: d_embed must be at least 1, found {self.d_embed}."
@@ -85,7 +89,7 @@ class Decoder(Model):
         self.stack = Stack(config.layers, config.d_model, config.max_len, config.final_norm)
         tied = self.embed if config.tied else None
         self.unembed = Unembedding(
-            config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale,
+            config.n_outputs, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale,
             config.d_embed,
         )  # fmt: skip
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))

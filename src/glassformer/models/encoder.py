@@ -43,6 +43,8 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         embed_scale: Multiply token vectors by sqrt(d_model), or by this number.
         init: How weights are drawn, see `initialise`.
         embed_dropout: Rate on what enters the first block, in training.
+        output_vocab_size: Number of token ids that logits are of, where these are not the tokens that are read; None
+            where they are. Even of equal size they count as two vocabularies.
     """
 
     vocab_size: int
@@ -60,6 +62,7 @@ class EncoderConfig(ModelConfig, kind="encoder"):
     embed_scale: bool | float = False
     init: Literal["gpt", "xavier"] = "gpt"
     embed_dropout: float = 0.0
+    output_vocab_size: int | None = None
 
     logit_cap: ClassVar[None] = None
 
@@ -67,11 +70,12 @@ class EncoderConfig(ModelConfig, kind="encoder"):
         self.check_dropout(self.embed_dropout)
         self.check(self.layers, "layer {layer} has cross-attention, but there is no other stack.")
         self.check_embeddings(self.embed_scale)
+        self.check_tied(self.tied and self.predicts)
         require(self.n_types >= 0, f"encoder: n_types must not be negative, found {self.n_types}.")
         check_reads_both_ways("encoder", self.layers)
         require(
-            self.predicts or (self.readout is None and not self.unembed_bias),
-            "encoder: predicts=False leaves nothing for readout and unembed_bias to do.",
+            self.predicts or (self.readout is None and not self.unembed_bias and self.output_vocab_size is None),
+            "encoder: predicts=False leaves nothing for readout, unembed_bias and output_vocab_size to do.",
         )
 
     def build(self, seed: int = 0) -> "Encoder":
@@ -97,7 +101,7 @@ class Encoder(Model):
         if config.predicts:
             tied, readout = self.embed if config.tied else None, config.readout
             layer = None if readout is None else readout.build(d_model)
-            self.unembed = Unembedding(config.vocab_size, d_model, tied, config.unembed_bias, readout=layer)
+            self.unembed = Unembedding(config.n_outputs, d_model, tied, config.unembed_bias, readout=layer)
         initialise(self, config.init, sum(len(layer.parts) for layer in config.layers))
 
     @property

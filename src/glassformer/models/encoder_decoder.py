@@ -21,10 +21,10 @@ from glassformer.trace import Tape
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
-    """An encoder-decoder transformer; both sides share one vocabulary.
+    """An encoder-decoder transformer; both sides share one vocabulary unless told otherwise.
 
     Args:
-        vocab_size: Number of token ids.
+        vocab_size: Number of token ids that the decoder reads.
         d_model: Width of both residual streams.
         encoder_layers: Blocks of the encoder.
         decoder_layers: Blocks of the decoder, each with a cross-attention part.
@@ -42,6 +42,10 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
         start_id: Token that the decoder's text starts with; the tokenizer's beginning token by default.
         never_ids: Tokens that are never generated, whatever their logits.
         embed_dropout: Rate on what enters the first block of each stack, in training.
+        source_vocab_size: Number of token ids that the encoder reads, where these are not the decoder's; None where
+            they are.
+        output_vocab_size: Number of token ids that logits are of, where these are not the decoder's; None where they
+            are. Even of equal size they count as two vocabularies.
     """
 
     vocab_size: int
@@ -62,16 +66,21 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     start_id: int | None = None
     never_ids: tuple[int, ...] = ()
     embed_dropout: float = 0.0
+    source_vocab_size: int | None = None
+    output_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         self.check_dropout(self.embed_dropout)
         self.check(self.encoder_layers, "encoder layer {layer} has cross-attention; only the decoder may.")
         self.check_embeddings(self.embed_scale)
         self.check_logits(self.logit_cap, self.unembed_scale)
-        for name, ids in (("start_id", [self.start_id or 0]), ("never_ids", self.never_ids)):
+        self.check_tied(self.tied)
+        self._check_source()
+        of = {"start_id": ((self.start_id or 0,), self.vocab_size), "never_ids": (self.never_ids, self.n_outputs)}
+        for name, (ids, size) in of.items():
             require(
-                all(0 <= id < self.vocab_size for id in ids),
-                f"encoder_decoder: {name} must be of tokens, 0 to {self.vocab_size - 1}; found {getattr(self, name)}.",
+                all(0 <= id < size for id in ids),
+                f"encoder_decoder: {name} must be of tokens, 0 to {size - 1}; found {getattr(self, name)}.",
             )
         check_reads_both_ways("encoder_decoder: encoder", self.encoder_layers)
         without = [i for i, b in enumerate(self.decoder_layers) if all(p.role != "cross" for p in b.parts)]
@@ -80,6 +89,21 @@ class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     @property
     def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:
         return {"encoder": self.encoder_layers, "decoder": self.decoder_layers}
+
+    @property
+    def n_sources(self) -> int:
+        """How many token ids the encoder reads: the decoder's, unless sources are a vocabulary of their own."""
+        return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
+
+    def _check_source(self) -> None:
+        size = self.source_vocab_size
+        require(size is None or size >= 1, f"encoder_decoder: source_vocab_size must be at least 1, found {size}.")
+        require(
+            size is None or not self.shared,
+            f"encoder_decoder: shared=True uses one matrix for source and target, and source_vocab_size={size} makes "
+            "the sources a vocabulary of their own. Set shared=False, or leave source_vocab_size out if both are the "
+            "same tokens.",
+        )
 
     def build(self, seed: int = 0) -> "EncoderDecoder":
         with torch.random.fork_rng(devices=[]):
@@ -95,16 +119,18 @@ class EncoderDecoder(Model):
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__(config, "encoder-decoder")
-        sizes = (config.vocab_size, config.d_model, config.max_len, config.positions, config.embed_scale)
+        sizes = (config.d_model, config.max_len, config.positions, config.embed_scale)
         rate = config.embed_dropout
-        self.decoder_embed = Embedding(*sizes, "decoder.embed", norm=config.embed_norm, dropout=rate)
+        self.decoder_embed = Embedding(config.vocab_size, *sizes, "decoder.embed", norm=config.embed_norm, dropout=rate)
         tied = self.decoder_embed if config.tied else None
         shared = self.decoder_embed if config.shared else None
-        self.encoder_embed = Embedding(*sizes, "encoder.embed", shared, config.embed_norm, dropout=rate)
+        self.encoder_embed = Embedding(
+            config.n_sources, *sizes, "encoder.embed", shared, config.embed_norm, dropout=rate
+        )
         self.encoder = Stack(config.encoder_layers, config.d_model, config.max_len, config.final_norm, "encoder")
         self.decoder = Stack(config.decoder_layers, config.d_model, config.max_len, config.final_norm, "decoder")
         self.unembed = Unembedding(
-            config.vocab_size, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale
+            config.n_outputs, config.d_model, tied, config.unembed_bias, config.logit_cap, config.unembed_scale
         )
         writes = sum(len(layer.parts) for layer in (*config.encoder_layers, *config.decoder_layers))
         initialise(self, config.init, writes)
@@ -116,6 +142,23 @@ class EncoderDecoder(Model):
     @property
     def embeddings(self) -> dict[str, Embedding]:
         return {"encoder": self.encoder_embed, "decoder": self.decoder_embed}
+
+    def one_vocabulary(self, stack: str | None = None) -> bool:
+        of_sources = stack == self.source and self.config.source_vocab_size is not None
+        return self.config.output_vocab_size is None and not of_sources
+
+    @property
+    def source_tokenizer(self) -> Any:
+        """Names of what the encoder reads: `tokenizer`, or for sources of their own what was set, or None."""
+        return self.tokenizer if self.config.source_vocab_size is None else self.own_tokenizers.get("source")
+
+    @source_tokenizer.setter
+    def source_tokenizer(self, tokenizer: Any) -> None:
+        require(
+            self.config.source_vocab_size is not None,
+            "source_tokenizer: both sides read the same tokens (source_vocab_size=None), so set tokenizer.",
+        )
+        self.own_tokenizers["source"] = tokenizer
 
     def forward(
         self,

@@ -170,7 +170,7 @@ def begin(
         raise TextError("an encoder-decoder needs a source to translate; give source=[ids, ...].")
     if len(source) != batch:
         raise TextError(f"{len(source)} sources for {batch} prompts; give one prompt, usually [bos], per source.")
-    ids, lengths = padded(model, source, left=False)
+    ids, lengths = padded(model, source, left=False, stack=model.source)
     limit = model.config.max_len
     if ids.shape[1] > limit and not beyond_context:
         raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
@@ -194,8 +194,10 @@ def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, 
     return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
 
 
-def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
-    """Return ids as one tensor on the model's device, and lengths if they differ.
+def padded(
+    model: Model, rows: Ids, *, left: bool, stack: str | None = None
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, " batch"] | None]:
+    """Return ids of what a stack reads as one tensor on the model's device, and lengths if they differ.
 
     Raises:
         TextError: No rows, or an empty one.
@@ -219,10 +221,10 @@ def padded(model: Model, rows: Ids, *, left: bool) -> tuple[Int[Tensor, "batch p
     if tokens.numel() == 0:
         raise TextError("no tokens to start from; give at least one row with at least one token.")
     low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= model.config.vocab_size:
+    size = model.embeddings[model.output if stack is None else stack].vocab_size
+    if low < 0 or high >= size:
         raise TokenOutOfRange(
-            f"token id {low if low < 0 else high} is outside the vocabulary of {model.config.vocab_size} "
-            f"(0 to {model.config.vocab_size - 1})."
+            f"token id {low if low < 0 else high} is outside the vocabulary of {size} (0 to {size - 1})."
         )
     return tokens, lengths
 
@@ -233,10 +235,11 @@ def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool 
     Raises:
         ConfigError: Fewer than one is asked for.
         TextError: Together they exceed the model's context, or with `beyond_context` its learned positions.
-        AnalysisUnavailable: An encoder, which does not generate.
+        AnalysisUnavailable: An encoder, which does not generate, or a model that cannot read what it writes.
     """
     if isinstance(model, Encoder):
         model.begin(0)
+    model.require_one_vocabulary("generating text")
     limit = model.config.max_len
     table = model.output_embed.positions
     learned = table is not None and table.weight is not None

@@ -20,8 +20,14 @@ class ModelConfig(Config, family=True):
     """A whole model as data."""
 
     vocab_size: int
+    output_vocab_size: int | None
     d_model: int
     max_len: int
+
+    @property
+    def n_outputs(self) -> int:
+        """How many token ids logits are of: as many as are read, unless the outputs are a vocabulary of their own."""
+        return self.vocab_size if self.output_vocab_size is None else self.output_vocab_size
 
     def build(self, seed: int = 0) -> "Model":
         """Return a model with freshly drawn weights."""
@@ -50,6 +56,8 @@ class ModelConfig(Config, family=True):
         """Raise `ConfigError` for sizes that no model can have, or cross-attention in `crossing` blocks."""
         for name in ("vocab_size", "d_model", "max_len"):
             require(getattr(self, name) >= 1, f"{self.kind}: {name} must be at least 1, found {getattr(self, name)}.")
+        size = self.output_vocab_size
+        require(size is None or size >= 1, f"{self.kind}: output_vocab_size must be at least 1, found {size}.")
         crossed = [i for i, layer in enumerate(crossing) for part in layer.parts if part.role == "cross"]
         require(not crossed, f"{self.kind}: " + why_not.format(layer=crossed[:1]))
 
@@ -62,6 +70,15 @@ class ModelConfig(Config, family=True):
         require(
             math.isfinite(scale) and (scale is False or scale != 0),
             f"{self.kind}: embed_scale must be true, false or a finite number other than 0; found {scale}.",
+        )
+
+    def check_tied(self, tied: bool) -> None:
+        """Raise `ConfigError` if one matrix is to stand for two vocabularies."""
+        require(
+            self.output_vocab_size is None or not tied,
+            f"{self.kind}: tied=True uses the matrix of the {self.vocab_size} tokens that are read as unembedding, and "
+            f"output_vocab_size={self.output_vocab_size} makes the outputs a vocabulary of their own. Set tied=False, "
+            "or leave output_vocab_size out if both are the same tokens.",
         )
 
     def check_logits(self, cap: float | None, scale: float) -> None:
@@ -80,8 +97,10 @@ class ModelConfig(Config, family=True):
 class Model(nn.Module):
     """A model of ours: one or two stacks, what tokens enter them through, and what turns the last stream into logits.
 
-    `tokenizer` is attached by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would
-    help. `origin` is the family and config of a published checkpoint, set by whoever loads one.
+    `tokenizer` names the tokens that are read, `output_tokenizer` those that logits are of, `source_tokenizer` those
+    that the encoder of an encoder-decoder reads; where they are one vocabulary, all are `tokenizer`. They are attached
+    by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would help. `origin` is the
+    family and config of a published checkpoint, set by whoever loads one.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -96,6 +115,8 @@ class Model(nn.Module):
         super().__init__()
         self.config: Any = config
         self.tokenizer: Any = None
+        # of vocabularies of their own, by what they are of: `output`, `source`
+        self.own_tokenizers: dict[str, Any] = {}
         self.no_tokenizer = ""
         self.origin: Any = None
         self.name = name
@@ -129,6 +150,43 @@ class Model(nn.Module):
     def predicts(self) -> bool:
         """Whether it gives logits at all."""
         return True
+
+    def one_vocabulary(self, stack: str | None = None) -> bool:
+        """Whether logits are of the tokens that a stack reads; the stack that ends in the logits by default."""
+        return self.config.output_vocab_size is None
+
+    def require_one_vocabulary(self, analysis: str, stack: str | None = None) -> None:
+        """Raise `AnalysisUnavailable` unless logits are of the tokens that a stack reads, see `one_vocabulary`."""
+        if not self.one_vocabulary(stack):
+            size = self.embeddings[self.output if stack is None else stack].vocab_size
+            raise AnalysisUnavailable(
+                f'{analysis} takes what is read and what is predicted for the same tokens; "{self.name}" reads tokens '
+                f"of one vocabulary ({size}) and its logits are of another ({self.config.n_outputs}).\n"
+                "    What a logit is made of, with names from both: "
+                "analysis.attribution.direct_logit_attribution(run, answer=…)."
+            )
+
+    @property
+    def output_tokenizer(self) -> Any:
+        """Names of what logits are of: `tokenizer`, or for outputs of their own what was set, or None."""
+        return self.tokenizer if self.one_vocabulary() else self.own_tokenizers.get("output")
+
+    @output_tokenizer.setter
+    def output_tokenizer(self, tokenizer: Any) -> None:
+        require(
+            not self.one_vocabulary(),
+            "output_tokenizer: logits are of the tokens that are read (output_vocab_size=None), so set tokenizer.",
+        )
+        self.own_tokenizers["output"] = tokenizer
+
+    @property
+    def source_tokenizer(self) -> Any:
+        """Names of what the stack reads whose output cross-attention reads: `tokenizer`, unless it has its own."""
+        return self.tokenizer
+
+    def tokenizer_of(self, stack: str | None) -> Any:
+        """Return the tokenizer of what a stack reads; of the one that ends in the logits by default."""
+        return self.source_tokenizer if stack is not None and stack == self.source else self.tokenizer
 
     def reads_ahead(self, stack: str | None = None) -> bool:
         """Whether positions of a stack see those after them; of the stack that ends in the logits by default."""

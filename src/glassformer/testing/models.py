@@ -1,6 +1,7 @@
 """Tiny models in float64, one per way of wiring a model, and decoders drawn at random."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from glassformer.attention import (
     Rope,
     Softmax,
 )
+from glassformer.data.batch import Batch, next_token_batch
 from glassformer.models import (
     DecoderConfig,
     EncoderConfig,
@@ -141,6 +143,15 @@ ARCHITECTURES: dict[str, ModelConfig] = {
     ),
     # a cap as small as the logits themselves, so that it bends them
     "capped": _decoder(*[block(n_heads=4, **_LLAMA)] * 2, final_norm=RmsNorm(), logit_cap=0.3),
+    # outputs that are not the tokens it reads, and fewer
+    "classifier": _decoder(
+        block(n_heads=4, **_GPT2),
+        block(n_heads=4, positions=Rope(), mlp=Mlp(8)),
+        positions=Learned(),
+        tied=False,
+        unembed_bias=True,
+        output_vocab_size=7,
+    ),
     "translator_post": _translator("post"),
     "translator_pre": _translator("pre", final_norm=LayerNorm(), tied=False, shared=False, embed_scale=False),
     # a bias by distance for scores that are not scaled, and an unembedding of its own
@@ -165,6 +176,8 @@ ARCHITECTURES: dict[str, ModelConfig] = {
         unembed_scale=0.5,
         unembed_bias=True,
     ),
+    # sources that are not the tokens the decoder reads, and fewer
+    "translator_apart": _translator("pre", final_norm=LayerNorm(), shared=False, source_vocab_size=9),
 }
 
 
@@ -200,6 +213,19 @@ class Subject:
     model: Any
     inputs: tuple[Tensor, ...]
 
+    def others(self, generator: torch.Generator, shapes: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, ...]:
+        """Draw other inputs that the model can read, of the same shapes unless others are given."""
+        sizes = [embed.vocab_size for embed in self.model.embeddings.values()]
+        wanted = shapes or [ids.shape for ids in self.inputs]
+        return tuple(torch.randint(0, size, tuple(s), generator=generator) for size, s in zip(sizes, wanted))
+
+    def batch(self) -> Batch:
+        """Return the inputs as a batch whose targets are the next tokens, or any where outputs are other tokens."""
+        *source, tokens = self.inputs
+        found = next_token_batch(tokens)
+        targets = found.targets if self.model.one_vocabulary() else found.targets % self.model.config.n_outputs
+        return dataclasses.replace(found, targets=targets, source=source[0] if source else None)
+
     def __call__(self, tape: Tape | None = None, **kwargs: Any) -> Tensor:
         return self.model(*self.inputs, tape=tape, **kwargs)
 
@@ -224,10 +250,10 @@ def drawn(
     # of size 0.2: large enough that patterns are far from uniform, small enough that post-norm keeps its digits
     model = randomise(config.build().to(dtype).eval(), seed, std=0.2)
     generator = torch.Generator().manual_seed(seed)
+    sizes = [embed.vocab_size for embed in model.embeddings.values()]
     widths = [length + 2, length] if config.kind == "encoder_decoder" else [length]
-    return Subject(
-        name, model, tuple(torch.randint(0, config.vocab_size, (batch, n), generator=generator) for n in widths)
-    )
+    inputs = [torch.randint(0, size, (batch, n), generator=generator) for size, n in zip(sizes, widths)]
+    return Subject(name, model, tuple(inputs))
 
 
 # the package's own mechanisms that have a pattern which multiplies values; a test may register others

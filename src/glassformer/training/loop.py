@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from glassformer.data import Batch, Data
+from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError, TrainingDiverged
 from glassformer.models import Encoder, EncoderDecoder
 from glassformer.training.config import TrainConfig
@@ -171,6 +172,7 @@ class _Loop:
             total = count = 0.0
             for i in range(self.config.evaluate_batches):
                 batch = self.heldout.batch(i, "heldout")
+                batch.check_targets(self.config.model.n_outputs)
                 weight = float(batch.weight.sum())
                 total += float(self.model.loss(batch)) * weight
                 count += weight
@@ -207,6 +209,7 @@ class _Loop:
         config = self.config
         torch.manual_seed(_seed(config.seed, step))
         batch = self.data.batch(step)
+        batch.check_targets(config.model.n_outputs)
         loss = 0.0
         counted = float(batch.weight.sum())
         for part in _parts(batch, config.accumulate):
@@ -254,10 +257,7 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
 
 
 def _model(config: TrainConfig, data: Data) -> Any:
-    if config.model.vocab_size < data.vocab_size:
-        raise ConfigError(
-            f"train: the model has vocab_size={config.model.vocab_size}, the data's tokenizer {data.vocab_size}."
-        )
+    _check_vocabularies(config, data)
     model = config.model.build(config.seed)
     if isinstance(model, Encoder):
         raise ConfigError(
@@ -270,8 +270,30 @@ def _model(config: TrainConfig, data: Data) -> Any:
             f'train: data of kind "{config.data.kind}" has {"no " if batch.source is None else ""}sources, which '
             f"{'an encoder-decoder needs' if batch.source is None else 'only an encoder-decoder reads'}."
         )
-    model.tokenizer = data.tokenizer
+    for side, tokenizer in vocabularies_of(data).items():
+        if side == "input":
+            model.tokenizer = tokenizer
+        elif tokenizer is not data.tokenizer:
+            setattr(model, f"{side}_tokenizer", tokenizer)
     return model.train()
+
+
+def _check_vocabularies(config: TrainConfig, data: Data) -> None:
+    """Raise `ConfigError` unless the model reads what the data holds, and its logits are of the data's targets."""
+    model = config.model
+    if model.vocab_size < data.vocab_size:
+        raise ConfigError(
+            f"train: the model has vocab_size={model.vocab_size}, the data's tokenizer {data.vocab_size}."
+        )
+    whose = {"output": "targets", "source": "sources"}
+    for side, what in whose.items():
+        field, tokenizer = f"{side}_vocab_size", vocabularies_of(data)[side]
+        size, own = getattr(model, field, None), tokenizer is not data.tokenizer
+        if own != (size is not None):
+            wanted = f"another vocabulary, of {tokenizer.vocab_size}" if own else "the tokens it reads"
+            raise ConfigError(f"train: the data's {what} are of {wanted}; the model has {field}={size}.")
+        if own and size < tokenizer.vocab_size:
+            raise ConfigError(f"train: the model has {field}={size}, the data {tokenizer.vocab_size} such tokens.")
 
 
 @contextmanager

@@ -52,8 +52,8 @@ class HeadWeights:
     Args:
         attention: Attention layers of all stacks, in the order of the forward pass.
         mlps: MLPs, likewise.
-        embeddings: Token vectors as they enter each stack, `vocab d_model`; before the norm on what enters, where it
-            norms them together with positions (`entry_norm`).
+        embeddings: Token vectors as they enter each stack, a row per token that it reads; before the norm on what
+            enters, where it norms them together with positions (`entry_norm`).
         tables: Position vectors added to each stack, `pos d_model`, or None.
         U: The unembedding, `d_model vocab`.
         bU: Its bias, or None.
@@ -66,7 +66,7 @@ class HeadWeights:
 
     attention: tuple[AttentionWeights, ...]
     mlps: tuple[MlpWeights, ...]
-    embeddings: dict[str, Float[Tensor, "vocab d_model"]]
+    embeddings: dict[str, Float[Tensor, "_ d_model"]]
     tables: dict[str, Float[Tensor, "pos d_model"] | None]
     U: Float[Tensor, "d_model vocab"]
     bU: Tensor | None

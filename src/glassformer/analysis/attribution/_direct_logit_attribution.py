@@ -192,7 +192,7 @@ def aim(run: Run, answer: Answers, against: Answers, direction: Tensor | None, a
     if other is not None:
         total = total - logits.gather(-1, other[..., None])[..., 0]
     # as many directions as there are different answers: often one, for hundreds of positions
-    vocab = model.config.vocab_size
+    vocab = model.config.n_outputs
     pairs, which = torch.unique(chosen if other is None else chosen + vocab * other, return_inverse=True)
     vectors, bias = model.unembed.direction(pairs % vocab), model.unembed.bias
     constant = None if bias is None else bias[chosen]

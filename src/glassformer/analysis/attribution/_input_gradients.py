@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.frozen._mixing import position_labels
-from glassformer.analysis.prepare import Inputs, prepare, token_id
+from glassformer.analysis.prepare import Inputs, answer_id, prepare, token_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.indices import asked, entries
@@ -194,7 +194,7 @@ def _ids(model: ModelLike, tokens: Any, n: int, name: str) -> Tensor:
         raise ShapeMismatch(
             f"input_gradients: {len(each)} tokens as `{name}` for {n} positions; give one, or one each."
         )
-    return torch.tensor([token_id(model, token) for token in each])
+    return torch.tensor([answer_id(model, token) for token in each])
 
 
 def _cuts(model: ModelLike, layers: bool) -> list[list[str]]:

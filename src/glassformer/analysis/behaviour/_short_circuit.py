@@ -103,6 +103,7 @@ def short_circuit(
             "short_circuit lets a decoder go on from a prefix, and this model is none. For one pass of any model, give "
             "run(..., edit=short_circuit_edits(model, layers, stack=...))."
         )
+    model.require_one_vocabulary("short_circuit")
     length = planted.ids.shape[1]
     if not novel or not 1 <= planted.prefix < length:
         raise ShapeMismatch(

@@ -101,6 +101,7 @@ def attention_sinks(
         ShapeMismatch: Fewer than three tokens.
     """
     known, left_out = _softmax_heads(model)
+    model.require_one_vocabulary("attention_sinks, which counts losses on next tokens,")
     ids = token_ids(model, text)
     if ids.shape[1] < 3:
         raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {ids.shape[1]}.")

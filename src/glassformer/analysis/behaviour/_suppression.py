@@ -223,11 +223,12 @@ def _batch(model: ModelLike, given: Any) -> Batch:
         return given
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable("suppression: an encoder-decoder reads pairs; give a Batch with source and tokens.")
+    model.require_one_vocabulary("suppression, on texts whose next tokens are the answers,")
     return next_token_batch(token_ids(model, given))
 
 
 def _frequencies(model: ModelLike, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:
-    size, weight = model.config.vocab_size, model.unembed.weight
+    size, weight = model.config.n_outputs, model.unembed.weight
     if given is None:
         answers = torch.cat([batch.targets[batch.weight.bool()] for batch in batches])
         given = torch.bincount(answers.flatten(), minlength=size)

@@ -349,4 +349,5 @@ def _batch(model: ModelLike, given: Any) -> Batch:
         return given
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable("ablate: an encoder-decoder reads pairs; give a Batch with source and tokens.")
+    model.require_one_vocabulary("ablate, on texts whose next tokens are the targets,")
     return next_token_batch(token_ids(model, given))

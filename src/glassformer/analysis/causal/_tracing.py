@@ -25,7 +25,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
-from glassformer.analysis.prepare import asked_position, readable, token_id
+from glassformer.analysis.prepare import answer_id, asked_position, readable_outputs
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
@@ -227,8 +227,8 @@ def causal_trace(
     )
     many = _copies(asked, samples)
     at = asked_position(model, ids[0])
-    answer_id, wrong_id = _tokens(model, asked, many, edit, answer, wrong, at)
-    metrics = [probability(answer_id, pos=at), logit_difference(answer_id, wrong_id, pos=at)]
+    right, other = _tokens(model, asked, many, edit, answer, wrong, at)
+    metrics = [probability(right, pos=at), logit_difference(right, other, pos=at)]
     donors = Donor(*_copies(asked, 1)), Donor(*many, edit=edit)
     plan = grid(
         lambda kind, pos, layer: list(_restored(traced, kind, pos, layer, window, *donors)),
@@ -242,7 +242,7 @@ def causal_trace(
     tokens = [f"{i}:{token}" for i, token in enumerate(asked.tokens(name)[0])]
     names = clean.labels("metric")
     coords = {"metric": names, "kind": list(chosen), "pos": tokens, "layer": range(len(traced.blocks))}
-    read = readable(model, torch.tensor([[answer_id], [wrong_id]]))
+    read = readable_outputs(model, torch.tensor([[right], [other]]))
     return CausalTrace(
         Labelled(found.values.values, ("metric", "kind", "pos", "layer", "sample"), coords),
         Labelled(clean.values[:, 0], ("metric",), {"metric": names}),
@@ -392,13 +392,13 @@ def _tokens(
 ) -> tuple[int, int]:
     if answer is None:
         answer = int(run(model, *_copies(asked, 1)).predictions()[0, at].argmax())
-    answer = token_id(model, answer)
+    answer = answer_id(model, answer)
     if wrong is None:
         logits = run(model, *many, edit=edit).predictions()
         likely = logits[:, at].log_softmax(-1).exp().mean(0)
         likely[answer] = -1
         wrong = int(likely.argmax())
-    return answer, token_id(model, wrong)
+    return answer, answer_id(model, wrong)
 
 
 def _positions(model: ModuleLike, ids: Int[Tensor, " pos"], subject: str | Sequence[int]) -> tuple[int, ...]:

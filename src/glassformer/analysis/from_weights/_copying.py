@@ -111,9 +111,11 @@ def copying(
         tokens: Ids that count, as sources and as outputs (leave out those never trained); all by default.
 
     Raises:
-        AnalysisUnavailable: A named head, or every head, has no OV circuit that ends in the logits.
+        AnalysisUnavailable: A named head, or every head, has no OV circuit that ends in the logits; or these are not
+            of the tokens that are read.
     """
     w = weights.folded(model)
+    w.model.require_one_vocabulary("copying by eigenvalues")
     layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"))
     ids = None if tokens is None else token_choice(w, tokens)
     grams = _Grams(w, ids)
@@ -168,6 +170,7 @@ def copying_rates(
         AnalysisUnavailable: As for `copying`.
     """
     w = weights.folded(model)
+    w.model.require_one_vocabulary("copying by rows")
     layers, left_out = layers_for(w, heads, _check(w, "copying by rows"))
     ids = token_choice(w, tokens)
     picked = torch.arange(len(ids), device=ids.device)

@@ -191,9 +191,11 @@ def induction_circuits(
         seed: As for `composition`.
 
     Raises:
-        AnalysisUnavailable: No head has OV and QK circuits that can be composed; or the model is post-norm.
+        AnalysisUnavailable: No head has OV and QK circuits that can be composed; the model is post-norm; or its logits
+            are not of the tokens it reads.
     """
     w, offsets = weights.folded(model), tuple(offsets)
+    w.model.require_one_vocabulary("induction_circuits")
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     n = len(labels)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.analysis.prepare import readable
+from glassformer.analysis.prepare import readable, readable_outputs
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
 from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Labelled
@@ -71,15 +71,36 @@ def filled(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing), value=torch.nan) if missing else values
 
 
-def token_names(w: HeadWeights, ids: Tensor) -> list[str]:
-    """Return tokens as text with their id, which tells tokens of one text apart: `12:cat`."""
-    names = readable(w.model, ids.reshape(1, -1).cpu())[0]
-    return [f"{i}:{name}" for i, name in zip(ids.flatten().tolist(), names)]
+def names_of(w: HeadWeights, *ids: Tensor, outputs: bool = False) -> dict[int, str]:
+    """Return all tokens among some ids as text with their id, which tells tokens of one text apart: `12:cat`.
+
+    `outputs` says that logits are of them; they are tokens that are read otherwise.
+    """
+    if not ids:
+        return {}
+    unique = torch.cat([part.flatten() for part in ids]).unique()
+    found = (readable_outputs if outputs else readable)(w.model, unique[None].cpu())[0]
+    return {i: f"{i}:{name}" for i, name in zip(unique.tolist(), found)}
+
+
+def names_of_both(
+    w: HeadWeights, read: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the names of ids that are read and of ids that logits are of; where these are one, each has all."""
+    if w.model.one_vocabulary():
+        every = names_of(w, *read, *outputs)
+        return every, every
+    return names_of(w, *read), names_of(w, *outputs, outputs=True)
+
+
+def output_choice(w: HeadWeights, ids: Tensor | None) -> Tensor | None:
+    """Return which outputs an analysis is restricted to that looks at some tokens; None for all of them."""
+    return ids if w.model.one_vocabulary() else None
 
 
 def token_choice(w: HeadWeights, tokens: Int[Tensor, " n"] | Sequence[int] | None) -> Int[Tensor, " n"]:
-    """Return the ids an analysis is restricted to, all of the vocabulary by default; raises `TokenOutOfRange`."""
-    size = w.U.shape[-1]
+    """Return the ids an analysis is restricted to, all that are read by default; raises `TokenOutOfRange`."""
+    size = len(w.embeddings[w.stack])
     if tokens is None:
         return torch.arange(size, device=w.U.device)
     chosen = asked(tokens, "tokens")

@@ -107,6 +107,8 @@ class TokenReads:
 class TokenSums:
     """Sums over tokens of what one layer reads times what another reads, E1' E2, or times the unembedding, U E.
 
+    The latter are of models whose outputs are the tokens they read.
+
     Args:
         reads: What layers of the stack that ends in the logits read.
         ids: Tokens that count.
@@ -115,20 +117,20 @@ class TokenSums:
     def __init__(self, reads: TokenReads, ids: Int[Tensor, " n"]) -> None:
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.to_logits: dict[str, Float[Tensor, "d_model d_model"]] = {}
-        out = reads.w.read_out()
+        out = reads.w.read_out() if reads.w.model.one_vocabulary() else None
         # views on weights carry no gradients, MLPs would
         with torch.no_grad():
             for start in range(0, len(ids), CHUNK):
                 some = ids[start : start + CHUNK]
-                self._add(dict(reads(some)), out[:, some])
+                self._add(dict(reads(some)), None if out is None else out[:, some])
 
     def __call__(self, earlier: AttentionWeights, later: AttentionWeights) -> Float[Tensor, "d_model d_model"]:
         return self.sums[earlier.path, later.path]
 
-    def _add(self, rows: dict[str, Tensor], out: Float[Tensor, "d_model n"]) -> None:
+    def _add(self, rows: dict[str, Tensor], out: Float[Tensor, "d_model n"] | None) -> None:
         paths = list(rows)
-        read_out = {id(read): out @ read for read in rows.values()}
-        for path, read in rows.items():
+        read_out = {} if out is None else {id(read): out @ read for read in rows.values()}
+        for path, read in rows.items() if out is not None else ():
             known = self.to_logits.get(path)
             self.to_logits[path] = read_out[id(read)] if known is None else known + read_out[id(read)]
         # layers that read alike share their sums

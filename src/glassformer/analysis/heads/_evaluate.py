@@ -53,8 +53,9 @@ class HeadEvaluation(Result):
     """Scores of every head in every setting.
 
     Args:
-        scores: `setting head evaluator`; NaN where nothing in the setting defines the score. Attention scores are
-            shares (or signed shares, see `readings`), copying lies in [-1, 1].
+        scores: `setting head evaluator`; NaN where nothing in the setting defines the score, and for copying if logits
+            are not of the tokens that are read. Attention scores are shares (or signed shares, see `readings`), copying
+            lies in [-1, 1].
         spread: Standard error over rows, same axes; NaN with fewer than two rows.
         positions: Number of queries each score is a mean over, `setting evaluator`.
         readings: For each head, `mass` or `signed`.
@@ -229,10 +230,10 @@ class _ScoreMeter:
         self.copied: dict[str, Float[Tensor, "batch head query"]] = {}
 
     def reads(self, path: str) -> list[Read]:
-        return [
-            Read(f"{path}.pattern", reduce=lambda pattern: self._attention(path, pattern)),
-            Read(f"{path}.head_out", reduce=lambda written: self._copying(path, written)),
-        ]
+        found = [Read(f"{path}.pattern", reduce=lambda pattern: self._attention(path, pattern))]
+        if self.model.one_vocabulary():
+            found.append(Read(f"{path}.head_out", reduce=lambda written: self._copying(path, written)))
+        return found
 
     def _attention(self, path: str, pattern: Tensor) -> Tensor:
         n, pattern = self.ids.shape[1], wide(pattern)
@@ -241,6 +242,8 @@ class _ScoreMeter:
         self.pattern = pattern[..., -n:].abs() / total[..., None]
         mass = torch.einsum("bhqk,rbqk->rbhq", pattern[..., -n:], self.masks.to(pattern.dtype))
         self.masses[path] = mass / total
+        # what heads write is read afterwards, where it can be copying
+        self.copied[path] = torch.full_like(self.masses[path][0], torch.nan)
         return pattern.new_zeros(())
 
     def _copying(self, path: str, written: Tensor) -> Tensor:

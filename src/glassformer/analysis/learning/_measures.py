@@ -45,9 +45,12 @@ def head_measures(model: ModelLike, data: Data) -> dict[str, Any]:
 
 
 def sample(model: ModelLike, data: Data) -> dict[str, Any]:
-    """Return a text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations."""
+    """Return a text the model writes: 80 tokens after `<bos>`, or the first held-out sources and their translations.
+
+    A model that cannot read what it writes gives none.
+    """
     tokenizer = data.tokenizer
-    if tokenizer.bos is None:
+    if tokenizer.bos is None or not model.one_vocabulary():
         return {}
     if isinstance(model, Decoder):
         room = min(80, model.config.max_len - 1)

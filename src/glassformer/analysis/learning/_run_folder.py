@@ -12,6 +12,7 @@ from typing import Any
 from glassformer import checkpoints
 from glassformer.checkpoints import run_steps
 from glassformer.data import Batch, Data, DataConfig, Tokenizer
+from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError, RunFolderError
 from glassformer.models import ModelConfig
 
@@ -47,6 +48,8 @@ class History:
             return checkpoints.load(self.at(step))
         model = ModelConfig.from_dict(self.config["model"]).build(self.config["seed"])
         model.tokenizer = self.tokenizer
+        if not model.one_vocabulary():
+            model.output_tokenizer = vocabularies_of(self.heldout())["output"]
         return model.eval()
 
     def models(self) -> Iterator[tuple[int, Any]]:

@@ -20,7 +20,7 @@ from glassformer.analysis.components import entry_sites
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
-from glassformer.analysis.prepare import readable
+from glassformer.analysis.prepare import readable_outputs
 from glassformer.analysis.question import question
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -152,7 +152,7 @@ def lens_grid(
     if "answer" in asked:
         answers = at.of_stream(run.predictions()).argmax(-1) if answer is None else tokens_at(model, answer, at)
     shape = tuple(at.positions.shape)
-    readings = _Readings(len(names), shape, k=min(k, model.config.vocab_size), asked=asked)
+    readings = _Readings(len(names), shape, k=min(k, model.config.n_outputs), asked=asked)
     flat = None if answers is None else answers.flatten()
     with torch.no_grad():
         for rows, logits in _chunks(run, names, at, translate, budget):
@@ -230,7 +230,7 @@ def _chunks(
     model = run.model
     wide = torch.float64 if model.unembed.stored.dtype == torch.float64 else torch.float32
     # the logits, their log-softmax and that of the last site, and as much again for what is computed from them
-    per_place = 6 * model.config.vocab_size * torch.finfo(wide).bits // 8
+    per_place = 6 * model.config.n_outputs * torch.finfo(wide).bits // 8
     count, step = at.positions.numel(), max(budget // per_place, 1)
 
     def stream(name: str, rows: slice) -> Tensor:
@@ -274,4 +274,4 @@ def _words(model: ModelLike, top: Tensor | None) -> dict[int, str]:
     if top is None:
         return {}
     ids = top.unique()
-    return dict(zip(ids.tolist(), readable(model, ids[None])[0]))
+    return dict(zip(ids.tolist(), readable_outputs(model, ids[None])[0]))

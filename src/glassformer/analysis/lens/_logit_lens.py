@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import entry_sites
-from glassformer.analysis.prepare import token_id
+from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Model, ModelLike, require_model
@@ -85,7 +85,7 @@ def logit_lens(
     at = run.place(position, row)
     with torch.no_grad():
         logits = read_logits(run.model, _streams(run, row, at)).detach()
-    chosen = int(logits[-1].argmax()) if answer is None else token_id(run.model, answer)
+    chosen = int(logits[-1].argmax()) if answer is None else answer_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
     labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(run.model.output_stack.blocks)))]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
-from glassformer.analysis.prepare import token_id
+from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -278,8 +278,8 @@ def _ask(
     steps = steps_of(run, analysis).row(row)
     at = run.place(position, row)
     assert run.logits is not None, "a run of one of our models has logits"
-    chosen = int(run.logits[row, at].argmax()) if answer is None else token_id(run.model, answer)
-    other = None if against is None else token_id(run.model, against)
+    chosen = int(run.logits[row, at].argmax()) if answer is None else answer_id(run.model, answer)
+    other = None if against is None else answer_id(run.model, against)
     unembed = steps.unembed
     u = unembed.direction(torch.tensor(chosen)) - (0 if other is None else unembed.direction(torch.tensor(other)))
     constants = []

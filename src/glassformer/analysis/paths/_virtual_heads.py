@@ -209,6 +209,7 @@ def _next_tokens(
 ) -> tuple[Bool[Tensor, "batch pos"], Float[Tensor, "batch pos d_model"]]:
     """Return which positions have a next token, and the direction of its logit above the last sub-layer."""
     require_next_tokens(run.model, "virtual_heads")
+    run.model.require_one_vocabulary("virtual_heads")
     assert run.ids is not None, "a run of one of our models has ids"
     ids = run.ids
     if ids.shape[1] < 2:
@@ -267,6 +268,7 @@ def virtual_copying(model: ModelLike, first: int, second: int) -> VirtualCopying
         AnalysisUnavailable: No such layers, no OV circuit, or post-norm blocks, whose norms stand in between.
     """
     w = weights.of(model, fold=True)
+    w.model.require_one_vocabulary("virtual_copying")
     layers = w.of_stack()
     if not 0 <= first < second < len(layers):
         raise ShapeMismatch(f"virtual_copying: layers {first} and {second} of {len(layers)} do not follow each other.")

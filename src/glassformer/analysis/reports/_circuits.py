@@ -240,7 +240,8 @@ def _trigrams(w: HeadWeights, tokens: Any, k: int) -> tuple[TrigramFacts, ...]:
     rules = []
     for head in map(str, found.contribution.labels("head")):
         for s, d, o, *numbers in zip(*(field.select(head=head).values.tolist() for field in fields)):
-            source, destination, out = (_text(found.names, int(i)) for i in (s, d, o))
+            source, destination = (_text(found.names, int(i)) for i in (s, d))
+            out = _text(found.output_names, int(o))
             if numbers[-1] >= NOTHING:
                 rules.append(TrigramFacts(head, source, destination, out, *numbers))
     return tuple(sorted(rules, key=lambda rule: -rule.score)[: 2 * k])
@@ -268,7 +269,8 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> StrongestPairs:
         words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
         fields = (found.rows, found.columns, found.values)
         table = zip(*(field.select(head=name).values.tolist() for field in fields))
-        pairs = (PairEntry(_text(found.names, a), _text(found.names, b), x) for a, b, x in table if abs(x) >= NOTHING)
+        second = found.output_names if circuit == "OV" else found.names
+        pairs = (PairEntry(_text(found.names, a), _text(second, b), x) for a, b, x in table if abs(x) >= NOTHING)
         rows[circuit] = tuple(pairs), words
     return StrongestPairs(label, *rows["OV"], *rows["QK"])
 

@@ -76,8 +76,15 @@ def findings(report: Circuits) -> tuple[str, ...]:
 
 
 def _induction(report: Circuits) -> Iterator[str]:
+    own_outputs = report.model.output_vocab_size is not None
+    if own_outputs:
+        yield (
+            f"Its {report.model.output_vocab_size} outputs are not the {report.model.vocab_size} tokens it reads: no "
+            "head can be said to copy."
+        )
     if not report.heads:
-        yield "There are no attention heads: the direct path, a bigram table, is all there is."
+        table = "a table from token to output" if own_outputs else "a bigram table"
+        yield f"There are no attention heads: the direct path, {table}, is all there is."
     scored = [head for head in report.heads if "prefix_matching" in head.roles]
     if not scored:
         return
@@ -88,18 +95,27 @@ def _induction(report: Circuits) -> Iterator[str]:
         yield f"No head matches prefixes (best: {best.label}, {score:.2f}): there is no induction head."
         return
     best, *others = found
+    if own_outputs:
+        yield (
+            f"{best.label} matches prefixes: {best.roles['prefix_matching']:.2f} of its attention goes to what "
+            f"followed earlier copies of the token.{_so_are(others, 'does', 'do')}"
+        )
+        return
     times = best.copying_measured
     copies = "" if times is None else f", and it raises the token it finds {times:.1f} times as much as the average one"
-    more = f" So {'is' if len(others) == 1 else 'are'} {_names(others)}." if others else ""
     score = best.roles["prefix_matching"]
     yield (
         f"{best.label} is an induction head: {score:.2f} of its attention goes to what followed earlier copies of the "
-        f"token{copies}.{more}"
+        f"token{copies}.{_so_are(others, 'is', 'are')}"
     )
     edge = _source(report, best)
     if edge is not None:
         yield _reading(report, edge)
     yield from _without(report, [best] + ([] if edge is None else [report[edge.earlier]]))
+
+
+def _so_are(others: Sequence[HeadCircuits], one: str, several: str) -> str:
+    return f" So {one if len(others) == 1 else several} {_names(others)}." if others else ""
 
 
 def _source(report: Circuits, head: HeadCircuits) -> EdgeFacts | None:

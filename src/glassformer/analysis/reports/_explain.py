@@ -16,7 +16,7 @@ from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.places import position_in
-from glassformer.analysis.prepare import decoded, token_id
+from glassformer.analysis.prepare import answer_id, decoded
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explanation import (
@@ -102,8 +102,8 @@ def explain(
         raise ShapeMismatch("explain takes one text at a time.")
     at = position_in(passed, position)
     logits = passed.predictions()[0, at]
-    chosen = int(logits.argmax()) if answer is None else token_id(model, answer)
-    other = None if against is None else token_id(model, against)
+    chosen = int(logits.argmax()) if answer is None else answer_id(model, answer)
+    other = None if against is None else answer_id(model, against)
     inputs = _inputs(graph, chosen, other, at)
     del graph  # what only the backward pass needed
     log_probs = logits.double().log_softmax(-1)
@@ -187,6 +187,12 @@ def _notes(run: Run, split: DirectLogitAttribution, without_roles: list[str]) ->
         notes.append(
             "The model reads both ways: its logits at a position are of the token that stands there, not of the next."
         )
+    if not run.model.one_vocabulary():
+        read, predicted = run.model.config.vocab_size, run.model.config.n_outputs
+        notes.append(
+            f"The {predicted} tokens that are predicted are not the {read} that are read: what is predicted here does "
+            "not go on with the text."
+        )
     if run.model.unembed.readout is not None:
         notes.append("Contributions pass the readout with its norm's scale and its activation's slopes frozen.")
     return notes
@@ -197,7 +203,7 @@ def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
 
 
 def _text(model: ModelLike, id: int) -> str:
-    tokenizer = model.tokenizer
+    tokenizer = model.output_tokenizer
     return tokenizer.token(id) if tokenizer is not None and id < tokenizer.vocab_size else f"<{id}>"
 
 
@@ -219,7 +225,9 @@ def _sampling(run: Run, at: int, sampling: Sampling) -> SamplingTrace:
     """Trace the steps that `generate` takes, with the same settings and the same draw."""
     assert run.logits is not None and run.ids is not None
     logits = run.logits[0, at]
-    seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, run.ids[0, : at + 1], True)
+    # a penalty on what was there before is one on tokens that can be said again
+    before = run.ids[0, : at + 1] if run.model.one_vocabulary() else run.ids[0, :0]
+    seen = torch.zeros_like(logits, dtype=torch.bool).index_fill(0, before, True)
     drawn = sampling_steps(generable(run.model, logits[None]), sampling, seen=seen[None])
     steps = tuple(
         SamplingStep(
@@ -269,7 +277,7 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
     sites, config, length = _map_sites(run.model), run.model.config, len(run.tokens)
     if not sites:
         return None, []
-    most = max(1, MAP_WORK // (len(sites) * config.vocab_size * config.d_model))
+    most = max(1, MAP_WORK // (len(sites) * config.n_outputs * config.d_model))
     chosen = tuple(range(length)) if length <= most else tuple(range(max(0, at + 1 - most), at + 1))
     grid = lens_grid(run, sites=sites, positions=chosen, measures=("top", "entropy", "kl"), k=N_MAP)
     top, probability, entropy, kl = (

@@ -62,11 +62,13 @@ def stages(run: Run, position: int, log_probs: Tensor) -> tuple[Stage, ...]:
     assert run.logits is not None
     logits = run.logits[0, position]
     numbers = {"largest": float(logits.max()), "mean": float(logits.mean()), "smallest": float(logits.min())}
-    found.append(Stage("logits", "logits", {"batch": 1, "pos": n, "vocab": vocab}, numbers, _unembedding(model)))
+    outputs = model.config.n_outputs
+    found.append(Stage("logits", "logits", {"batch": 1, "pos": n, "vocab": outputs}, numbers, _unembedding(model)))
     surprise = -float((log_probs.exp() * log_probs).nan_to_num(0.0).sum()) / math.log(2)
     numbers = {"largest": float(log_probs.max().exp()), "entropy bits": surprise, "effective choices": 2**surprise}
-    what = "probabilities" if not model.predicts_next else "next-token probabilities"
-    found.append(Stage("probabilities", what, {"vocab": vocab}, numbers, "softmax of the logits."))
+    next_tokens = model.predicts_next and model.one_vocabulary()
+    what = "next-token probabilities" if next_tokens else "probabilities"
+    found.append(Stage("probabilities", what, {"vocab": outputs}, numbers, "softmax of the logits."))
     return tuple(found)
 
 

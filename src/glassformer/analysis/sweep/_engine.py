@@ -287,4 +287,4 @@ class _Engine:
         heads = max((site.sizes.get("head", 0) for site in self.model.sites().values()), default=0)
         looked = self.length if self.picked is None else self.picked.shape[1]
         per_row = self.length * (12 * config.d_model + 3 * widest + 3 * heads * self.length)
-        return self.batch * element * (per_row + 2 * looked * config.vocab_size)
+        return self.batch * element * (per_row + 2 * looked * config.n_outputs)

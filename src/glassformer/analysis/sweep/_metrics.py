@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
-from glassformer.analysis.prepare import token_id
+from glassformer.analysis.prepare import answer_id
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
@@ -234,8 +234,8 @@ def _log_probs(logits: Tensor) -> Tensor:
 
 def _ids(model: ModuleLike, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " batch"]:
     if isinstance(tokens, (str, int)):
-        return torch.tensor(token_id(model, tokens)).expand(batch)
-    ids = [token_id(model, int(token) if isinstance(token, Tensor) else token) for token in tokens]
+        return torch.tensor(answer_id(model, tokens)).expand(batch)
+    ids = [answer_id(model, int(token) if isinstance(token, Tensor) else token) for token in tokens]
     if len(ids) != batch:
         raise ShapeMismatch(f"{name}: {len(ids)} answers for {batch} prompts; give one answer, or one per prompt.")
     return torch.tensor(ids)

@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.from_weights._selection import token_choice
+from glassformer.analysis.from_weights._selection import names_of_both, token_choice
 from glassformer.analysis.question import question
-from glassformer.analysis.vocabulary._token_circuits import names_of
 from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -39,7 +38,8 @@ class Bigrams(Result):
         entropy_nats: The least any bigram model can have there: the conditional entropy; NaN without a text.
         position: The position whose vector was added, or None.
         layers: Sub-layers of the model that the direct path leaves out; 0 means it is the whole model.
-        names: Tokens as text, by id, for those that occur.
+        names: Current tokens as text, by id.
+        output_names: Continuations likewise, for those that occur.
         folded: Whether norms were folded into the matrices.
     """
 
@@ -53,12 +53,13 @@ class Bigrams(Result):
     position: int | None
     layers: int
     names: dict[int, str]
+    output_names: dict[int, str]
     folded: bool
 
     def table(self, current: int, k: int = 10) -> list[tuple[str, float]]:
         """Return the likeliest continuations of a token, by its place among `current`."""
         ids, found = self.outputs.values[current][:k].tolist(), self.probability.values[current][:k].tolist()
-        return [(self.names[i], p) for i, p in zip(ids, found)]
+        return [(self.output_names[i], p) for i, p in zip(ids, found)]
 
 
 @question("Which bigrams does the direct path hold?", of="weights")
@@ -73,6 +74,8 @@ def bigrams(
 ) -> Bigrams:
     """Read the direct path as a table of next-token probabilities.
 
+    Outputs of a vocabulary of their own are what the token itself says; no text's bigrams are to be compared with that.
+
     Args:
         model: A model, whose weights are folded first; or weights, taken as they are.
         tokens: Ids of the current token; all by default.
@@ -82,11 +85,14 @@ def bigrams(
         frequency: How often each of `tokens` occurs, for the means; alike by default.
 
     Raises:
-        AnalysisUnavailable: There are no position vectors to add.
+        AnalysisUnavailable: There are no position vectors to add; or a text is given, and the model's outputs are not
+            the tokens it reads.
         ShapeMismatch: The table does not fit the vocabulary.
     """
     w = weights.folded(model)
     ids = token_choice(w, tokens)
+    if text is not None:
+        w.model.require_one_vocabulary("comparing the direct path with bigrams of a text")
     table = text.log_probs if isinstance(text, BigramModel) else None if text is None else text.log()
     size = w.U.shape[-1]
     if table is not None and (table.shape[-1] != size or len(table) < size):
@@ -111,13 +117,13 @@ def bigrams(
         loss -= weight @ (p * log_p).sum(-1)
         entropy -= weight @ (p * known).nan_to_num(0.0).sum(-1)
     probability, outputs = (torch.cat(column) for column in zip(*best))
-    names = names_of(w, ids, outputs)
+    names, output_names = names_of_both(w, [ids], [outputs])
     coords = {"current": [names[i] for i in ids.tolist()]}
     nothing = table is None
     return Bigrams(
         Labelled(probability, ("current", "rank"), coords), Labelled(outputs, ("current", "rank"), coords),
         Labelled(torch.cat(kl), ("current",), coords), float("nan") if nothing else float(loss),
-        float("nan") if nothing else float(entropy), position, _layers(w), names, w.folded,
+        float("nan") if nothing else float(entropy), position, _layers(w), names, output_names, w.folded,
     )  # fmt: skip
 
 

@@ -25,13 +25,19 @@ from torch import Tensor
 
 from glassformer import decompositions, weights
 from glassformer.analysis._run import run
-from glassformer.analysis.from_weights._selection import LeftOut, layers_for, token_choice
+from glassformer.analysis.from_weights._selection import (
+    LeftOut,
+    layers_for,
+    names_of,
+    names_of_both,
+    output_choice,
+    token_choice,
+)
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._token_circuits import (
     Offset,
     full_circuit,
-    names_of,
     offsets_of,
     require_circuit,
 )
@@ -57,7 +63,8 @@ class SkipTrigrams(Result):
         sources: Ids; destinations and outputs likewise.
         context: Ids of the tokens that sources compete with.
         offsets: As in `TokenPairs`.
-        names: Tokens as text, by id, for those that occur.
+        names: Sources and destinations as text, by id, for those that occur.
+        output_names: Outputs likewise.
         folded: Whether norms were folded into the matrices.
         left_out: Heads the analysis is not defined for, and why.
     """
@@ -76,6 +83,7 @@ class SkipTrigrams(Result):
     context: tuple[int, ...]
     offsets: tuple[int, ...]
     names: dict[int, str]
+    output_names: dict[int, str]
     folded: bool
     left_out: LeftOut
 
@@ -83,7 +91,7 @@ class SkipTrigrams(Result):
         """Return a head's rules as text with what they add: `1:keep … 2:in -> 3:mind`, in logits."""
         fields = (self.sources, self.destinations, self.outputs, self.contribution)
         picked = [field.select(head=head).values[:k].tolist() for field in fields]
-        return [(f"{self.names[s]} … {self.names[d]} -> {self.names[o]}", x) for s, d, o, x in zip(*picked)]
+        return [(f"{self.names[s]} … {self.names[d]} -> {self.output_names[o]}", x) for s, d, o, x in zip(*picked)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +167,8 @@ def skip_trigrams(
         heads: Labels; all heads with both circuits by default.
         k: Rules per head.
         n_sources: How many sources to try, those with the largest effects; None tries all, and is then exact.
-        tokens: Ids that count, as sources, destinations and outputs; all by default (see `frequent_tokens`).
+        tokens: Ids that count, as sources, destinations and outputs; all by default (see `frequent_tokens`). Outputs
+            of a vocabulary of their own count all.
         context: Ids of the tokens a source competes with; by default `<bos>` and 63 of `tokens`, evenly spread.
         offset: How far the source lies back, for rotary positions; by default the mean of 1 to 64.
 
@@ -170,7 +179,7 @@ def skip_trigrams(
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
-    direct = _direct(w)
+    direct, outputs = _direct(w), output_choice(w, ids)
     rows: list[tuple[Tensor, ...]] = []
     for layer in layers:
         ov = full_circuit(w, layer, "OV", ids=ids).centred(rows=True)
@@ -181,7 +190,7 @@ def skip_trigrams(
         for h, chosen in enumerate(length.topk(n).indices):
             effect = ov[h].rows(chosen)
             preference, attention = look.columns(h, chosen)
-            rows.append(_best(attention, preference, effect, chosen, ids, k))
+            rows.append(_best(attention, preference, effect, chosen, ids, outputs, k))
     width = min(len(row[0]) for row in rows)
     parts = [torch.stack([row[i][:width] for row in rows]) for i in range(7)]
     contribution, attention, preference, effect, source, destination, output = parts
@@ -194,7 +203,7 @@ def skip_trigrams(
     return SkipTrigrams(
         field(contribution), field(attention), field(preference), field(effect), field(beside), field(source),
         field(destination), field(output), tuple(rivals.tolist()), offsets,
-        names_of(w, source, destination, output), w.folded, left_out,
+        *names_of_both(w, [source, destination], [output]), w.folded, left_out,
     )  # fmt: skip
 
 
@@ -229,6 +238,7 @@ def crossed_trigrams(
         AnalysisUnavailable: As for `skip_trigrams`.
     """
     w = weights.folded(model)
+    w.model.require_one_vocabulary("crossed_trigrams")
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     every, offsets = token_choice(w, None), offsets_of(layers, offset)
     s, d, o = (torch.tensor([token_id(w.model, t) for t in group]) for group in (sources, destinations, outputs))
@@ -276,7 +286,8 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     Raises:
         AnalysisUnavailable: Logits are soft-capped: cells are addends of the raw logits.
     """
-    if require_model(model, "crossed_cost").config.logit_cap is not None:
+    require_model(model, "crossed_cost").require_one_vocabulary("crossed_cost")
+    if model.config.logit_cap is not None:
         raise AnalysisUnavailable(
             "crossed_cost takes cells out of the logits, and this model's logits are soft-capped (logit_cap), so that "
             "they are no sum.\n    The cells themselves are in crossed_trigrams(model, …), in raw logits."
@@ -355,18 +366,18 @@ class _Looking:
 
 
 def _best(
-    attention: Tensor, preference: Tensor, effect: Tensor, chosen: Tensor, ids: Tensor, k: int
+    attention: Tensor, preference: Tensor, effect: Tensor, chosen: Tensor, ids: Tensor, outputs: Tensor | None, k: int
 ) -> tuple[Tensor, ...]:
     """Return a head's k best rules: contribution, attention, preference, effect, source, destination, output."""
     # attention is positive: the best of a product lie among the best of both sides
-    most = min(k, len(ids))
-    a, where = attention.topk(most, 0)
-    c, out = effect.topk(most, -1)
+    a, where = attention.topk(min(k, len(attention)), 0)
+    c, out = effect.topk(min(k, effect.shape[-1]), -1)
     cells = a.mT[:, :, None] * c[:, None]
     value, flat = cells.flatten().topk(min(k, cells.numel()))
-    s, i, j = flat // most**2, flat // most % most, flat % most
-    d = where[i, s]
-    return value, a[i, s], preference[d, s], c[s, j], ids[chosen[s]], ids[d], ids[out[s, j]]
+    s, i, j = torch.unravel_index(flat, cells.shape)
+    d, said = where[i, s], out[s, j]
+    said = said if outputs is None else outputs[said]
+    return value, a[i, s], preference[d, s], c[s, j], ids[chosen[s]], ids[d], said
 
 
 def _direct(w: HeadWeights) -> Factored:

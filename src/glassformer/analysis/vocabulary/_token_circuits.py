@@ -23,7 +23,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer import weights
-from glassformer.analysis.from_weights._selection import LeftOut, labels_of, layers_for, token_choice, token_names
+from glassformer.analysis.from_weights._selection import (
+    LeftOut,
+    labels_of,
+    layers_for,
+    names_of_both,
+    output_choice,
+    token_choice,
+)
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
@@ -48,7 +55,8 @@ class TokenPairs(Result):
         columns: Ids of outputs (OV) or keys (QK), `head rank`.
         circuit: `OV` or `QK`.
         offsets: Distances that rotary scores are a mean over; empty where they do not matter.
-        names: Tokens as text, by id, for those that occur.
+        names: Tokens that are read as text, by id, for those that occur.
+        output_names: Outputs likewise.
         folded: Whether norms were folded into the matrices.
         through: What E is, `token` or `stream`.
         n_tokens: Size of the vocabulary that was looked at.
@@ -64,6 +72,7 @@ class TokenPairs(Result):
     circuit: Circuit
     offsets: tuple[int, ...]
     names: dict[int, str]
+    output_names: dict[int, str]
     folded: bool
     through: Through
     n_tokens: int
@@ -72,7 +81,8 @@ class TokenPairs(Result):
     def table(self, head: str, k: int = 10) -> list[tuple[str, str, float]]:
         """Return a head's pairs as text: (source, output, logits) or (query, key, score)."""
         picked = [field.select(head=head).values[:k].tolist() for field in (self.rows, self.columns, self.values)]
-        return [(self.names[row], self.names[column], value) for row, column, value in zip(*picked)]
+        columns = self.output_names if self.circuit == "OV" else self.names
+        return [(self.names[row], columns[column], value) for row, column, value in zip(*picked)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +99,8 @@ class TokenCircuits(Result):
         sought_tokens: Ids of the queries.
         token: Its id.
         offsets: As in `TokenPairs`.
-        names: Tokens as text, by id, for those that occur.
+        names: Tokens that are read as text, by id, for those that occur.
+        output_names: Outputs likewise.
         folded: Whether norms were folded into the matrices.
         through: As in `TokenPairs`.
         left_out: Heads without a full OV or QK circuit, and why.
@@ -107,6 +118,7 @@ class TokenCircuits(Result):
     token: int
     offsets: tuple[int, ...]
     names: dict[int, str]
+    output_names: dict[int, str]
     folded: bool
     through: Through
     left_out: LeftOut
@@ -134,7 +146,7 @@ def token_pairs(
         heads: Labels; all heads for which it is defined by default.
         k: Pairs per head.
         largest: The highest entries, or the lowest.
-        tokens: Ids that count, on both sides; all by default.
+        tokens: Ids that count, on both sides; all by default. Outputs of a vocabulary of their own count all.
         offset: How far before the query the key lies, for rotary positions; several: their mean. By default the mean of
             1 to 64. ALiBi's bias is no matter of tokens: see `position_bias`.
         through: What layers read of a token: its vector (`token`), or what the stream holds of it by then (`stream`).
@@ -157,11 +169,13 @@ def token_pairs(
         found.append(tuple(part.flatten(0, -2) for part in best))  # type: ignore[arg-type]
         labels += map_labels(layer, table)
     values, rows, columns = (torch.cat(parts) for parts in zip(*found))
-    rows, columns = ids[rows], ids[columns]
+    outputs = output_choice(w, ids) if circuit == "OV" else ids
+    rows, columns = ids[rows], columns if outputs is None else outputs[columns]
+    names = names_of_both(w, [rows], [columns]) if circuit == "OV" else names_of_both(w, [rows, columns], [])
     coords = {"head": labels}
     return TokenPairs(
         Labelled(values, ("head", "rank"), coords), Labelled(rows, ("head", "rank"), coords),
-        Labelled(columns, ("head", "rank"), coords), circuit, offsets, names_of(w, rows, columns), w.folded, through,
+        Labelled(columns, ("head", "rank"), coords), circuit, offsets, *names, w.folded, through,
         len(ids), left_out,
     )  # fmt: skip
 
@@ -201,7 +215,7 @@ def token_circuits(
         effects.append(row.centred(rows=True).dense()[:, 0])
         labels += layer.labels
     effect = torch.cat(effects)
-    k = min(k, effect.shape[-1])
+    k, most = min(k, effect.shape[-1]), k
     raised, lowered = effect.topk(k), effect.topk(k, largest=False)
 
     look, without = _looking(w, layers)
@@ -211,7 +225,8 @@ def token_circuits(
         table = full_circuit(w, layer, "QK", offsets, reads=reads).centred(rows=True)
         looks.append(table.columns(at).flatten(0, -2))
         look_labels += map_labels(layer, table)
-    sought = torch.cat(looks).topk(k) if looks else effect[:0].topk(k)
+    scores = torch.cat(looks) if looks else effect[:0]
+    sought = scores.topk(min(most, scores.shape[-1]))
 
     def field(values: Tensor, names: list[str]) -> Labelled:
         return Labelled(values, ("head", "rank"), {"head": names})
@@ -219,7 +234,7 @@ def token_circuits(
     return TokenCircuits(
         field(raised.values, labels), field(lowered.values, labels), field(sought.values, look_labels),
         field(raised.indices, labels), field(lowered.indices, labels), field(sought.indices, look_labels),
-        at, offsets, names_of(w, raised.indices, lowered.indices, sought.indices), w.folded, through,
+        at, offsets, *names_of_both(w, [sought.indices], [raised.indices, lowered.indices]), w.folded, through,
         left_out | without,
     )  # fmt: skip
 
@@ -238,6 +253,11 @@ def require_circuit(w: HeadWeights, layer: AttentionWeights, circuit: Circuit) -
         layer.require_ov("full OV circuits")
     else:
         layer.require_bilinear("full QK circuits")
+        if layer.stack != w.stack and w.model.config.source_vocab_size is not None:
+            raise AnalysisUnavailable(
+                f"full QK circuits: {layer.labels[0]} reads sources, a vocabulary of their own; a table is of one.\n"
+                "    Its circuit by ids of sources, without names: weights.of(model).full_qk(head)."
+            )
     if layer.crosses:
         raise AnalysisUnavailable(
             f"full {circuit} circuits: keys and values of cross-attention layer {layer.layer} read the encoder's "
@@ -254,14 +274,14 @@ def full_circuit(
     ids: Tensor | None = None,
     reads: Tensor | None = None,
 ) -> Factored:
-    """Return a full circuit of a layer's heads (or of the one head it is), factored, for some tokens.
+    """Return a full circuit of a layer's heads (or of the one head it is), factored, for some tokens (and outputs).
 
     `reads`: what the layer reads of each of these tokens; by default their vectors through its norm.
     """
     if circuit == "OV":
-        out = w.read_out()
+        out, outputs = w.read_out(), output_choice(w, ids)
         rows = w.source_rows(layer, "value", "token", ids) if reads is None else reads
-        return rows @ layer.ov() @ (out if ids is None else out[:, ids])
+        return rows @ layer.ov() @ (out if outputs is None else out[:, outputs])
     if reads is None:
         query, key = (w.projected(layer, side, "token") for side in ("query", "key"))
         if ids is not None:
@@ -288,12 +308,6 @@ def offsets_of(layers: Sequence[AttentionWeights], offset: Offset) -> tuple[int,
         longest = min(layer.module.dims.max_len for layer in turning)
         return tuple(range(1, max(2, min(REACH + 1, longest))))
     return (offset,) if isinstance(offset, int) else tuple(offset)
-
-
-def names_of(w: HeadWeights, *ids: Tensor) -> dict[int, str]:
-    """Return the text of all tokens among some ids."""
-    unique = torch.cat([part.flatten() for part in ids]).unique()
-    return dict(zip(unique.tolist(), token_names(w, unique)))
 
 
 def _looking(w: HeadWeights, layers: Sequence[AttentionWeights]) -> tuple[list[AttentionWeights], LeftOut]:

@@ -33,7 +33,7 @@ from glassformer.checkpoints.loading import load, open_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
-from glassformer.models import Decoder, Encoder, EncoderDecoder
+from glassformer.models import Decoder, Encoder, EncoderDecoder, EncoderDecoderConfig
 from glassformer.placement import NumberType, number_type
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -230,7 +230,8 @@ def _pair(
     checkpoint: Checkpoint, theirs: Any, source: Tensor, lengths: Tensor, steps: int, modules: Any
 ) -> list[Comparison]:
     # other rows than the encoder's, shorter and padded otherwise
-    tokens = source.flip(0, 1)[:, : (2 * source.shape[1] + 2) // 3]
+    # a decoder with a vocabulary of its own may have no such ids
+    tokens = source.flip(0, 1)[:, : (2 * source.shape[1] + 2) // 3] % checkpoint.config.vocab_size
     sources, targets = lengths, lengths.roll(1).clamp_max(tokens.shape[1])
     rows = [(tokens, None, None), (tokens, targets, sources)]
     passes = [recorded(theirs, t, n, source=source, source_lengths=m, modules=modules) for t, n, m in rows]
@@ -321,9 +322,10 @@ def _tokens(checkpoint: Checkpoint, text: str | None, length: int, seed: int) ->
     if text is None:
         generator = torch.Generator().manual_seed(seed)
         length = min(length, max(4, config.max_len // 2))
-        drawn = torch.randint(0, config.vocab_size, (3, length), generator=generator)
+        size = config.n_sources if isinstance(config, EncoderDecoderConfig) else config.vocab_size
+        drawn = torch.randint(0, size, (3, length), generator=generator)
         padding = (checkpoint.origin.config if checkpoint.origin else {}).get("pad_token_id")
-        return drawn if padding is None else drawn.where(drawn != padding, (padding + 1) % config.vocab_size)
+        return drawn if padding is None else drawn.where(drawn != padding, (padding + 1) % size)
     from glassformer.data import Tokenizer
 
     folder = checkpoint.folder

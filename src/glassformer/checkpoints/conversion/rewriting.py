@@ -26,7 +26,7 @@ from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
 from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
-from glassformer.checkpoints.own import envelope, sha256_of
+from glassformer.checkpoints.own import TOKENIZERS, envelope, sha256_of
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
@@ -85,7 +85,7 @@ def convert(
     found = model_folder(origin)
     # damage would come out with digests of its own
     found.check()
-    checkpoint, tokenizer = found.open(), found.tokenizer()
+    checkpoint, tokenizers = found.open(), found.tokenizers()
     family, config = (None, {}) if to == "glassformer" else expressed(checkpoint, to)
     made, temporary = [parent for parent in folder.absolute().parents if not parent.exists()], ""
     try:
@@ -95,10 +95,10 @@ def convert(
         place = Path(temporary)
         groups = _ours(checkpoint) if family is None else _theirs(checkpoint, family, config)
         names = _write(place, groups, len(checkpoint.parts), kind, shard_size, report)
-        _beside(origin, place, tokenizer, family is None)
+        _beside(origin, place, tokenizers, family is None)
         if family is None:
             written = [*names, *leftovers_of(checkpoint).save(place)]
-            files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizer))
+            files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizers))
         else:
             files.write(place / family.config_name, json_text(_of_type(config, kind), indent=2))
         if folder.exists():
@@ -244,16 +244,16 @@ def _write(
     return names
 
 
-def _beside(origin: Path, place: Path, tokenizer: Tokenizer | None, ours: bool) -> None:
+def _beside(origin: Path, place: Path, tokenizers: Mapping[str, Tokenizer], ours: bool) -> None:
     """Write what goes with the weights: tokenizer files as they are, or those that say of ours what others need."""
     for name in BESIDE:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, place / name)
-    if tokenizer is None:
-        return
+    tokenizer = tokenizers.get("tokenizer")
     if ours:
-        files.write(place / "tokenizer.json", tokenizer.to_json())
-    elif not (place / "tokenizer_config.json").exists():
+        for name, one in tokenizers.items():
+            files.write(place / TOKENIZERS[name], one.to_json())
+    elif tokenizer is not None and not (place / "tokenizer_config.json").exists():
         files.write(place / "tokenizer.json", tokenizer.with_post_processor())
         files.write(place / "tokenizer_config.json", json_text(_said(tokenizer), indent=1))
 
@@ -265,10 +265,10 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | names
 
 
-def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> str:
-    written = [*weights, *(["tokenizer.json"] if tokenizer is not None else [])]
+def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizers: Mapping[str, Tokenizer]) -> str:
+    written = [*weights, *(TOKENIZERS[name] for name in tokenizers)]
     digests = {name: sha256_of(place / name) for name in written}
-    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizer)
+    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizers)
 
 
 def _of_type(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

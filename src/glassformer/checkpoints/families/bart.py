@@ -9,6 +9,8 @@ Blenderbot    before    no                       learned
 Pegasus       before    no                       sines, then cosines
 Marian        behind    no                       sines, then cosines
 M2M-100       before    no                       sines, then cosines, from behind the padding's id; no bias on logits
+
+The sides of Marian may have vocabularies of their own.
 """
 
 from collections.abc import Callable
@@ -57,11 +59,14 @@ def _pegasus_config(fields: Fields) -> EncoderDecoderConfig:
 
 
 def _marian_config(fields: Fields) -> EncoderDecoderConfig:
-    vocab = fields.whole("vocab_size")
-    fields.only("decoder_vocab_size", vocab, "both sides have one vocabulary")
+    read = fields.whole("vocab_size")
+    written = fields.whole("decoder_vocab_size", read)
+    if fields.flag("share_encoder_decoder_embeddings", True):
+        fields.only("decoder_vocab_size", read, "both sides share their embeddings, and so one vocabulary")
     # padding has logit 0 where real tokens are negative, and would be said most
-    never = fields.whole("pad_token_id", vocab - 1)
-    return _config(_with(fields, decoder_start_token_id=vocab - 1), _SINES).replace(never_ids=(never,))
+    never = fields.whole("pad_token_id", written - 1)
+    found = _config(_with(fields, decoder_start_token_id=written - 1), _SINES, vocab=written)
+    return found.replace(never_ids=(never,), source_vocab_size=None if read == written else read)
 
 
 def _m2m_config(fields: Fields) -> EncoderDecoderConfig:
@@ -79,7 +84,12 @@ def _with(fields: Fields, **defaults: Any) -> Fields:
 
 
 def _config(
-    fields: Fields, positions: PositionEmbedding, *, before: bool = False, normed: bool = False
+    fields: Fields,
+    positions: PositionEmbedding,
+    *,
+    before: bool = False,
+    normed: bool = False,
+    vocab: int | None = None,
 ) -> EncoderDecoderConfig:
     """Return the config of a relative.
 
@@ -88,13 +98,14 @@ def _config(
         positions: What is added to token vectors.
         before: Whether norms stand before sub-layers and at each stack's end; else behind each sum.
         normed: Whether what enters the first block is normed.
+        vocab: Tokens of the decoder, where they are not those of the encoder.
     """
     tied = fields.flag("tie_word_embeddings", True)
     # files of the two stacks alone have no bias on logits; Marian's head is called a model too
     named = [str(name).removesuffix("MTModel") for name in fields.get("architectures", [])]
     bare = any(name.endswith("Model") for name in named)
     return EncoderDecoderConfig(
-        fields.whole("vocab_size"),
+        fields.whole("vocab_size") if vocab is None else vocab,
         fields.whole("d_model"),
         repeat(_layer(fields, "encoder", before), fields.whole("encoder_layers")),
         repeat(_layer(fields, "decoder", before), fields.whole("decoder_layers")),
@@ -128,7 +139,7 @@ def _table(fields: Fields, config: Any) -> Table:
         "decoder_embed.matrix": "model.decoder.embed_tokens.weight" if separate else "model.shared.weight",
         "encoder_embed.matrix": "model.encoder.embed_tokens.weight",
         "unembed.matrix": "lm_head.weight",
-        "unembed.bias": Piece("final_logits_bias", view=_only_row, shape=(1, config.vocab_size)),
+        "unembed.bias": Piece("final_logits_bias", view=_only_row, shape=(1, config.n_outputs)),
     }
     for stack in ("encoder", "decoder"):
         ours, theirs = f"{stack}.blocks.{{i}}", f"model.{stack}.layers.{{i}}"

@@ -48,6 +48,7 @@ def _config(fields: Fields) -> DecoderConfig | EncoderConfig:
         "final_norm": _norm(fields, last=True),
         "tied": False,
         "unembed_bias": True,
+        "output_vocab_size": _outputs(fields),
         "embed_norm": LayerNorm(fields.number("eps", 1e-5)) if fields.flag("post_embedding_ln", False) else None,
     }
     cap = _cap(fields, "output_logits_soft_cap")
@@ -66,9 +67,12 @@ def check_plain(fields: Fields) -> None:
         ("use_qk_norm", False, PLAIN),
     ):
         fields.only(name, allowed, why)
-    d_vocab = fields.whole("d_vocab")
-    if fields.get("d_vocab_out", -1) not in (-1, d_vocab):
-        raise CheckpointError(f'"{fields.where}": d_vocab_out differs from d_vocab={d_vocab}; one vocabulary is read.')
+
+
+def _outputs(fields: Fields) -> int | None:
+    """Return how many tokens logits are of, None where they are those that are read."""
+    size = fields.whole("d_vocab_out", -1)
+    return None if size in (-1, fields.whole("d_vocab")) else size
 
 
 def hooked_layers(fields: Fields) -> tuple[BlockConfig, ...]:
@@ -231,6 +235,7 @@ def _express(config: DecoderConfig) -> dict[str, Any]:
         "gated_mlp": getattr(mlp, "gated", False),
         "attn_only": mlp is None,
         "d_vocab": config.vocab_size,
+        "d_vocab_out": config.n_outputs,
         "eps": getattr(norm, "eps", 1e-5),
         "normalization_type": None if kind is None else kind + bare,
         "final_rms": config.final_norm.kind == "rms_norm",

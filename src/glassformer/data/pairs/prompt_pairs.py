@@ -187,6 +187,9 @@ class _Reader:
         self.max_len: int | None = getattr(config, "max_len", None)
         known = None if self.tokenizer is None else self.tokenizer.vocab_size
         self.vocab_size: int | None = getattr(config, "vocab_size", known)
+        # answers are of what logits are of
+        self.answers: Tokenizer | None = getattr(model, "output_tokenizer", self.tokenizer)
+        self.n_answers: int | None = getattr(config, "n_outputs", self.vocab_size)
 
     def whole(self, pair: Pair, index: int) -> _EncodedPair:
         row = self(pair)
@@ -198,6 +201,8 @@ class _Reader:
         texts = [value for value in (pair.clean, pair.corrupt, pair.answer, pair.wrong) if isinstance(value, str)]
         if texts and self.tokenizer is None:
             return "it is text, and the model has no tokenizer. Set model.tokenizer, or give token ids."
+        if any(isinstance(token, str) for token in (pair.answer, pair.wrong)) and self.answers is None:
+            return "its answers are text, and the model's outputs have no names. Set output_tokenizer, or give ids."
         prompts = [self._prompt(prompt) for prompt in (pair.clean, pair.corrupt)]
         answers = [self._answer(token) for token in (pair.answer, pair.wrong)]
         why = next((found for found in (*prompts, *answers) if isinstance(found, str)), None)
@@ -234,18 +239,22 @@ class _Reader:
 
     def _answer(self, token: Token) -> int | str:
         if isinstance(token, str):
-            ids = self._with_tokenizer().continuing(token)
+            assert self.answers is not None, "text was refused before"
+            ids = self.answers.continuing(token)
             if len(ids) != 1:
-                return f"the answer {token!r} is {len(ids)} tokens ({self._shown(ids)}); it has to be one."
-            if ids[0] == self._with_tokenizer().unk:
+                shown = "|".join(self.answers.tokens(ids))
+                return f"the answer {token!r} is {len(ids)} tokens ({shown}); it has to be one."
+            if ids[0] == self.answers.unk:
                 return f"the answer {token!r} is not in the vocabulary."
             return ids[0]
-        if token < 0 or (self.vocab_size is not None and token >= self.vocab_size):
-            return f"the answer's id {token} is outside the vocabulary of {self.vocab_size}."
+        if token < 0 or (self.n_answers is not None and token >= self.n_answers):
+            return f"the answer's id {token} is outside the vocabulary of {self.n_answers}."
         return token
 
     def _seams(self, pair: Pair) -> str | None:
         """Say why an answer would be split otherwise behind the prompt than alone: the model never saw it so."""
+        if self.answers is not self.tokenizer:
+            return None
         for prompt in (pair.clean, pair.corrupt):
             for token in (pair.answer, pair.wrong):
                 if not isinstance(prompt, str) or not isinstance(token, str):

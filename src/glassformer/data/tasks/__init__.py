@@ -2,7 +2,7 @@
 
 from glassformer.data.tasks.chains import Markov, SkipTrigram
 from glassformer.data.tasks.in_context import DirichletMarkov, dirichlet_predictive
-from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, Needle, Recall, Reverse
+from glassformer.data.tasks.puzzles import Brackets, Copy, ModularAddition, ModularSum, Needle, Recall, Reverse
 from glassformer.data.tasks.repeats import Induction, Repeat
 from glassformer.data.tasks.senses import Phrase, Senses, phrases
 from glassformer.data.tasks.unseen_words import UnseenWords
@@ -14,6 +14,7 @@ __all__ = [
     "Induction",
     "Markov",
     "ModularAddition",
+    "ModularSum",
     "Needle",
     "Phrase",
     "Recall",

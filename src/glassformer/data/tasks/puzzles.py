@@ -97,6 +97,45 @@ class ModularAddition(TaskConfig, kind="modular-addition"):
 
 
 @dataclasses.dataclass(frozen=True)
+class ModularSum(TaskConfig, kind="modular-sum"):
+    """`a b =`, and at = the answer (a + b) mod modulus, one of `modulus` outputs: answers are no tokens of the text.
+
+    The model for it has `vocab_size=modulus + 1`, `output_vocab_size=modulus` and `tied=False`.
+
+    Args:
+        heldout: As in `ModularAddition`.
+
+    Source: Nanda et al. 2023, "Progress measures for grokking via mechanistic interpretability".
+    """
+
+    batch_size: int = 64
+    length: int = 3
+    seed: int = 0
+    modulus: int = 97
+    heldout: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_shape(self, least=3)
+        require(self.length == 3, f"length={self.length}, and a sum is 3 tokens long: a b =.")
+        require(self.modulus >= 2, f"modulus={self.modulus} is not at least 2.")
+        require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
+
+    def symbols(self) -> list[str]:
+        return [*self.outputs(), "="]
+
+    def outputs(self) -> list[str]:
+        return [str(number) for number in range(self.modulus)]
+
+    def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
+        pairs = _sums(self.modulus, self.heldout, split)
+        a, b = pairs[torch.randint(len(pairs), (self.batch_size,), generator=random)].unbind(-1)
+        tokens = torch.stack([a, b, torch.full_like(a, self.modulus)], -1)
+        # only the last position is asked
+        answers = torch.nn.functional.pad(((a + b) % self.modulus)[:, None], (2, 0))
+        return Rows(tokens, last_position(self), targets=answers)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recall(TaskConfig, kind="recall"):
     """`<bos> k v k v … k v k v …`: after `n_pairs` pairs of different keys, known keys come again with their values.
 

@@ -23,12 +23,14 @@ class Rows(NamedTuple):
     """What a task writes.
 
     `sequence` is `batch length+1`; `weight[:, i]` says whether the prediction of `sequence[:, i + 1]` counts;
-    `lengths` counts real inputs where rows are padded.
+    `lengths` counts real inputs where rows are padded. Where the answers are a vocabulary of their own, `targets` are
+    the answers, `batch length`, and `sequence` is as long.
     """
 
     sequence: Tensor
     weight: Tensor
     lengths: Tensor | None = None
+    targets: Tensor | None = None
 
 
 class Alphabet(NamedTuple):
@@ -44,6 +46,10 @@ class TaskConfig(DataConfig):
     def symbols(self) -> list[str] | None:
         """Return the vocabulary in id order, or None if the tokenizer's is used."""
         raise NotImplementedError
+
+    def outputs(self) -> list[str] | None:
+        """Return the vocabulary of the answers in id order, or None if they are tokens that are read."""
+        return None
 
     def rows(self, alphabet: Alphabet, split: Split, random: torch.Generator) -> Rows:
         """Write `batch_size` rows."""
@@ -73,12 +79,16 @@ class TaskData:
                 "without a tokenizer" + (", or leave vocab_size out." if hasattr(config, "vocab_size") else ".")
             )
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
+        outputs = config.outputs()
+        self.output_tokenizer = tokenizer if outputs is None else symbol_tokenizer(outputs)
         free = [id for id in range(tokenizer.vocab_size) if id not in tokenizer.specials]
         self.alphabet = Alphabet(torch.tensor(free), tokenizer.bos)
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)
         rows = self.config.rows(self.alphabet, split, generator(self.config.seed, split, step))
+        if rows.targets is not None:
+            return Batch(rows.sequence, rows.targets, rows.weight, lengths=rows.lengths)
         return next_token_batch(rows.sequence, rows.weight, lengths=rows.lengths)
 
     def optimal_loss(self) -> float:

@@ -54,6 +54,7 @@ const fixed = (x, digits = 2) => Math.abs(x).toFixed(digits);
 const plain = (x, digits = 2) => (x < 0 && Number(fixed(x, digits)) !== 0 ? "−" : "") + fixed(x, digits);
 const signed = (x, digits = 2) => (Number(fixed(x, digits)) === 0 ? "" : x < 0 ? "−" : "+") + fixed(x, digits);
 const count = (n) => Math.round(n).toLocaleString("en-US");
+const vocabularies = (m) => m.output_vocab_size == null ? count(m.vocab_size) : `${count(m.vocab_size)} read, ${count(m.output_vocab_size)} predicted`;
 const number = (text, attributes = {}) => el("span", { class: "number", ...attributes }, text);
 
 function percent(p) {

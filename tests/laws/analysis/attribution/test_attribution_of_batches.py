@@ -48,7 +48,7 @@ def raw_logits(done: Run) -> torch.Tensor:
 
 def random_ids(done: Run, seed: int = 3) -> torch.Tensor:
     assert done.ids is not None
-    return torch.randint(0, 11, done.ids.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, done.model.config.n_outputs, done.ids.shape, generator=torch.Generator().manual_seed(seed))
 
 
 @every

@@ -10,7 +10,6 @@ import torch
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import Suppression, calibration_error, suppression
 from glassformer.data import Batch
-from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.testing import close
@@ -21,11 +20,7 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
 def batch_of(found: Subject) -> Batch:
-    if len(found.inputs) == 1:
-        return next_token_batch(found.inputs[0])
-    source, tokens = found.inputs
-    weight = torch.ones(2, 6, dtype=torch.bool)
-    return Batch(tokens[:, :-1], tokens[:, 1:], weight, source=source)
+    return found.batch()
 
 
 # results are frozen: tests may share them

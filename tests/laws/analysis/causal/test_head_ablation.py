@@ -16,7 +16,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
-from glassformer.models import DecoderConfig, EncoderDecoder, NoNorm, block
+from glassformer.models import DecoderConfig, NoNorm, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, subject
@@ -25,10 +25,7 @@ from glassformer.trace import At, Scale, Tape
 
 def batch_for(name: str, length: int = 9, rows: int = 3) -> tuple[Any, Batch]:
     found = subject(name, batch=rows, length=length)
-    batch = next_token_batch(found.inputs[-1])
-    if isinstance(found.model, EncoderDecoder):
-        batch = Batch(batch.tokens, batch.targets, batch.weight, source=found.inputs[0])
-    return found.model, batch
+    return found.model, found.batch()
 
 
 def test_without_the_previous_token_head_the_second_copy_costs_as_much_as_the_first() -> None:

@@ -81,8 +81,11 @@ def test_scores_agree_with_the_roles_and_stay_in_bounds(name: str) -> None:
     close(found.scores.select(setting="repeated").values[:, :5], reference)
     assert found.scores.labels("setting") == ["repeated", "shifted", "with_random", "with_text", "text"]
     copying = found.scores.select(evaluator="copying").values
-    assert ((copying >= -1) & (copying <= 1)).all()
-    assert (found.spread.values >= 0).all()
+    if model.one_vocabulary():
+        assert ((copying >= -1) & (copying <= 1)).all()
+    else:
+        assert copying.isnan().all()
+    assert (found.spread.values[..., : 6 if model.one_vocabulary() else 5] >= 0).all()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "sandwich", "post", "lightning_hybrid"])

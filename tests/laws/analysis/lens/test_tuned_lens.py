@@ -24,12 +24,12 @@ every = pytest.mark.parametrize("name", ARCHITECTURES)
 def texts(found: Subject, count: int, seed: int = 0) -> list[Batch]:
     """Return random batches of the kind a model reads."""
     generator = torch.Generator().manual_seed(seed)
-    widths = [ids.shape for ids in found.inputs]
     batches = []
     for _ in range(count):
-        drawn = [torch.randint(0, 11, shape, generator=generator) for shape in widths]
+        drawn = found.others(generator)
         source = drawn[0] if len(drawn) > 1 else None
-        batches.append(Batch(drawn[-1], drawn[-1], torch.ones_like(drawn[-1], dtype=torch.bool), source=source))
+        nothing = torch.zeros_like(drawn[-1])
+        batches.append(Batch(drawn[-1], nothing, nothing == 0, source=source))
     return batches
 
 

@@ -37,7 +37,7 @@ def check_sum(found: Subject, centred: bool) -> None:
 
 
 @pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if ARCHITECTURES[n].output_vocab_size is None])
 def test_all_pairs_together_are_the_paths_of_order_two(name: str, centred: bool) -> None:
     check_sum(subject(name), centred)
 

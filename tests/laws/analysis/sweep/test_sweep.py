@@ -75,12 +75,13 @@ def batch_of(case: Subject, padded: bool) -> tuple[Any, dict[str, Any]]:
         if source
         else {}
     )
-    return Batch(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), lengths=short, **extra), {}
+    nothing = torch.zeros_like(tokens)
+    return Batch(tokens, nothing, nothing == 0, lengths=short, **extra), {}
 
 
 def donor_of(case: Subject, seed: int) -> Donor:
     generator = torch.Generator().manual_seed(seed + 5)
-    other = [torch.randint(0, 11, ids.shape, generator=generator) for ids in case.inputs]
+    other = case.others(generator)
     return Donor(other[0], other[1] if len(other) > 1 else None)
 
 
@@ -148,15 +149,16 @@ def base_edits(draw: Callable[..., Any], case: Subject, seed: int) -> list[Edit]
 
 @st.composite
 def metric_sets(draw: Callable[..., Any], case: Subject) -> list[Metric]:
-    tokens = case.inputs[-1]
-    reference = torch.randn(2, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    n_outputs = case.model.config.n_outputs
+    targets = case.inputs[-1].roll(-1, 1) % n_outputs
+    reference = torch.randn(2, n_outputs, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     site = case.model.sites().match("*.resid_post")[-1]
     sets = [
         [logit_difference([1, 2], 3)],
         [logit_difference(1, 2, pos=2), kl_divergence(reference)],
-        [next_token_loss(tokens.roll(-1, 1))],
+        [next_token_loss(targets)],
         [Metric("stream", lambda x: x.square().mean((2, 3)), site=site)],
-        [token_loss(tokens.roll(-1, 1)), Metric("top", lambda logits: logits.amax(-1), pos=None, axes=("pos",))],
+        [token_loss(targets), Metric("top", lambda logits: logits.amax(-1), pos=None, axes=("pos",))],
         [Metric("size", lambda x: x.square().mean(3), site=site, axes=("pos",))],
         [logit_difference(1, 2), Metric("stream", lambda x: x[..., 0], site=site, at=At(pos=-3))],
     ]
