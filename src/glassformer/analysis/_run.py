@@ -26,6 +26,7 @@ from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
+EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -227,7 +228,7 @@ def run(
     target: TextOrIds | None = None,
     *,
     read: Iterable[str | Read | Callable[..., Any]] | str = (),
-    edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+    edit: Iterable[EditLike] | EditLike | Mapping[str, Callable[[Tensor], Tensor]] = (),
     specials: bool | None = None,
     lengths: Any = None,
     mask: Any = None,
@@ -248,7 +249,7 @@ def run(
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, heads (`L1H6.pattern`), `Read` for a part or a reduced value, and analyses of one pass,
             which stand for what they read; see `Tape` for several reads of one site.
-        edit: Edits, or pairs of a site and a plain function.
+        edit: An edit or several, or pairs of a site and a plain function.
         specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
             the tokenizer was made or published.
         lengths: Real tokens in each row of ids, if they are padded on the right.

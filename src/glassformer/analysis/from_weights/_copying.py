@@ -107,7 +107,7 @@ def copying(
     Raises:
         AnalysisUnavailable: A named head, or every head, has no OV circuit that ends in the logits.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"))
     ids = None if tokens is None else token_choice(w, tokens)
     grams = _Grams(w, ids)
@@ -161,7 +161,7 @@ def copying_rates(
     Raises:
         AnalysisUnavailable: As for `copying`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, _check(w, "copying by rows"))
     ids = token_choice(w, tokens)
     picked = torch.arange(len(ids), device=ids.device)

@@ -187,7 +187,7 @@ def induction_circuits(
     Raises:
         AnalysisUnavailable: No head has OV and QK circuits that can be composed; or the model is post-norm.
     """
-    w, offsets = weights.folded(model), tuple(offsets)
+    w, offsets = weights.matrices(model), tuple(offsets)
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     n = len(labels)
@@ -252,7 +252,7 @@ def matching_trace(
 
     Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
     """
-    w, offsets = weights.folded(model), tuple(offsets)
+    w, offsets = weights.matrices(model), tuple(offsets)
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     measured = head_scores(w.model, seed=seed).scores

@@ -145,7 +145,7 @@ def bandwidth(model: WeightsLike) -> Bandwidth:
     Raises:
         AnalysisUnavailable: Post-norm blocks, as for `virtual_weights`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     found = _both(w)
     rows = w.U.new_empty(len(found), len(MEASURES), dtype=wide(w.U).dtype)
     for at, stack in _alike(found):
@@ -165,7 +165,7 @@ def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Ove
     Raises:
         AnalysisUnavailable: As for `bandwidth`, or there is no such component.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     found = _both(w)
     if components is None:
         # what spans the whole stream overlaps with everything
@@ -199,7 +199,7 @@ def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
     Raises:
         AnalysisUnavailable: No head has an OV circuit.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, None, _stays)
     left_out |= {layer.label: "neither attention nor an MLP" for layer in w.opaque}
     spectra = [layer.ov().eigenvalues() for layer in layers]
@@ -332,7 +332,7 @@ def joint_pca(model: WeightsLike) -> JointPca:
     Args:
         model: As for `bandwidth`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     sides = [torch.nn.functional.normalize(rows, dim=-1) for rows in (w.E, w.U.mT)]
     grams = [(rows.mT @ rows).double() for rows in sides]
     values, directions = torch.linalg.eigh(grams[0] + grams[1])

@@ -83,7 +83,7 @@ def bigrams(
         AnalysisUnavailable: There are no position vectors to add.
         ShapeMismatch: The table does not fit the vocabulary.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     ids = token_choice(w, tokens)
     table = text.log_probs if isinstance(text, BigramModel) else None if text is None else text.log()
     size = w.U.shape[-1]

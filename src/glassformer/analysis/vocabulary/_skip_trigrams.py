@@ -157,7 +157,7 @@ def skip_trigrams(
     Raises:
         AnalysisUnavailable: A named head, or every head, lacks a full QK or OV circuit.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
@@ -219,7 +219,7 @@ def crossed_trigrams(
     Raises:
         AnalysisUnavailable: As for `skip_trigrams`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     every, offsets = token_choice(w, None), offsets_of(layers, offset)
     s, d, o = (torch.tensor([token_id(w.model, t) for t in group]) for group in (sources, destinations, outputs))
