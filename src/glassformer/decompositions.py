@@ -16,7 +16,8 @@ from glassformer.precision import wide
 
 def is_finite(values: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity: one look at each number, at the speed of the memory."""
-    if values.numel() == 0 or not (values.is_floating_point() or values.is_complex()):
+    # what has no memory holds nothing
+    if values.is_meta or values.numel() == 0 or not (values.is_floating_point() or values.is_complex()):
         return True
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     # NaN is both the smallest and the largest; a table of what is finite would take room and longer

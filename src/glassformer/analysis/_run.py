@@ -28,6 +28,7 @@ from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
+EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -238,7 +239,7 @@ def run(
     target: TextOrIds | None = None,
     *,
     read: Iterable[str | Read | Callable[..., Any]] | str = (),
-    edit: Iterable[Edit | tuple[str, Callable[[Tensor], Tensor]]] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+    edit: Iterable[EditLike] | EditLike | Mapping[str, Callable[[Tensor], Tensor]] = (),
     specials: bool | None = None,
     lengths: Any = None,
     mask: Any = None,
@@ -259,7 +260,7 @@ def run(
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, heads (`L1H6.pattern`), `Read` for a part or a reduced value, and analyses of one pass,
             which stand for what they read; see `Tape` for several reads of one site.
-        edit: Edits, or pairs of a site and a plain function.
+        edit: An edit or several, or pairs of a site and a plain function.
         specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
             the tokenizer was made or published.
         lengths: Real tokens in each row of ids, if they are padded on the right.
@@ -291,7 +292,8 @@ def run(
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
-    sites = {name: _with_coordinates(tape[name], tape, name, given) for name in tape}
+    names = getattr(parts_of(model), "coordinate_names", ())
+    sites = {name: _with_coordinates(tape[name], tape, name, given, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.added, None if ours and not silent else output, parts_of(model), given.start,
@@ -354,8 +356,11 @@ def output_logits(output: Any) -> Tensor | None:
     return None
 
 
-def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> Labelled:
-    """Name positions and heads along the axes of a site; rows with different tokens get no position names."""
+def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs, names: Sequence[str]) -> Labelled:
+    """Name positions, heads and, where they have names, coordinates of the stream along the axes of a site.
+
+    Rows with different tokens get no position names.
+    """
     request = tape.requests.get(name)
     site = None if request is None else tape.table[request.read.site]
     if request is None or site is None or not site.axes or request.read.reduce is not None:
@@ -369,6 +374,8 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
                 labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
         elif axis in ("head", "kv_head") and site.layer is not None:
             labels = _head_labels(site, axis, tape.table)
+        elif axis == "d_model":
+            labels = list(names)
         where = request.read.at.where.get(axis)
         if where is not None and labels:
             labels = [labels[i] for i in entries(where, len(labels), axis)]

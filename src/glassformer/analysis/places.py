@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from glassformer.analysis._run import Run
@@ -15,7 +15,7 @@ from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import ModelLike
 
-Positions = int | Sequence[int] | Int[Tensor, "..."] | None
+Positions = int | Sequence[int] | Int[Tensor, "..."] | Bool[Tensor, "..."] | None
 Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None
 
 

@@ -40,7 +40,7 @@ AllowNonfinite = Annotated[
     bool,
     tyro.conf.arg(help="Open a model although some of its weights are NaN or infinite."),
 ]
-Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "kl"]
+Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "accuracy", "kl"]
 OneMeasure = Annotated[
     Measure,
     tyro.conf.arg(help="What is measured at the last token; kl is the divergence from the clean run."),

@@ -152,7 +152,7 @@ class Tape:
         self,
         model: HasSites,
         read: Iterable[ReadLike] | str = (),
-        edit: Iterable[EditLike] | Mapping[str, Callable[[Tensor], Tensor]] = (),
+        edit: Iterable[EditLike] | EditLike | Mapping[str, Callable[[Tensor], Tensor]] = (),
         *,
         grad: bool = False,
         logits: bool = True,

@@ -10,6 +10,7 @@ from glassformer.models import ModuleLike
 from glassformer.trace import head_label
 from glassformer.weights.factored import Entries, Factored, Svd
 from glassformer.weights.fold import augment as _augment, fold as _fold
+from glassformer.weights.folded_model import folded
 from glassformer.weights.forward import logits
 from glassformer.weights.heads import AttentionWeights, MlpWeights, attention_views
 from glassformer.weights.stream import HeadWeights, WeightsLike, views
@@ -26,6 +27,7 @@ __all__ = [
     "folded",
     "head_label",
     "logits",
+    "matrices",
     "of",
 ]
 
@@ -57,6 +59,6 @@ def of(
     return _augment(w) if augment else w
 
 
-def folded(model: WeightsLike) -> HeadWeights:
+def matrices(model: WeightsLike) -> HeadWeights:
     """Return a model's folded matrices, or weights as they are given: what analyses of weights start from."""
     return model if isinstance(model, HeadWeights) else of(model, fold=True)

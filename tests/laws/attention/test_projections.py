@@ -164,7 +164,7 @@ def test_weights_and_circuits_of_latents_are_those_of_the_joined_matrices() -> N
     model = decoder("latent")
     ids = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
     close(logits(weights.of(model), ids), model(ids))
-    close(logits(weights.folded(model), ids).log_softmax(-1), model(ids).log_softmax(-1))
+    close(logits(weights.matrices(model), ids).log_softmax(-1), model(ids).log_softmax(-1))
     found = analysis.attribution.direct_logit_attribution(model, ids, answer=3, position=None, row=None)
     close(found.sum.values, found.total.values)
 

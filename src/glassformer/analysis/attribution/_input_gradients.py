@@ -78,7 +78,7 @@ def input_gradients(
     against: str | int | Sequence[str | int] | None = None,
     *,
     target: Any = None,
-    positions: Sequence[int] | Literal["all"] = (-1,),
+    positions: Sequence[int] | Tensor | Literal["all"] = (-1,),
     method: Method = "integrated",
     metric: Literal["logit", "log_prob"] = "logit",
     baseline: Literal["mean", "zero"] | str | int | Float[Tensor, " d_model"] = "mean",

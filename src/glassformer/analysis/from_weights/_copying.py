@@ -114,7 +114,7 @@ def copying(
         AnalysisUnavailable: A named head, or every head, has no OV circuit that ends in the logits; or these are not
             of the tokens that are read.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     w.model.require_one_vocabulary("copying by eigenvalues")
     layers, left_out = layers_for(w, heads, _check(w, "copying by eigenvalues"))
     ids = None if tokens is None else token_choice(w, tokens)
@@ -169,7 +169,7 @@ def copying_rates(
     Raises:
         AnalysisUnavailable: As for `copying`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     w.model.require_one_vocabulary("copying by rows")
     layers, left_out = layers_for(w, heads, _check(w, "copying by rows"))
     ids = token_choice(w, tokens)

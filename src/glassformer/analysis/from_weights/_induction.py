@@ -194,7 +194,7 @@ def induction_circuits(
         AnalysisUnavailable: No head has OV and QK circuits that can be composed; the model is post-norm; or its logits
             are not of the tokens it reads.
     """
-    w, offsets = weights.folded(model), tuple(offsets)
+    w, offsets = weights.matrices(model), tuple(offsets)
     w.model.require_one_vocabulary("induction_circuits")
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
@@ -260,7 +260,7 @@ def matching_trace(
 
     Source: Olsson et al. 2022, appendix on data collection: the trace of the QK circuit through earlier heads.
     """
-    w, offsets = weights.folded(model), tuple(offsets)
+    w, offsets = weights.matrices(model), tuple(offsets)
     layers, left_out = _layers(w)
     labels, ids = labels_of(layers), _choice(w, tokens)
     measured = head_scores(w.model, seed=seed).scores

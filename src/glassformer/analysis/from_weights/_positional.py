@@ -110,7 +110,7 @@ def positional_heads(
     Raises:
         AnalysisUnavailable: A named head, or every head, has no bilinear scores, or knows nothing of positions.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: _require_positions(w, layer))
     length = min([length or 256] + [layer.module.dims.max_len for layer in layers])
     first_query = min(offsets if first_query is None else first_query, length - 1)
@@ -162,7 +162,7 @@ def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, of
     Raises:
         AnalysisUnavailable: A named head, or every head, has neither.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
 
     def check(layer: AttentionWeights) -> None:
         _require_positions(w, layer)

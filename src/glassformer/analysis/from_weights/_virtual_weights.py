@@ -88,7 +88,7 @@ def virtual_weights(
     Raises:
         AnalysisUnavailable: There is no such component, or norms stand between components (post-norm blocks).
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     outs, ins = _pick(ports(w, "write"), writers), _pick(ports(w, "read"), readers)
     # a tall matrix has the same products as its triangular part, which is d_model high at most
     product = product_norms([_thin(p.matrix) for p in outs], [_thin(p.matrix) for p in ins])
@@ -110,7 +110,7 @@ def virtual(model: WeightsLike, writer: str, reader: str) -> Factored:
     Raises:
         AnalysisUnavailable: There is no such component, or the reader does not come after the writer.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     (out,), (into,) = _pick(ports(w, "write"), [writer]), _pick(ports(w, "read"), [reader])
     if not _before(out, into):
         raise AnalysisUnavailable(

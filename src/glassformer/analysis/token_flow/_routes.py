@@ -106,7 +106,7 @@ def information_flow_routes(
     text: Any = None,
     target: Any = None,
     *,
-    positions: Sequence[int] = (-1,),
+    positions: Sequence[int] | Tensor = (-1,),
     threshold: float = 0.04,
     eps: float = 1e-5,
     row: int = 0,

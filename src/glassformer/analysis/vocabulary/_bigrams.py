@@ -89,7 +89,7 @@ def bigrams(
             the tokens it reads.
         ShapeMismatch: The table does not fit the vocabulary.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     ids = token_choice(w, tokens)
     if text is not None:
         w.model.require_one_vocabulary("comparing the direct path with bigrams of a text")

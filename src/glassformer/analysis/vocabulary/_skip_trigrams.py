@@ -175,7 +175,7 @@ def skip_trigrams(
     Raises:
         AnalysisUnavailable: A named head, or every head, lacks a full QK or OV circuit.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     ids, offsets = token_choice(w, tokens), offsets_of(layers, offset)
     rivals = _context(w, ids, context)
@@ -237,7 +237,7 @@ def crossed_trigrams(
     Raises:
         AnalysisUnavailable: As for `skip_trigrams`.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     w.model.require_one_vocabulary("crossed_trigrams")
     layers, left_out = layers_for(w, heads, lambda layer: _require(w, layer))
     every, offsets = token_choice(w, None), offsets_of(layers, offset)

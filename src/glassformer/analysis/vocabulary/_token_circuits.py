@@ -155,7 +155,7 @@ def token_pairs(
         AnalysisUnavailable: A named head, or every head, has no such circuit; or through the stream of post-norm blocks
             or of augmented weights.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, circuit))
     ids = token_choice(w, tokens)
     offsets = () if circuit == "OV" else offsets_of(layers, offset)
@@ -204,7 +204,7 @@ def token_circuits(
         AnalysisUnavailable: No head has a full OV circuit, or a named one has not; or as for `token_pairs`.
         TextError: The text is several tokens, or none that is known.
     """
-    w = weights.folded(model)
+    w = weights.matrices(model)
     at = token_id(w.model, token)
     layers, left_out = layers_for(w, heads, lambda layer: require_circuit(w, layer, "OV"))
     place = torch.tensor([at], device=w.U.device)

@@ -1,0 +1,164 @@
+"""Masks are masks and indices are indices, wherever something is addressed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import glassformer as gf
+from glassformer import weights
+from glassformer.analysis import attribution, causal, from_weights, lens, token_flow
+from glassformer.errors import GlassformerError, ShapeMismatch, UnknownAxis
+from glassformer.indices import asked, entries
+from glassformer.labelled import Labelled
+from glassformer.testing.models import subject
+from glassformer.trace import Add, Apply, At, Read, Scale, Set, Site, Take
+
+SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
+IDS = [[3, 5, 7, 9, 4]]
+
+
+def value() -> torch.Tensor:
+    return torch.arange(120.0, dtype=torch.float64).reshape(3, 2, 5, 4)
+
+
+def masks(truths: list[bool]) -> list[Any]:
+    """Return a mask in every form that is taken."""
+    return [truths, tuple(truths), np.array(truths), torch.tensor(truths), [np.bool_(t) for t in truths]]
+
+
+@given(st.lists(st.booleans(), min_size=5, max_size=5))
+def test_a_mask_addresses_the_entries_it_is_true_at(truths: list[bool]) -> None:
+    places = [i for i, chosen in enumerate(truths) if chosen]
+    expected = Set(SITE.name, -1.0, at=At(pos=places))(value(), SITE)
+    for mask in masks(truths):
+        assert torch.equal(Set(SITE.name, -1.0, at=At(pos=mask))(value(), SITE), expected)
+        assert torch.equal(At(pos=mask).take(value(), SITE), value()[:, :, places])
+        labelled = Labelled(value(), SITE.axes, {"pos": list("abcde")})
+        assert labelled.select(pos=mask).labels("pos") == [list("abcde")[i] for i in places]
+        assert torch.equal(labelled.select(pos=mask).values, value()[:, :, places])
+
+
+def test_a_mask_of_another_length_and_one_mixed_with_numbers_are_refused() -> None:
+    for mask in ([True] * 4, torch.ones(6, dtype=torch.bool), np.array([True])):
+        with pytest.raises(ShapeMismatch, match="truths, and the axis has 5 entries"):
+            Set(SITE.name, 0.0, at=At(pos=mask))(value(), SITE)
+    with pytest.raises(ShapeMismatch, match="mixes truths with numbers"):
+        At(pos=[True, 2])
+
+
+def test_masks_are_taken_by_runs_takes_sweeps_and_analyses() -> None:
+    model = subject("gpt2").model
+    mask, places = [False, True, False, True, True], [1, 3, 4]
+    site = "blocks.0.resid_post"
+    parts = [gf.run(model, IDS, read=[Read(site, At(pos=at))])[site] for at in (mask, places)]
+    assert torch.equal(parts[0].values, parts[1].values)
+    assert parts[0].labels("pos") == parts[1].labels("pos")
+    rows = torch.tensor([IDS[0], [4, 4, 4, 4, 4]])
+    taken = [gf.run(model, rows, edit=[Take(site, 0, at=At(pos=at))]).logits for at in (mask, places)]
+    assert torch.equal(*taken)
+    heads = [causal.SiteGrid("z", ("layer", "head"), {"layer": at, "pos": [1]}) for at in ([False, True], [1])]
+    patched = [causal.patch(model, (torch.tensor(IDS), rows[1:]), _norm, grid).to_json() for grid in heads]
+    assert patched[0] == patched[1]
+    reads = [lens.lens_grid, attribution.direct_logit_attribution, token_flow.information_flow_routes]
+    run = gf.run(model, IDS, read=reads)
+    for found in (
+        lambda at: lens.lens_grid(run, positions=at).first.values,
+        lambda at: attribution.direct_logit_attribution(run, position=at).contributions.values,
+        lambda at: attribution.input_gradients(model, IDS, positions=at).values.values,
+        lambda at: token_flow.information_flow_routes(run, positions=at).inputs.values,
+    ):
+        assert torch.equal(found(torch.tensor(mask)), found(places))
+
+
+def _norm(logits: torch.Tensor) -> torch.Tensor:
+    return logits[:, :, -1].norm(dim=-1)
+
+
+def test_a_mask_of_the_vocabulary_chooses_tokens() -> None:
+    model = subject("attention_only").model
+    w = weights.of(model)
+    size = model.config.vocab_size
+    mask = [i in (2, 5, 6) for i in range(size)]
+    found = [from_weights.copying(w, tokens=tokens).ratio.values for tokens in (mask, [2, 5, 6])]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "where", [1.5, "head", None, True, [[1]], [1.5], torch.tensor([1.5]), torch.zeros(2, 2).long(), slice(1.5), b"1"]
+)
+def test_what_is_no_place_is_refused_when_it_is_named(where: Any) -> None:
+    with pytest.raises(ShapeMismatch, match="At: pos"):
+        At(pos=where)
+
+
+def test_a_place_without_its_axis_says_how_to_name_it() -> None:
+    with pytest.raises(UnknownAxis, match=r"At\(pos=-1, head=3\); found 1.5"):
+        At(1.5)
+
+
+@pytest.mark.parametrize("where", [[7], torch.tensor([0, 5]), torch.tensor([-6]), 5, np.array([5])])
+def test_indices_out_of_range_are_refused_in_every_form(where: Any) -> None:
+    with pytest.raises(ShapeMismatch, match="the axis has 5 entries"):
+        At(pos=where).take(value(), SITE)
+    with pytest.raises(ShapeMismatch, match="the axis has 5 entries"):
+        Labelled(value(), SITE.axes).select(pos=where)
+
+
+def test_ranges_numbers_of_numpy_and_steps_backwards_are_indices() -> None:
+    for where, places in ((range(1, 3), [1, 2]), (np.int64(2), [2]), (slice(None, None, -2), [4, 2, 0])):
+        assert entries(asked(where, "pos"), 5, "pos") == places
+        part = At(pos=where).take(value(), SITE)
+        assert torch.equal(part.reshape(3, 2, -1, 4), value()[:, :, places])
+
+
+def test_long_index_tensors_that_differ_in_the_middle_are_different_parts() -> None:
+    many = torch.arange(5000)
+    other = many.clone()
+    other[2500] = 0
+    assert At(pos=many) == At(pos=many.clone())
+    assert At(pos=many) != At(pos=other)
+
+
+# what an edit puts in its place ---------------------------------------------------------------------------------------
+
+
+def test_a_function_that_returns_another_shape_is_not_spread_over_the_part() -> None:
+    for function in (lambda u: u[:, :1], lambda u: u[:, :, :1], lambda u: u[..., 0], lambda u: u.mean((0, 1, 2))):
+        with pytest.raises(ShapeMismatch, match=r"returned a tensor of .*, and the part is batch=3 head=2 pos=5"):
+            Apply(SITE.name, function)(value(), SITE)
+    assert bool((Apply(SITE.name, lambda u: u.mean())(value(), SITE) == value().mean()).all())
+    assert bool((Apply(SITE.name, lambda _: 0)(value(), SITE) == 0).all())
+
+
+def test_what_a_shorter_run_read_is_not_spread_over_positions() -> None:
+    model = subject("gpt2").model
+    short = gf.run(model, [[3]], read="blocks.0.resid_post")
+    with pytest.raises(ShapeMismatch, match="What a run lends is as long as what it replaces"):
+        gf.run(model, IDS, edit=[Set("blocks.0.resid_post", short)])
+    # one prompt lends to every row
+    long = gf.run(model, IDS, read="blocks.0.resid_post")
+    two = gf.run(model, [[4] * 5, [3] * 5], edit=[Set("blocks.0.resid_post", long)])
+    torch.testing.assert_close(two.logits[0], gf.run(model, IDS).logits[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Set("blocks.0.resid_post", None),
+        lambda: Add("blocks.0.resid_post", "much"),
+        lambda: Scale("blocks.0.resid_post", object()),
+        lambda: Take("blocks.0.resid_post", True),
+        lambda: gf.run(subject("gpt2").model, IDS, edit=[Apply("blocks.0.resid_post", lambda _: None)]),
+    ],
+)
+def test_edits_of_the_wrong_kind_are_refused_in_words(make: Any) -> None:
+    with pytest.raises(GlassformerError, match=r"found|returned"):
+        make()
+
+
+def test_one_edit_need_not_stand_in_a_list() -> None:
+    model, edit = subject("gpt2").model, Scale("blocks.0.attn.z", 0.0)
+    assert torch.equal(gf.run(model, IDS, edit=edit).logits, gf.run(model, IDS, edit=[edit]).logits)

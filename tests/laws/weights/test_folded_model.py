@@ -1,0 +1,86 @@
+"""A model of folded weights says what the model says, and its parts add up in the convention of folded weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import weights
+from glassformer.analysis.attribution import direct_logit_attribution
+from glassformer.attention import Attention, Softmax
+from glassformer.attention.merge import Merge
+from glassformer.errors import AnalysisUnavailable
+from glassformer.models import BlockConfig, DecoderConfig
+from glassformer.testing import close
+from glassformer.testing.models import ARCHITECTURES, subject
+
+# linear attention divides by a sum plus eps, so that its rows sum to one up to that
+EXACT, NEARLY = 1e-12, 1e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_folded_model_gives_the_log_probabilities_and_logits_up_to_one_constant(name: str) -> None:
+    one = subject(name)
+    try:
+        made = weights.folded(one.model)
+    except AnalysisUnavailable as error:
+        assert name == "attention_only", error
+        assert "adds positions behind a norm whose gain" in str(error)
+        return
+    before, after = one(), made(*one.inputs)
+    tolerance = NEARLY if "linear" in name else EXACT
+    close(after.log_softmax(-1), before.log_softmax(-1), tolerance)
+    shift = after - before
+    close(after - shift.mean(-1, keepdim=True), before, tolerance)
+    # all but a norm on token vectors, which hold what it did
+    assert set(one.model.sites()) - set(made.sites()) <= {"embed.norm", "embed.scale"}
+
+
+def test_its_matrices_are_the_folded_ones_and_fold_no_further() -> None:
+    model = subject("gpt2").model
+    expected, found, again = weights.of(model, fold=True), weights.of(weights.folded(model)), weights.folded(model)
+    again = weights.of(weights.folded(again))
+    for w in (found, again):
+        for ours, theirs in zip(w.attention, expected.attention, strict=True):
+            close(ours.Q, theirs.Q, EXACT)
+            close(ours.O, theirs.O, EXACT)
+        close(w.U, expected.U, EXACT)
+        close(w.E, expected.E, EXACT)
+
+
+def test_nothing_of_the_model_itself_changes() -> None:
+    one = subject("llama")
+    before = {name: value.clone() for name, value in one.model.state_dict().items()}
+    weights.folded(one.model)
+    assert all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())
+
+
+def test_heads_and_the_rest_of_a_folded_model_sum_to_its_logit_and_writes_have_no_mean() -> None:
+    one = subject("gpt2")
+    made = weights.folded(one.model)
+    run = gf.run(made, *one.inputs[:1], read=[direct_logit_attribution, "blocks.*.attn.out", "blocks.*.mlp.out"])
+    split = direct_logit_attribution(run, answer=3, position=-1)
+    assert run.logits is not None
+    close(split.contributions.values.sum(), run.logits[0, -1, 3], 1e-10)
+    for name in run:
+        if name.endswith(".out"):
+            assert run[name].values.mean(-1).abs().max() < EXACT
+
+
+def test_a_folded_model_is_saved_and_loaded_like_any(tmp_path: Path) -> None:
+    made = weights.folded(gf.load("gpt-4l"))
+    gf.save(made, tmp_path)
+    found = gf.load(tmp_path)
+    assert found.tokenizer is not None
+    ids = torch.tensor([[5, 9, 3]])
+    assert torch.equal(found(ids), made(ids))
+
+
+def test_a_gate_that_would_need_a_bias_is_refused() -> None:
+    part = Attention(n_heads=2, mixer=Softmax(), merge=Merge(gate="sigmoid"))
+    model = DecoderConfig(11, 8, (BlockConfig((part,)),), max_len=16).build().double()
+    with torch.no_grad():
+        model.stack.blocks[0].norm("attn").bias.fill_(0.5)
+    with pytest.raises(AnalysisUnavailable, match="its gate would have a bias"):
+        weights.folded(model)
