@@ -100,8 +100,8 @@ class Model(nn.Module):
     `tokenizer` names the tokens that are read, `output_tokenizer` those that logits are of, `source_tokenizer` those
     that the encoder of an encoder-decoder reads; where they are one vocabulary, all are `tokenizer`. They are attached
     by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would help. `origin` is the
-    family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates of the
-    stream mean, where each does by itself; runs label the axis `d_model` with them.
+    family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates
+    of the stream mean, where each does by itself; runs label the axis `d_model` with them.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and

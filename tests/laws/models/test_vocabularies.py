@@ -97,7 +97,7 @@ def test_parameters_and_work_of_the_unembedding_are_those_of_the_outputs() -> No
     assert count_parameters(config)["unembedding"] == 7 * 16 and count_parameters(wide)["unembedding"] == 11 * 16
     assert count_parameters(config)["embedding"] == 11 * 16 == count_parameters(wide)["embedding"]
     assert count_flops(config, 5)["unembedding"] == 2 * 5 * 16 * 7
-    assert weights.of(config.build()).U.shape == (16, 7) == weights.folded(config.build()).U.shape
+    assert weights.of(config.build()).U.shape == (16, 7) == weights.matrices(config.build()).U.shape
 
 
 def test_outputs_may_be_of_an_encoder_and_of_the_decoder_of_a_pair() -> None:
