@@ -11,7 +11,7 @@ Names are imported when first used, so that `import glassformer` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from glassformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from glassformer.analysis import Run, run

@@ -8,6 +8,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import base64
+import copy
 import dataclasses
 import inspect
 import json
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from glassformer import figures, files
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
+from glassformer.notes import Note, distinct
+from glassformer.provenance import Bound, Provenance
 
 Coordinate = str | int | float
 
@@ -166,8 +169,12 @@ class Result:
     """Base of what an analysis returns: a frozen dataclass of labelled tensors, numbers and strings.
 
     A result exports itself (`to_dict`, `to_json`, `to_frame`, `save`) and prints as a short summary; tables, figures
-    and pages are views made elsewhere.
+    and pages are views made elsewhere. `notes` are what a reader must know to read its numbers right; `provenance` says
+    what it is of. Both come with what an analysis returns; `dataclasses.replace` makes a result without them.
     """
+
+    _notes: tuple[Note, ...] = ()
+    _bound: Bound | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -175,8 +182,38 @@ class Result:
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = Result.__repr__
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right."""
+        return self._notes
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What it is of: model and digest, input, precision, seed, versions; None for what no analysis returned."""
+        return None if self._bound is None else self._bound.said()
+
+    def noted(self, *notes: Note) -> Self:
+        """Return the result with further notes behind its own."""
+        found = copy.copy(self)
+        # fields are what was computed; what is said of them stands beside, and passes a frozen class
+        object.__setattr__(found, "_notes", distinct(self._notes, notes))
+        return found
+
+    def bound(self, bound: Bound | None) -> Self:
+        """Return the result with what it is of."""
+        found = copy.copy(self)
+        object.__setattr__(found, "_bound", bound)
+        return found
+
+    def _said(self) -> dict[str, Any]:
+        """Return what stands beside the fields: notes and provenance, as far as there are any."""
+        notes, of = [note.to_dict() for note in self.notes], self.provenance
+        return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": dataclasses.asdict(of)})
+
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
+
+        `notes` and `provenance` come last, if there are any.
 
         Args:
             packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
@@ -184,7 +221,8 @@ class Result:
         """
         found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
         derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()} if packed else {}
-        return found | {"derived": derived} if packed else found
+        found |= {"derived": derived} if packed else {}
+        return found | self._said()
 
     @classmethod
     def derived_names(cls) -> list[str]:
@@ -200,11 +238,13 @@ class Result:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def to_frame(self) -> Any:
-        """Return the first labelled field as a long-form DataFrame."""
+        """Return the first labelled field as a long-form DataFrame; `attrs` hold notes and provenance."""
         for field in _fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Labelled):
-                return value.to_frame()
+                frame = value.to_frame()
+                frame.attrs |= self._said()
+                return frame
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
     def plot(self, *fields: str) -> Any:
@@ -227,7 +267,8 @@ class Result:
         return files.write(path, self.to_json(indent=1))
 
     def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        found = dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return found.noted(*self.notes).bound(self._bound)
 
     def __repr__(self) -> str:
         parts = [f"{f.name}={_brief(getattr(self, f.name))}" for f in _fields(self)]

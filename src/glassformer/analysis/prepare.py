@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.data import Batch, Tokenizer
+from glassformer.analysis.reading import check_known, mark_notes, marked, rows_note, specials_note
+from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
+from glassformer.notes import Note, distinct, tell
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,31 +31,52 @@ class Inputs:
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
-    added: str = ""
+    notes: tuple[Note, ...] = ()
+    marks: Marks = UNMARKED
+    source_marks: Marks = UNMARKED
 
 
-def prepare(model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None) -> Inputs:
+def prepare(
+    model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None, allow_unknown: bool = False
+) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
+    found = _prepared(model, inputs, target, specials, allow_unknown)
+    marks = marked(model, found.ids, found.token_rows)
+    source = marked(model, found.source_ids, found.source_rows)
+    of = "text" if found.source_ids is None else "target"
+    odd = *mark_notes(model, source, "source"), *mark_notes(model, marks, of)
+    notes = distinct(found.notes, odd, rows_note(model, found.source_rows, found.token_rows))
+    tell(notes)
+    return dataclasses.replace(found, notes=notes, marks=marks, source_marks=source)
+
+
+def _prepared(model: ModuleLike, inputs: Any, target: Any, specials: bool | None, allow_unknown: bool) -> Inputs:
     if isinstance(inputs, Batch):
         ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
         return _batch(model, inputs) if ours else _foreign_batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
-        return _pair(model, inputs, target, text, specials)
+        return _pair(model, inputs, target, text, specials, allow_unknown)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
     if isinstance(model, Decoder | Encoder):
-        ids = token_ids(model, inputs, specials=specials)
-        added = said(model, inputs, "prompt", specials)
-        return Inputs((ids,), {}, ids, readable(model, ids), text=text, added=added)
-    return _foreign(model, inputs, text)
+        ids = token_ids(model, inputs, specials=specials, allow_unknown=allow_unknown)
+        notes = said(model, inputs, "prompt", specials)
+        return Inputs((ids,), {}, ids, readable(model, ids), text=text, notes=notes)
+    return _foreign(model, inputs, text, allow_unknown)
 
 
-def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
+def token_ids(
+    model: ModelLike,
+    given: Any,
+    reading: Reading = "prompt",
+    specials: bool | None = None,
+    allow_unknown: bool = False,
+) -> Tensor:
     """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model."""
     device = next(model.parameters()).device
     if isinstance(given, str):
-        ids = torch.tensor([encode(model, given, reading, specials)], device=device)
+        ids = torch.tensor([encode(model, given, reading, specials, allow_unknown)], device=device)
     else:
         try:
             ids = torch.as_tensor(given, device=device)
@@ -76,7 +99,13 @@ def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", special
     return ids
 
 
-def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
+def encode(
+    model: ModuleLike,
+    text: str,
+    reading: Reading = "prompt",
+    specials: bool | None = None,
+    allow_unknown: bool = False,
+) -> list[int]:
     """Return the ids of a text; in that of an encoder, the mask token's name is the mask token.
 
     Args:
@@ -84,9 +113,10 @@ def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: 
         text: The text.
         reading: What it is, which decides on the specials around it.
         specials: In place of the tokenizer's own way: always (True) or never (False).
+        allow_unknown: Take a text of which more than half is outside the vocabulary.
 
     Raises:
-        TextError: The text is empty, or the model has no tokenizer.
+        TextError: The text is empty, or more than half of it is unknown, or the model has no tokenizer.
     """
     tokenizer = _tokenizer(model, specials)
     if isinstance(model, Encoder):
@@ -94,15 +124,17 @@ def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: 
     ids = tokenizer.encode(text)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
+    if not allow_unknown:
+        check_known(model, tokenizer, text, ids)
     begin, end = tokenizer.around(reading)
     return [*begin, *ids, *end]
 
 
 def said(
     model: ModuleLike, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()
-) -> str:
-    """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
-    return _tokenizer(model, specials).said(reading, first) if isinstance(given, str) else ""
+) -> tuple[Note, ...]:
+    """Return which specials, `first` and the tokenizer's, were put around what was given: no note around ids."""
+    return specials_note(_tokenizer(model, specials).said(reading, first)) if isinstance(given, str) else ()
 
 
 def _tokenizer(model: ModuleLike, specials: bool | None) -> Tokenizer:
@@ -190,25 +222,28 @@ def start_of(model: EncoderDecoder) -> int | None:
     return None if model.tokenizer is None else model.tokenizer.bos
 
 
-def _pair(model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None) -> Inputs:
-    source_ids = token_ids(model, source, "source", specials)
-    generated = target is None
-    ids, lengths = translated(model, source_ids) if generated else (_target_ids(model, target, specials), None)
+def _pair(
+    model: EncoderDecoder, source: Any, target: Any, text: str | None, specials: bool | None, allow_unknown: bool
+) -> Inputs:
+    source_ids = token_ids(model, source, "source", specials, allow_unknown)
+    if generated := target is None:
+        ids, lengths = translated(model, source_ids)
+    else:
+        ids, lengths = _target_ids(model, target, specials, allow_unknown), None
     start = () if (first := start_of(model)) is None else (first,)
-    told = said(model, source, "source", specials), said(model, target, "target", specials, start)
-    added = " ".join(filter(None, told))
+    notes = (*said(model, source, "source", specials), *said(model, target, "target", specials, start))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, lengths), readable(model, source_ids)
     kwargs = {"lengths": lengths}
-    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, added)
+    return Inputs((source_ids, ids), kwargs, ids, rows, source_ids, source_rows, lengths, text, generated, notes)
 
 
-def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> Tensor:
+def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None, allow_unknown: bool) -> Tensor:
     """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
     if not isinstance(target, str):
         return token_ids(model, target)
-    start, ids = start_of(model), encode(model, target, "target", specials)
+    start, ids = start_of(model), encode(model, target, "target", specials, allow_unknown)
     return token_ids(model, ids if start is None else [start, *ids])
 
 
@@ -233,12 +268,13 @@ def _foreign_batch(model: ModuleLike, batch: Batch) -> Inputs:
     return _foreign(model, batch.tokens, None)
 
 
-def _foreign(model: ModuleLike, inputs: Any, text: str | None) -> Inputs:
+def _foreign(model: ModuleLike, inputs: Any, text: str | None, allow_unknown: bool = False) -> Inputs:
     """Return arguments for a module we know nothing about."""
     if text is not None:
         if getattr(model, "tokenizer", None) is None:
             raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
-        inputs = torch.tensor([encode(model, text)], device=next((p.device for p in model.parameters()), None))
+        ids = encode(model, text, allow_unknown=allow_unknown)
+        inputs = torch.tensor([ids], device=next((p.device for p in model.parameters()), None))
     if isinstance(inputs, Mapping):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         args, kwargs = (), dict(inputs)

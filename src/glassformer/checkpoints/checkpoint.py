@@ -44,6 +44,7 @@ class Checkpoint:
         files: The tensors as they lie there.
         stored: The name in the files of each tensor that the parts name.
         origin: Family and config, for a published layout.
+        trained_length: Tokens of the longest rows the model was trained on; None if the folder does not say.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class Checkpoint:
     files: TensorFiles
     stored: Mapping[str, str]
     origin: Origin | None = None
+    trained_length: int | None = None
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -113,7 +115,7 @@ class Checkpoint:
                 value = value.clone()
                 self.files.release(self.stored_as(name))
             place(self.model, name, value if device is None else value.to(device))
-        self.model.origin = self.origin
+        self.model.origin, self.model.trained_length = self.origin, self.trained_length
         return self.model.eval()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from glassformer import digest
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder
@@ -58,6 +59,7 @@ def load(
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name
+    digest.remember(model, found.digest)
     return model.eval()
 
 

@@ -50,11 +50,16 @@ def save(model: ModelLike, folder: str | Path, dtype: torch.dtype | None = None)
         contents[TOKENIZER] = model.tokenizer.to_json()
     digests = {name: sha256(content) for name, content in contents.items()}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, contents | {CONFIG: envelope(model.config, digests, model.origin, model.tokenizer)})
+    said = envelope(model.config, digests, model.origin, model.tokenizer, model.trained_length)
+    return files.write_all(folder, contents | {CONFIG: said})
 
 
 def envelope(
-    config: ModelConfig, digests: Mapping[str, str], origin: Origin | None = None, tokenizer: Tokenizer | None = None
+    config: ModelConfig,
+    digests: Mapping[str, str],
+    origin: Origin | None = None,
+    tokenizer: Tokenizer | None = None,
+    trained_length: int | None = None,
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -63,6 +68,7 @@ def envelope(
         digests: SHA-256 of the other files by name.
         origin: Where the model came from.
         tokenizer: Its tokenizer, whose special tokens the file does not tell.
+        trained_length: Tokens of the longest rows it was trained on.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
@@ -70,6 +76,8 @@ def envelope(
         said["origin"] = origin._asdict()
     if tokenizer is not None and tokenizer.published is not None:
         said["tokenizer"] = tokenizer.published.to_dict()
+    if trained_length is not None:
+        said["trained_length"] = trained_length
     return json.dumps(said, indent=1)
 
 
@@ -114,6 +122,17 @@ class OwnFolder:
         origin = self.said.get("origin")
         return None if origin is None else Origin(origin["family"], origin["config"])
 
+    @property
+    def digest(self) -> str:
+        """Digest of config and weights, from those that the envelope holds: no file is read."""
+        held = {name: digest for name, digest in self.digests.items() if name.startswith("model")}
+        return f"files:{sha256(json.dumps(held, sort_keys=True))}"
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the longest rows the model was trained on; None in folders that do not say."""
+        return self.said.get("trained_length")
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, nothing read but headers; contents are not checked, see `check`.
 
@@ -125,7 +144,8 @@ class OwnFolder:
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         _fit(shapes, tensors)
         parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-        return Checkpoint(self.folder, self.config, model, parts, tensors, {name: name for name in shapes}, self.origin)
+        stored = {name: name for name in shapes}
+        return Checkpoint(self.folder, self.config, model, parts, tensors, stored, self.origin, self.trained_length)
 
     def check(self, weights_only: bool = False) -> None:
         """Raise `CheckpointError` if a file is not what its digest says.
@@ -179,13 +199,16 @@ def _check_envelope(said: Any, path: Path) -> None:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", "tokenizer"}),
+        *(said.keys() - {"format", "model", "origin", "sha256", "tokenizer", "trained_length"}),
         *(digests.keys() - {"model", TOKENIZER, *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
     if digests.get("model") != digest_of(said["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
+    length = said.get("trained_length", 1)
+    if type(length) is not int or length < 1:
+        raise CheckpointError(f'"{path}": trained_length must be a number of tokens, found {str(length)[:80]}.')
 
 
 def sha256_of(path: Path) -> str:

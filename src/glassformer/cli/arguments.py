@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 
-def model_of(name: str, specials: Specials = "default") -> Any:
+def model_of(name: str, specials: Specials = "default", allow_unknown: bool = False) -> Any:
     """Return a model with weights.
 
     Args:
         name: A shipped model, or a folder.
         specials: What its tokenizer does about special tokens.
+        allow_unknown: Let it read texts of which more than half is unknown.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -39,6 +40,8 @@ def model_of(name: str, specials: Specials = "default") -> Any:
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+    if allow_unknown and model.tokenizer is not None:
+        model.tokenizer = model.tokenizer.allowing_unknown()
     return model
 
 

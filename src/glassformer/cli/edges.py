@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import AllowUnknown, ModelName, OneMeasure, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -15,6 +15,7 @@ def edges(
     verify: int = 12,
     metric: OneMeasure = "logit-difference",
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 6,
     output: Output,
 ) -> None:
@@ -37,7 +38,7 @@ def edges(
     require(top >= 1, f"--top must be at least 1, found {top}.")
     require(verify >= 1, f"--verify must be at least 1, found {verify}.")
     check(output)
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_unknown)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("edges") as report:

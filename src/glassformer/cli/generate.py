@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import Specials
+from glassformer.cli.options import AllowUnknown, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import ConfigError, TextError
 
@@ -28,6 +28,7 @@ def generate(
     seed: int = 0,
     beams: int | None = None,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -51,11 +52,13 @@ def generate(
     import torch
 
     from glassformer.analysis.prepare import readable, said
+    from glassformer.analysis.reading import mark_notes, marked
     from glassformer.models import Decoder, Sampling, beam_search, stream
+    from glassformer.notes import length_note
 
     if max_new_tokens < 1:
         raise ConfigError(f"generate: max_new_tokens must be at least 1, found {max_new_tokens}.")
-    loaded = model_of(model, specials)
+    loaded = model_of(model, specials, allow_unknown)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0
@@ -64,8 +67,12 @@ def generate(
     stops = () if tokenizer is None else tokenizer.roles.stops
     options: dict[str, Any] = {"source": source, "max_new_tokens": max_new_tokens, "stop_ids": stops}
     # on standard error: the text itself goes on into other programs
-    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
-    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
+    ids, reading = torch.tensor([prompt] if source is None else source), "prompt" if source is None else "source"
+    rows = readable(loaded, ids)
+    odd = marked(loaded, ids, rows)
+    long = length_note(max(len(prompt) + max_new_tokens, ids.shape[1]), loaded.trained_length, room=True)
+    notes = *said(loaded, given, reading), *mark_notes(loaded, odd, "text" if source is None else "source"), *long
+    tell(TokensRead({"reads": rows}, notes, {"reads": odd}))
     if isinstance(loaded, Decoder):
         print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
     if beams is None:

@@ -35,6 +35,10 @@ Specials = Annotated[
         "whose names the text itself holds (in-text)."
     ),
 ]
+AllowUnknown = Annotated[
+    bool,
+    tyro.conf.arg(help="Read a text even if more than half of its tokens are unknown to the model."),
+]
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "kl"]
 OneMeasure = Annotated[
     Measure,

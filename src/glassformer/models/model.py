@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from glassformer.config import Config, require
+from glassformer.digest import digest
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding
@@ -50,7 +51,8 @@ class Model(nn.Module):
     """A model of ours: one or two stacks, what tokens enter them through, and what turns the last stream into logits.
 
     `tokenizer` is attached by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would
-    help. `origin` is the family and config of a published checkpoint, set by whoever loads one.
+    help. `origin` is the family and config of a published checkpoint, set by whoever loads one. `trained_length` is how
+    many tokens the longest rows of its training had, None if nobody says; what it can be given, `max_len`, may be more.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -67,7 +69,12 @@ class Model(nn.Module):
         self.tokenizer: Any = None
         self.no_tokenizer = ""
         self.origin: Any = None
+        self.trained_length: int | None = None
         self.name = name
+
+    def digest(self) -> str:
+        """Return the digest of its config and weights (see `glassformer.digest`): computed once, until they change."""
+        return digest(self)
 
     @property
     def stacks(self) -> dict[str, Stack]:

@@ -211,6 +211,7 @@ def _model(config: TrainConfig, data: Data) -> Any:
             f"{'an encoder-decoder needs' if batch.source is None else 'only an encoder-decoder reads'}."
         )
     model.tokenizer = data.tokenizer
+    model.trained_length = max(config.data.length, batch.tokens.shape[1])
     return model.train()
 
 

@@ -13,14 +13,19 @@ from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.labelled import Result
 from glassformer.trace import role_of
 
-FORMAT, VERSION = "glassformer.explanation", 1
+FORMAT, VERSION = "glassformer.explanation", 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
+    """A token; where a character takes several, each is a `part` of it, from 0."""
+
     index: int
     id: int
     text: str
+    unknown: bool = False
+    character: str | None = None
+    part: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,9 +261,8 @@ class Explanation(Result):
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]
     translation: Translation | None
-    notes: tuple[str, ...]
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         fields = super().to_dict(packed)
         del fields["result"]
-        return {"format": FORMAT, "version": VERSION} | fields
+        return {"format": FORMAT, "version": VERSION, "notes": []} | fields

@@ -19,6 +19,7 @@ class ModelFacts:
     vocab_size: int
     max_len: int
     mechanisms: tuple[str, ...]
+    trained_length: int | None = None
 
 
 def model_facts(model: ModelLike) -> ModelFacts:
@@ -30,5 +31,6 @@ def model_facts(model: ModelLike) -> ModelFacts:
     mechanisms = tuple(dict.fromkeys(h.mechanism for h in heads))
     config = model.config
     return ModelFacts(
-        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms
-    )
+        model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms,
+        model.trained_length,
+    )  # fmt: skip

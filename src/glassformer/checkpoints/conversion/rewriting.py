@@ -24,7 +24,7 @@ from glassformer import files
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
 from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
 from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
-from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
+from glassformer.checkpoints.families import FIELD, Family, Fields, Source, sources, taken_apart, trained_length
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import envelope, sha256_of
@@ -98,7 +98,8 @@ def convert(
             written = [*names, *leftovers_of(checkpoint).save(place)]
             files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizer))
         else:
-            files.write(place / family.config_name, json.dumps(_of_type(config, dtype), indent=2))
+            config = _with_trained_length(_of_type(config, dtype), family, checkpoint)
+            files.write(place / family.config_name, json.dumps(config, indent=2))
         if folder.exists():
             folder.rmdir()
         os.rename(place, folder)
@@ -266,7 +267,14 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
 def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> str:
     written = [*weights, *(["tokenizer.json"] if tokenizer is not None else [])]
     digests = {name: sha256_of(place / name) for name in written}
-    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizer)
+    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizer, checkpoint.trained_length)
+
+
+def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a config that says what the model was trained on, by a name of ours where its own fields say otherwise."""
+    trained, fields = checkpoint.trained_length, Fields(config, family.config_name)
+    says = trained_length(family, fields, family.config(fields))
+    return config if trained is None or trained == says else {**config, FIELD: trained}
 
 
 def _of_type(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

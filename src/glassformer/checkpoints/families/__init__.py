@@ -29,6 +29,7 @@ from glassformer.checkpoints.families.phi3 import PHI3
 from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.checkpoints.families.t5 import T5
+from glassformer.checkpoints.families.trained import FIELD, trained_length
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
 from glassformer.errors import CheckpointError, nearest
 
@@ -80,6 +81,7 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
 
 __all__ = [
     "FAMILIES",
+    "FIELD",
     "LLAMA_PARAMS",
     "NANOGPT",
     "PER_HEAD",
@@ -95,4 +97,5 @@ __all__ = [
     "sources",
     "stored_names",
     "taken_apart",
+    "trained_length",
 ]
