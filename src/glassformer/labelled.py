@@ -230,7 +230,7 @@ class Result:
         found: list[str] = []
         for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
             made = member.fget.__annotations__.get("return", "")
-            if not name.startswith("_") and (made if isinstance(made, str) else made.__name__) in ("Labelled", "float"):
+            if not name.startswith("_") and (made if isinstance(made, str) else getattr(made, "__name__", "")) in ("Labelled", "float"):
                 found.append(name)
         return found
 
