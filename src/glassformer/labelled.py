@@ -208,7 +208,7 @@ class Result:
     def _said(self) -> dict[str, Any]:
         """Return what stands beside the fields: notes and provenance, as far as there are any."""
         notes, of = [note.to_dict() for note in self.notes], self.provenance
-        return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": dataclasses.asdict(of)})
+        return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": of.to_dict()})
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
@@ -230,7 +230,9 @@ class Result:
         found: list[str] = []
         for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
             made = member.fget.__annotations__.get("return", "")
-            if not name.startswith("_") and (made if isinstance(made, str) else getattr(made, "__name__", "")) in ("Labelled", "float"):
+            # a union has no name
+            promised = made if isinstance(made, str) else getattr(made, "__name__", "")
+            if not name.startswith("_") and promised in ("Labelled", "float"):
                 found.append(name)
         return found
 

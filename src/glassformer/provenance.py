@@ -72,6 +72,10 @@ class Provenance:
         """Return that of a result made from one with this provenance."""
         return dataclasses.replace(self, analysis=analysis, input=(*self.input, *given(inputs)), seed=seed)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return dataclasses.asdict(self) | {"input": [dataclasses.asdict(one) for one in self.input]}
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Provenance":
         return cls(**{**data, "input": tuple(Given(**one) for one in data["input"])})

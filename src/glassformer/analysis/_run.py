@@ -189,7 +189,7 @@ class Run(Mapping[str, Labelled]):
         sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}, s.of) for n, s in self.sites.items()}
         rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
         notes = [note.to_dict() for note in self.notes]
-        of = None if (said := self.provenance) is None else dataclasses.asdict(said)
+        of = None if (said := self.provenance) is None else said.to_dict()
         told = {"text": self.text, "generated": self.generated, "notes": notes, "provenance": of}
         return json.dumps({"sites": sites} | told | rows)
 
@@ -264,17 +264,9 @@ def run(
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.notes, None if ours and not silent else output, parts_of(model),
-        None if is_gathering() else Binding("run", model, _read_of(given)), given.marks,
+        None if is_gathering() else Binding("run", model, given.shown), given.marks,
         given.source_marks,
     )  # fmt: skip
-
-
-def _read_of(given: Inputs) -> list[Any]:
-    """Return what to say of the input: the text if it was one, else ids, else what the module took."""
-    if given.text is not None:
-        return [given.text] if given.source_ids is None or given.generated else [given.text, given.ids]
-    ids = [value for value in (given.source_ids, None if given.generated else given.ids) if value is not None]
-    return ids or [*given.args, *given.kwargs.values()]
 
 
 def run_for(

@@ -35,6 +35,14 @@ class Inputs:
     marks: Marks = UNMARKED
     source_marks: Marks = UNMARKED
 
+    @property
+    def shown(self) -> list[Any]:
+        """What to say of the input: the text if it was one, else ids, else what the module took."""
+        if self.text is not None:
+            return [self.text] if self.source_ids is None or self.generated else [self.text, self.ids]
+        ids = [value for value in (self.source_ids, None if self.generated else self.ids) if value is not None]
+        return ids or [*self.args, *self.kwargs.values()]
+
 
 def prepare(
     model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None, allow_unknown: bool = False
