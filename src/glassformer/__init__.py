@@ -12,8 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from glassformer import viewers
-
-__version__ = "0.1.0"
+from glassformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from glassformer.analysis import Run, run

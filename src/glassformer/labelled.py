@@ -8,6 +8,7 @@
 # pyright: reportMissingTypeStubs=false
 
 import base64
+import copy
 import dataclasses
 import inspect
 import math
@@ -23,6 +24,8 @@ from glassformer import figures, files, viewers
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.indices import asked, entries, located
 from glassformer.json_text import json_text
+from glassformer.notes import Note, distinct
+from glassformer.provenance import Bound, Provenance
 
 Coordinate = str | int | float
 
@@ -205,6 +208,8 @@ class Result:
 
     HEADLINE: ClassVar[tuple[str, ...]] = ()
     SIGNED: ClassVar[tuple[str, ...]] = ()
+    _notes: tuple[Note, ...] = ()
+    _bound: Bound | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -212,8 +217,38 @@ class Result:
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = Result.__repr__
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right."""
+        return self._notes
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What it is of: model and digest, input, precision, seed, versions; None for what no analysis returned."""
+        return None if self._bound is None else self._bound.said()
+
+    def noted(self, *notes: Note) -> Self:
+        """Return the result with further notes behind its own."""
+        found = copy.copy(self)
+        # fields are what was computed; what is said of them stands beside, and passes a frozen class
+        object.__setattr__(found, "_notes", distinct(self._notes, notes))
+        return found
+
+    def bound(self, bound: Bound | None) -> Self:
+        """Return the result with what it is of."""
+        found = copy.copy(self)
+        object.__setattr__(found, "_bound", bound)
+        return found
+
+    def _said(self) -> dict[str, Any]:
+        """Return what stands beside the fields: notes and provenance, as far as there are any."""
+        notes, of = [note.to_dict() for note in self.notes], self.provenance
+        return ({"notes": notes} if notes else {}) | ({} if of is None else {"provenance": of.to_dict()})
+
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         """Return JSON data: the class under `result`, and its fields; labelled tensors without axes are plain numbers.
+
+        `notes` and `provenance` come last, if there are any.
 
         Args:
             packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
@@ -221,12 +256,12 @@ class Result:
         """
         found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
         if not packed:
-            return found
+            return found | self._said()
         derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()}
         for name in self.SIGNED:
             if isinstance(value := (found | derived)[name], dict):
                 value["signed"] = True
-        return found | {"derived": derived}
+        return found | {"derived": derived} | self._said()
 
     @classmethod
     def derived_names(cls) -> list[str]:
@@ -234,7 +269,9 @@ class Result:
         found: list[str] = []
         for name, member in inspect.getmembers(cls, lambda m: isinstance(m, property)):
             made = member.fget.__annotations__.get("return", "")
-            if not name.startswith("_") and (made if isinstance(made, str) else made.__name__) in ("Labelled", "float"):
+            # a union has no name
+            promised = made if isinstance(made, str) else getattr(made, "__name__", "")
+            if not name.startswith("_") and promised in ("Labelled", "float"):
                 found.append(name)
         return found
 
@@ -248,11 +285,13 @@ class Result:
         return json_text(self.to_dict(), indent=indent, ascii_only=False)
 
     def to_frame(self) -> Any:
-        """Return the first labelled field as a long-form DataFrame."""
+        """Return the first labelled field as a long-form DataFrame; `attrs` hold notes and provenance."""
         for field in _fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Labelled):
-                return value.to_frame()
+                frame = value.to_frame()
+                frame.attrs |= self._said()
+                return frame
         raise ShapeMismatch(f"{type(self).__name__} holds no labelled tensor.")
 
     def plot(self, *names: str) -> Any:
@@ -300,7 +339,8 @@ class Result:
         return files.write(path, self.to_json(indent=1))
 
     def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        found = dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return found.noted(*self.notes).bound(self._bound)
 
     def _title(self) -> str:
         """Return what stands above a figure of the result."""

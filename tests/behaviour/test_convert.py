@@ -64,7 +64,7 @@ def test_a_model_of_ours_is_written_in_a_layout_that_says_the_same(
     assert torch.allclose(other(TOKENS), expected(TOKENS), atol=1e-5)
     # the beginning token that ours puts in front of a text, others put there too
     assert gf.run(other, "abc").tokens == gf.run(expected, "abc").tokens == ["<bos>", "a", "b", "c"]
-    assert gf.run(other, "abc").added == "The tokenizer added <bos> in front of the text."
+    assert str(gf.run(other, "abc").notes[0]) == "The tokenizer added <bos> in front of the text."
 
 
 def test_a_checkpoint_of_ours_comes_back_bit_for_bit_from_another_layout(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_special_tokens_are_added_as_published_or_as_asked_and_said(
 ) -> None:
     model: Any = gf.load(theirs)
     plain = gf.run(model, "ab", specials=False)
-    assert (plain.tokens, plain.added) == (["a", "b"], "")
-    assert gf.run(model, [[97, 98]]).added == ""
-    assert gf.explain(model, "ab").notes[0] == "The tokenizer added <bos> in front of the text."
+    assert (plain.tokens, plain.notes) == (["a", "b"], ())
+    assert gf.run(model, [[97, 98]]).notes == ()
+    assert str(gf.explain(model, "ab").notes[0]) == "The tokenizer added <bos> in front of the text."
     command = ["lens", str(theirs), "ab<bos>"]
     assert main(command) == 0
     shown = capsys.readouterr().out

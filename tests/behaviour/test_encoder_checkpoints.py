@@ -65,7 +65,7 @@ def test_a_masked_position_is_explained_and_what_is_read_both_ways_generates_not
     model = gf.load(tmp_path)
     found = gf.explain(model, TOKENS, position=2)
     assert abs(found.attribution.sum - found.attribution.total) < 1e-4
-    assert any("of the token that stands there" in note for note in found.notes)
+    assert any("of the token that stands there" in str(note) for note in found.notes)
     assert [stage.stage for stage in found.pipeline][-3:] == ["readout", "logits", "probabilities"]
     with pytest.raises(AnalysisUnavailable, match="mask token"):
         gf.models.generate(model, TOKENS.tolist())

@@ -187,7 +187,7 @@ def test_a_large_model_shows_the_lens_at_as_many_positions_as_is_quick(monkeypat
     monkeypatch.setattr("glassformer.analysis.reports._explain.MAP_WORK", 3 * 5 * 300 * 64)
     found = explain(model, [1, 2, 3, 4, 5, 6], position=3)
     assert found.lens_map is not None and found.lens_map.positions == (1, 2, 3)
-    assert "3 of 6" in found.notes[-1]
+    assert "3 of 6" in str(found.notes[-1])
 
 
 def test_a_sink_is_the_mean_weight_on_the_first_token() -> None:
@@ -249,7 +249,7 @@ def test_what_cannot_be_explained_is_refused() -> None:
 def test_signed_patterns_are_named_as_such() -> None:
     found = sample("signed")
     assert {head.reading for head in found.heads} == {"signed"}
-    assert any("do not sum to one" in note for note in found.notes)
+    assert any("do not sum to one" in str(note) for note in found.notes)
     assert any(role.score is not None and role.score < 0 for head in found.heads for role in head.roles)
     assert any("≈" in line for line in lines(found))
 

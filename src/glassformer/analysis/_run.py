@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from glassformer import figures
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
+from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import write
 from glassformer.indices import entries, one
@@ -26,6 +27,8 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
+from glassformer.notes import Note, is_gathering
+from glassformer.provenance import Binding, Bound, Provenance
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
@@ -47,9 +50,13 @@ class Run(Mapping[str, Labelled]):
         start: Where each row's real tokens begin, if padding is on the left.
         text: The text that was given, if it was one.
         generated: The decoder's text was generated, not given.
-        added: Which special tokens the tokenizer put around the text, in words.
+        notes: What must be known to read the numbers right: specials put around the text, unknown words, a length that
+            training never saw.
         output: What a model we did not write returned.
         model: The model that ran, or what its spec says it is made of (`foreign`); None after loading.
+        bound: What it is of: see `provenance`.
+        marks: Which tokens of a single row are unknown, or spell a character byte by byte; nothing after loading.
+        source_marks: The same of the encoder's tokens.
     """
 
     sites: Mapping[str, Labelled]
@@ -61,10 +68,13 @@ class Run(Mapping[str, Labelled]):
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
-    added: str = ""
+    notes: tuple[Note, ...] = ()
     output: Any = None
     model: Any = None
     start: Tensor | None = None
+    bound: Bound | None = None
+    marks: Marks = UNMARKED
+    source_marks: Marks = UNMARKED
 
     @property
     def tokens(self) -> list[str]:
@@ -75,6 +85,11 @@ class Run(Mapping[str, Labelled]):
     def source_tokens(self) -> list[str]:
         """Readable tokens of the encoder's first row; empty for a decoder."""
         return list(self.source_rows[0]) if self.source_rows else []
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What the run is of: model and digest, input, precision, versions; None for one made by hand."""
+        return None if self.bound is None else self.bound.said()
 
     def predictions(self) -> Tensor:
         """Return the logits, `batch pos vocab`; raises `AnalysisUnavailable` if the model gives none."""
@@ -208,14 +223,20 @@ class Run(Mapping[str, Labelled]):
                 for name, (axes, *rest) in header.pop("sites").items()
             }
             extra = {k.removeprefix("run."): v for k, v in tensors.items() if k.startswith("run.")}
-            return cls(sites, **extra, **header, model=model)
+            notes = tuple(Note.from_dict(note) for note in header.pop("notes"))
+            said = header.pop("provenance")
+            bound = None if said is None else Provenance.from_dict(said)
+            return cls(sites, **extra, **header, notes=notes, model=model, bound=bound)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f'cannot read a run from "{path}": {error}') from error
 
     def _header(self) -> str:
         sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}, s.of) for n, s in self.sites.items()}
         rows = {"token_rows": [list(r) for r in self.token_rows], "source_rows": [list(r) for r in self.source_rows]}
-        return json_text({"sites": sites, "text": self.text, "generated": self.generated, "added": self.added} | rows)
+        notes = [note.to_dict() for note in self.notes]
+        of = None if (said := self.provenance) is None else said.to_dict()
+        told = {"text": self.text, "generated": self.generated, "notes": notes, "provenance": of}
+        return json_text({"sites": sites} | told | rows)
 
     def __repr__(self) -> str:
         shown = " ".join(self.tokens[:8]) + (" …" if len(self.tokens) > 8 else "")
@@ -229,8 +250,8 @@ class Run(Mapping[str, Labelled]):
             for name, site in list(self.sites.items())[:100]
         )
         more = f"<p>… and {len(self.sites) - 100} more sites</p>" if len(self.sites) > 100 else ""
-        added = f" {escape(self.added)}" if self.added else ""
-        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}{added}</p><table>{rows}</table>{more}</div>"
+        notes = "".join(f"<p>Note: {escape(str(note))}</p>" for note in self.notes)
+        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}</p>{notes}<table>{rows}</table>{more}</div>"
 
 
 def run(
@@ -243,12 +264,13 @@ def run(
     specials: bool | None = None,
     lengths: Any = None,
     mask: Any = None,
+    allow_unknown: bool = False,
     grad: bool = False,
 ) -> Run:
     """Run a model once, reading and editing at named sites.
 
     The model runs in evaluation mode and is put back as it was. A text gets the special tokens that its tokenizer puts
-    around texts, and `added` says which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
+    around texts, and `notes` say which; ids are taken as they are. An encoder-decoder reads `inputs` with its encoder;
     its decoder reads `target`, or what it generates greedily when there is no target.
 
     Args:
@@ -267,10 +289,11 @@ def run(
         mask: 1 for each real id and 0 for padding, on the right or on the left, in place of lengths. What a row gives
             at its real tokens is what it gives alone; values at padding mean nothing. A module that is not ours is told
             by its `attention_mask`. An encoder's text is laid out with padding on the right in any case.
+        allow_unknown: Read a text of which more than half is outside the vocabulary, which is refused by default.
         grad: Keep the graph, so that gradients at sites can be taken.
 
     Raises:
-        TextError: The text is empty or longer than the context, or the model has no tokenizer.
+        TextError: The text is empty, longer than the context, or mostly unknown, or the model has no tokenizer.
         TokenOutOfRange: An id is outside the vocabulary.
         UnknownSite: A read or an edit names a site the model does not have.
 
@@ -286,7 +309,7 @@ def run(
     tape = Tape(view, _sites(read, view), edit, grad=grad)
     with evaluating(model), torch.set_grad_enabled(grad):
         padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
-        given = prepare(model, inputs, target, specials, padding)
+        given = prepare(model, inputs, target, specials, padding, allow_unknown)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
@@ -296,7 +319,8 @@ def run(
     sites = {name: _with_coordinates(tape[name], tape, name, given, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
-        given.generated, given.added, None if ours and not silent else output, parts_of(model), given.start,
+        given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,
+        None if is_gathering() else Binding("run", model, given.shown), given.marks, given.source_marks,
     )  # fmt: skip
 
 

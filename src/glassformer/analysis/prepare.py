@@ -11,12 +11,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.data import Batch, Tokenizer
+from glassformer.analysis.reading import check_known, mark_notes, marked, rows_note, specials_note
+from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.notes import Note, distinct, tell
 from glassformer.trace import Foreign
 
 
@@ -33,16 +35,49 @@ class Inputs:
     lengths: Tensor | None = None
     text: str | None = None
     generated: bool = False
-    added: str = ""
+    notes: tuple[Note, ...] = ()
     start: Tensor | None = None
+    marks: Marks = UNMARKED
+    source_marks: Marks = UNMARKED
+
+    @property
+    def shown(self) -> list[Any]:
+        """What to say of the input: the text if it was one, else ids, else what the module took."""
+        if self.text is not None:
+            return [self.text] if self.source_ids is None or self.generated else [self.text, self.ids]
+        ids = [value for value in (self.source_ids, None if self.generated else self.ids) if value is not None]
+        return ids or [*self.args, *self.kwargs.values()]
 
 
 def prepare(
-    model: ModuleLike, inputs: Any, target: Any, specials: bool | None = None, padding: AskedPadding | None = None
+    model: ModuleLike,
+    inputs: Any,
+    target: Any,
+    specials: bool | None = None,
+    padding: AskedPadding | None = None,
+    allow_unknown: bool = False,
 ) -> Inputs:
     """Return the arguments of a forward pass; see `run` for what is accepted and what is raised."""
     if inputs is None:
         raise ShapeMismatch("there is nothing to run on: expected a text, token ids or a Batch; found None.")
+    found = _prepared(model, inputs, target, specials, padding, allow_unknown)
+    marks = marked(model, found.ids, found.token_rows)
+    source = marked(model, found.source_ids, found.source_rows)
+    of = "text" if found.source_ids is None else "target"
+    odd = *mark_notes(model, source, "source"), *mark_notes(model, marks, of)
+    notes = distinct(found.notes, odd, rows_note(model, found.source_rows, found.token_rows))
+    tell(notes)
+    return dataclasses.replace(found, notes=notes, marks=marks, source_marks=source)
+
+
+def _prepared(
+    model: ModuleLike,
+    inputs: Any,
+    target: Any,
+    specials: bool | None,
+    padding: AskedPadding | None,
+    allow_unknown: bool,
+) -> Inputs:
     ours = isinstance(model, Decoder | Encoder | EncoderDecoder)
     if isinstance(inputs, Batch):
         if padding is not None:
@@ -50,18 +85,18 @@ def prepare(
         return _batch(model, inputs) if ours else _foreign_batch(model, inputs)
     text = inputs if isinstance(inputs, str) else None
     if isinstance(model, EncoderDecoder):
-        return _pair(model, inputs, target, text, specials, padding)
+        return _pair(model, inputs, target, text, specials, padding, allow_unknown)
     if target is not None:
         raise ShapeMismatch("`target` is the decoder's text of an encoder-decoder; this model has no encoder.")
     if not isinstance(model, Decoder | Encoder):
-        return _foreign(model, inputs, text, padding)
-    ids, padded = _rows(model, inputs, "prompt", specials, padding)
+        return _foreign(model, inputs, text, padding, allow_unknown)
+    ids, padded = _rows(model, inputs, "prompt", specials, padding, allow_unknown)
     kwargs = {"lengths": padded.lengths} if padded.is_any else {}
     if padded.start is not None:
         # on the left, that is all there is to say
         kwargs = {"start": padded.start}
-    added, rows = said(model, inputs, "prompt", specials), readable(model, ids, padded)
-    return Inputs((ids,), kwargs, ids, rows, lengths=padded.lengths, text=text, added=added, start=padded.start)
+    notes, rows = said(model, inputs, "prompt", specials), readable(model, ids, padded)
+    return Inputs((ids,), kwargs, ids, rows, lengths=padded.lengths, text=text, notes=notes, start=padded.start)
 
 
 def real_lengths(given: Any, of_source: bool) -> Tensor | None:
@@ -74,18 +109,25 @@ def real_lengths(given: Any, of_source: bool) -> Tensor | None:
 
 
 def _rows(
-    model: Model, given: Any, reading: Reading, specials: bool | None, padding: AskedPadding | None
+    model: Model,
+    given: Any,
+    reading: Reading,
+    specials: bool | None,
+    padding: AskedPadding | None,
+    allow_unknown: bool = False,
 ) -> tuple[Tensor, Padding]:
     """Return `batch pos` ids and their padding: of several texts or rows of unequal length, on the right."""
     if padding is None and is_ragged(given):
-        rows = [encode(model, row, reading, specials) if isinstance(row, str) else list(row) for row in given]
+        rows = [
+            encode(model, row, reading, specials, allow_unknown) if isinstance(row, str) else list(row) for row in given
+        ]
         if not all(rows):
             raise TextError(f"row {[len(row) for row in rows].index(0)} holds no token: give at least one.")
         counts = torch.tensor([len(row) for row in rows], device=next(model.parameters()).device)
         longest = int(counts.max())
         ids = token_ids(model, [row + row[:1] * (longest - len(row)) for row in rows], reading)
         return ids, Padding.of(ids, counts)
-    ids = token_ids(model, given, reading, specials)
+    ids = token_ids(model, given, reading, specials, allow_unknown)
     return ids, Padding() if padding is None else padding.on(ids)
 
 
@@ -99,14 +141,20 @@ def is_ragged(given: Any) -> bool:
     return lists and len({len(row) for row in given}) > 1
 
 
-def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", specials: bool | None = None) -> Tensor:
+def token_ids(
+    model: ModelLike,
+    given: Any,
+    reading: Reading = "prompt",
+    specials: bool | None = None,
+    allow_unknown: bool = False,
+) -> Tensor:
     """Return `batch pos` ids of a text (with the specials of such a text) or of ids, checked against the model.
 
     What is read as a source is checked against what the encoder of an encoder-decoder reads.
     """
     device = next(model.parameters()).device
     if isinstance(given, str):
-        ids = torch.tensor([encode(model, given, reading, specials)], device=device)
+        ids = torch.tensor([encode(model, given, reading, specials, allow_unknown)], device=device)
     else:
         try:
             ids = torch.as_tensor(given, device=device)
@@ -130,7 +178,13 @@ def token_ids(model: ModelLike, given: Any, reading: Reading = "prompt", special
     return ids
 
 
-def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: bool | None = None) -> list[int]:
+def encode(
+    model: ModuleLike,
+    text: str,
+    reading: Reading = "prompt",
+    specials: bool | None = None,
+    allow_unknown: bool = False,
+) -> list[int]:
     """Return the ids of a text; in that of an encoder, the mask token's name is the mask token.
 
     Args:
@@ -138,9 +192,10 @@ def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: 
         text: The text.
         reading: What it is, which decides on the specials around it.
         specials: In place of the tokenizer's own way: always (True) or never (False).
+        allow_unknown: Take a text of which more than half is outside the vocabulary.
 
     Raises:
-        TextError: The text is empty, or the model has no tokenizer.
+        TextError: The text is empty, or more than half of it is unknown, or the model has no tokenizer.
     """
     tokenizer = _tokenizer(model, specials, reading)
     if isinstance(model, Encoder):
@@ -148,16 +203,18 @@ def encode(model: ModuleLike, text: str, reading: Reading = "prompt", specials: 
     ids = tokenizer.encode(text)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
+    if not allow_unknown:
+        check_known(model, tokenizer, text, ids)
     begin, end = tokenizer.around(reading)
     return [*begin, *ids, *end]
 
 
 def said(
     model: ModuleLike, given: Any, reading: Reading, specials: bool | None = None, first: tuple[int, ...] = ()
-) -> str:
-    """Return in words which specials, `first` and the tokenizer's, were put around what was given: none around ids."""
+) -> tuple[Note, ...]:
+    """Return which specials, `first` and the tokenizer's, were put around what was given: no note around ids."""
     texts = isinstance(given, str) or (is_ragged(given) and isinstance(given[0], str))
-    return _tokenizer(model, specials, reading).said(reading, first) if texts else ""
+    return specials_note(_tokenizer(model, specials, reading).said(reading, first)) if texts else ()
 
 
 def _tokenizer(model: ModuleLike, specials: bool | None, reading: Reading = "prompt") -> Tokenizer:
@@ -294,8 +351,9 @@ def _pair(
     text: str | None,
     specials: bool | None,
     padding: AskedPadding | None,
+    allow_unknown: bool,
 ) -> Inputs:
-    source_ids, padded = _rows(model, source, "source", specials, padding)
+    source_ids, padded = _rows(model, source, "source", specials, padding, allow_unknown)
     # nothing looks at a source from its end
     source_ids, padded = padded.aligned(source_ids), Padding(padded.lengths)
     generated = target is None
@@ -303,10 +361,9 @@ def _pair(
         ids, lengths = translated(model, source_ids, padded.lengths)
         of_target = Padding.of(ids, lengths)
     else:
-        ids, of_target = _target_ids(model, target, specials)
+        ids, of_target = _target_ids(model, target, specials, allow_unknown)
     start = () if (first := start_of(model)) is None else (first,)
-    told = said(model, source, "source", specials), said(model, target, "target", specials, start)
-    added = " ".join(filter(None, told))
+    notes = (*said(model, source, "source", specials), *said(model, target, "target", specials, start))
     if len(ids) != len(source_ids):
         raise ShapeMismatch(f"source has batch={len(source_ids)}, target has batch={len(ids)}.")
     rows, source_rows = readable(model, ids, of_target), readable(model, source_ids, padded, model.source)
@@ -314,17 +371,19 @@ def _pair(
     if padded.is_any:
         kwargs["source_lengths"] = padded.lengths
     return Inputs(
-        (source_ids, ids), kwargs, ids, rows, source_ids, source_rows, of_target.lengths, text, generated, added
+        (source_ids, ids), kwargs, ids, rows, source_ids, source_rows, of_target.lengths, text, generated, notes
     )
 
 
-def _target_ids(model: EncoderDecoder, target: Any, specials: bool | None) -> tuple[Tensor, Padding]:
+def _target_ids(
+    model: EncoderDecoder, target: Any, specials: bool | None, allow_unknown: bool
+) -> tuple[Tensor, Padding]:
     """Return the ids of the decoder's text, which begins as the model is used to; ids are taken as they are."""
     several = is_ragged(target)
     if not isinstance(target, str) and not (several and isinstance(target[0], str)):
         return _rows(model, target, "target", specials, None)
     start, texts = start_of(model), list(target) if several else [target]
-    rows = [encode(model, one, "target", specials) for one in texts]
+    rows = [encode(model, one, "target", specials, allow_unknown) for one in texts]
     return _rows(model, [row if start is None else [start, *row] for row in rows], "target", specials, None)
 
 
@@ -351,14 +410,17 @@ def _foreign_batch(model: ModuleLike, batch: Batch) -> Inputs:
     return _foreign(model, batch.tokens, None, None)
 
 
-def _foreign(model: ModuleLike, inputs: Any, text: str | None, padding: AskedPadding | None) -> Inputs:
+def _foreign(
+    model: ModuleLike, inputs: Any, text: str | None, padding: AskedPadding | None, allow_unknown: bool = False
+) -> Inputs:
     """Return arguments for a module we know nothing about."""
     if padding is not None:
         inputs = _told_of_padding(model, inputs, padding)
     if text is not None:
         if getattr(model, "tokenizer", None) is None:
             raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
-        inputs = torch.tensor([encode(model, text)], device=next((p.device for p in model.parameters()), None))
+        ids = encode(model, text, allow_unknown=allow_unknown)
+        inputs = torch.tensor([ids], device=next((p.device for p in model.parameters()), None))
     if isinstance(inputs, Mapping):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         args, kwargs = (), dict(inputs)

@@ -7,9 +7,11 @@
     gf.run(model, text, read=[logit_lens, "L1H6.pattern"])        # an analysis stands for what it reads
     card_of(logit_lens).reads(model)
 
-The decorator writes the card into a table and returns the function itself.
+The decorator writes the card into a table. Called from outside, an analysis binds its result to what it is of and to
+what must be known of it; called by another one, it is the function itself.
 """
 
+import functools
 import importlib
 import inspect
 import sys
@@ -19,7 +21,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from torch import nn
 
+from glassformer.analysis.origin import bound
 from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.labelled import Result
+from glassformer.notes import gathered, is_gathering
 
 if TYPE_CHECKING:
     from glassformer.analysis._run import Run
@@ -113,7 +118,7 @@ def question(
     text: str, *, of: Of, reads: Reads | None = None, traits: tuple[str, ...] = ()
 ) -> Callable[[Function], Function]: ...
 def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, traits: tuple[str, ...] = ()) -> Any:
-    """Register the card of an analysis; the function stays what it is.
+    """Register the card of an analysis, and let its results say what they are of.
 
     Args:
         text: The question it answers.
@@ -125,7 +130,17 @@ def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, trai
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         key = function.__module__, function.__name__
         _CARDS[key] = Card(function.__name__, function.__module__, text, of, traits, reads)
-        return function
+
+        @functools.wraps(function)
+        def analysis(*args: Any, **kwargs: Any) -> Any:
+            # what an analysis asks others on the way is part of its own answer
+            if is_gathering():
+                return function(*args, **kwargs)
+            with gathered() as notes:
+                found = function(*args, **kwargs)
+            return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found
+
+        return analysis
 
     return register
 

@@ -46,6 +46,7 @@ class Checkpoint:
         files: The tensors as they lie there.
         stored: The name in the files of each tensor that the parts name.
         origin: Family and config, for a published layout.
+        trained_length: Tokens of the longest rows the model was trained on; None if the folder does not say.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class Checkpoint:
     files: TensorFiles
     stored: Mapping[str, str]
     origin: Origin | None = None
+    trained_length: int | None = None
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -149,7 +151,7 @@ class Checkpoint:
                 # looking at them has brought their pages into memory
                 self.files.release(self.stored_as(name))
             place(self.model, name, value)
-        self.model.origin = self.origin
+        self.model.origin, self.model.trained_length = self.origin, self.trained_length
         return self.model.eval()
 
 

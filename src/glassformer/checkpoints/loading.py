@@ -5,6 +5,7 @@ config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing
 
 from pathlib import Path
 
+from glassformer import digest
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
@@ -66,6 +67,7 @@ def load(
     model.no_tokenizer = "" if model.tokenizer is not None else found.lack_of_tokenizer()
     # a run folder names its model, not the step it has come to
     model.name = Path(name).name or folder.name
+    digest.remember(model, found.digest)
     return model.eval()
 
 

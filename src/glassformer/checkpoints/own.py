@@ -61,7 +61,8 @@ def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) 
     contents |= {TOKENIZERS[name]: tokenizer.to_json() for name, tokenizer in tokenizers.items()}
     digests = {name: sha256(content) for name, content in contents.items()}
     # the envelope goes last: a folder without it is no model yet
-    return files.write_all(folder, contents | {CONFIG: envelope(model.config, digests, model.origin, tokenizers)})
+    said = envelope(model.config, digests, model.origin, tokenizers, model.trained_length)
+    return files.write_all(folder, contents | {CONFIG: said})
 
 
 def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
@@ -81,6 +82,7 @@ def envelope(
     digests: Mapping[str, str],
     origin: Origin | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
+    trained_length: int | None = None,
 ) -> str:
     """Return what `config.json` says of a model.
 
@@ -89,6 +91,7 @@ def envelope(
         digests: SHA-256 of the other files by name.
         origin: Where the model came from.
         tokenizers: Its tokenizers by attribute, whose special tokens their files do not tell.
+        trained_length: Tokens of the longest rows it was trained on.
     """
     model = config.to_dict()
     said: dict[str, Any] = {"format": FORMAT, "model": model, "sha256": {**digests, "model": digest_of(model)}}
@@ -97,6 +100,8 @@ def envelope(
     for name, tokenizer in (tokenizers or {}).items():
         if tokenizer.published is not None:
             said[name] = tokenizer.published.to_dict()
+    if trained_length is not None:
+        said["trained_length"] = trained_length
     return json_text(said, indent=1)
 
 
@@ -141,6 +146,17 @@ class OwnFolder:
         origin = self.said.get("origin")
         return None if origin is None else Origin(origin["family"], origin["config"])
 
+    @property
+    def digest(self) -> str:
+        """Digest of config and weights, from those that the envelope holds: no file is read."""
+        held = {name: digest for name, digest in self.digests.items() if name.startswith("model")}
+        return f"files:{sha256(json_text(held, sort=True))}"
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the longest rows the model was trained on; None in folders that do not say."""
+        return self.said.get("trained_length")
+
     def open(self) -> Checkpoint:
         """Return the checkpoint, nothing read but headers; contents are not checked, see `check`.
 
@@ -152,7 +168,8 @@ class OwnFolder:
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         _fit(shapes, tensors)
         parts = {name: Source(shape, (Piece(name),)) for name, shape in shapes.items()}
-        return Checkpoint(self.folder, self.config, model, parts, tensors, {name: name for name in shapes}, self.origin)
+        stored = {name: name for name in shapes}
+        return Checkpoint(self.folder, self.config, model, parts, tensors, stored, self.origin, self.trained_length)
 
     def check(self, weights_only: bool = False) -> None:
         """Raise `CheckpointError` if a file is not what its digest says.
@@ -215,7 +232,7 @@ def _check_envelope(said: Any, path: Path) -> None:
         raise CheckpointError(f'"{path}" is in format {said.get("format")!r}; this version reads {FORMAT}.')
     # a damaged name must not pass for a file that was never there
     strange = [
-        *(said.keys() - {"format", "model", "origin", "sha256", *TOKENIZERS}),
+        *(said.keys() - {"format", "model", "origin", "sha256", "trained_length", *TOKENIZERS}),
         *(digests.keys() - {"model", *TOKENIZERS.values(), *(name for name in files if _SHARD.fullmatch(name))}),
     ]
     if strange:
@@ -223,6 +240,9 @@ def _check_envelope(said: Any, path: Path) -> None:
     _check_origin(said.get("origin"), path)
     if digests.get("model") != digest_of(said["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')
+    length = said.get("trained_length", 1)
+    if type(length) is not int or length < 1:
+        raise CheckpointError(f'"{path}": trained_length must be a number of tokens, found {str(length)[:80]}.')
 
 
 def _check_origin(origin: Any, path: Path) -> None:

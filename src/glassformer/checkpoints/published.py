@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
-from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names
+from glassformer.checkpoints.families import Family, Fields, recognise, sources, stored_names, trained_length
 from glassformer.checkpoints.quantised import require_unquantised
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.data import Tokenizer, lack_of_tokenizer, published
@@ -32,6 +32,8 @@ class PublishedFolder:
     path: Path
     said: Mapping[str, Any]
     mapped: ClassVar[bool] = True
+    # published files come without digests
+    digest: ClassVar[str] = ""
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -64,7 +66,9 @@ class PublishedFolder:
                     "quantised ones are not."
                 )
         origin = Origin(family.name, dict(self.said))
-        return Checkpoint(self.folder, ours, model, parts, files, stored, origin)
+        with _read_as(family, self.path):
+            trained = trained_length(family, Fields(self.said, str(self.path)), ours)
+        return Checkpoint(self.folder, ours, model, parts, files, stored, origin, trained)
 
     def check(self, weights_only: bool = False) -> None:
         """Do nothing: published files come without digests."""

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 MOST_READ = 2**24  # bytes of standard input
 
 
-def model_of(name: str, specials: Specials = "default", allow_nonfinite: bool = False) -> Any:
+def model_of(
+    name: str, specials: Specials = "default", allow_nonfinite: bool = False, allow_unknown: bool = False
+) -> Any:
     """Return a model with weights.
 
     Args:
         name: A shipped model, or a folder.
         specials: What its tokenizer does about special tokens.
         allow_nonfinite: Open it although weights are NaN or infinite.
+        allow_unknown: Let it read texts of which more than half is unknown.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -44,6 +47,8 @@ def model_of(name: str, specials: Specials = "default", allow_nonfinite: bool = 
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
+    if allow_unknown and model.tokenizer is not None:
+        model.tokenizer = model.tokenizer.allowing_unknown()
     return model
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
@@ -33,6 +33,7 @@ def attribute(
     steps: int = 32,
     layers: bool = False,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 12,
     *,
     allow_nonfinite: AllowNonfinite = False,
@@ -72,7 +73,7 @@ def attribute(
     require(method is None or bool(method), "--method needs at least one method.")
     one_source(text, pairs, answer=answer, against=against, target=target, position=position)
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
         _over_pairs(loaded, pairs, fitting, norm, top, output)

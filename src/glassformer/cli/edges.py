@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import AllowNonfinite, ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, ModelName, OneMeasure, Output, Prompts, Specials
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -15,6 +15,7 @@ def edges(
     verify: int = 12,
     metric: OneMeasure = "logit-difference",
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 6,
     allow_nonfinite: AllowNonfinite = False,
     output: Output,
@@ -35,7 +36,7 @@ def edges(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("edges") as report:

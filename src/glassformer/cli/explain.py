@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, Output, Specials, Target
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Output, Specials, Target
 from glassformer.cli.output import check, write_documents
 
 EXAMPLES = {
@@ -29,6 +29,7 @@ def explain(
     target: Target = None,
     position: int | None = None,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -65,7 +66,7 @@ def explain(
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling

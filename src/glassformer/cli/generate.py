@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, Specials
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
 
@@ -32,6 +32,7 @@ def generate(
     beams: int | None = None,
     specials: Specials = "default",
     allow_nonfinite: AllowNonfinite = False,
+    allow_unknown: AllowUnknown = False,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -57,9 +58,11 @@ def generate(
     import torch
 
     from glassformer.analysis.prepare import readable, said
+    from glassformer.analysis.reading import mark_notes, marked
     from glassformer.models import Decoder, Sampling, beam_search, stream
+    from glassformer.notes import length_note
 
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0
@@ -67,10 +70,19 @@ def generate(
     prompt, source = _prompt(loaded, given)
     stops = () if tokenizer is None else tokenizer.roles.stops
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, loaded.config.max_len - len(prompt) + 1))
+    new = room if max_new_tokens is None else max_new_tokens
     options: dict[str, Any] = {
-        "source": source, "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
-        "beyond_context": beyond_context,
+        "source": source, "max_new_tokens": new, "stop_ids": stops, "beyond_context": beyond_context,
     }  # fmt: skip
+    # on standard error: the text itself goes on into other programs
+    ids, reading = torch.tensor([prompt] if source is None else source), "prompt" if source is None else "source"
+    rows = readable(loaded, ids)
+    odd = marked(loaded, ids, rows)
+    long = length_note(max(len(prompt) + new, ids.shape[1]), loaded.trained_length, room=True)
+    notes = *said(loaded, given, reading), *mark_notes(loaded, odd, "text" if source is None else "source"), *long
+    tell(TokensRead({"reads": rows}, notes, {"reads": odd}))
+    if isinstance(loaded, Decoder):
+        print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
     if beams is None:
         drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
     else:

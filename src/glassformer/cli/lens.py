@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
@@ -30,6 +30,7 @@ def lens(
     pairs: Path | None = None,
     fitting: Fitting = False,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 3,
     seed: int = 0,
     *,
@@ -74,7 +75,7 @@ def lens(
         one_source(text, pairs, answer=answer, target=target, position=position)
     _check_translators(tuned, train, data)
     check(output, train=train)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     console, found, read = Console(), list[Any](), None
     translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it

@@ -40,6 +40,10 @@ AllowNonfinite = Annotated[
     bool,
     tyro.conf.arg(help="Open a model although some of its weights are NaN or infinite."),
 ]
+AllowUnknown = Annotated[
+    bool,
+    tyro.conf.arg(help="Read a text even if more than half of its tokens are unknown to the model."),
+]
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "accuracy", "kl"]
 OneMeasure = Annotated[
     Measure,

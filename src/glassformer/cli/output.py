@@ -59,7 +59,10 @@ def deliver(
     head = _head(command, model, given, read)
 
     def text() -> str:
-        document = head | {"results": [result.to_dict() for result in results]}
+        from glassformer.render.page.results import shared
+
+        entries = [result.to_dict() for result in results]
+        document = head | shared(head, entries) | {"results": entries}
         return json_text(document, ascii_only=False)
 
     def page() -> str:
@@ -94,4 +97,6 @@ def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: Toke
     facts = dataclasses.asdict(model_facts(model))
     head = {"format": FORMAT, "version": VERSION, "command": command, "model": facts}
     head["given"] = {name: value for name, value in given.items() if value is not None}
-    return head if read is None else head | {"reading": read.to_dict()}
+    if read is None:
+        return head
+    return head | {"reading": read.to_dict(), "notes": [note.to_dict() for note in read.notes]}

@@ -12,6 +12,7 @@ from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
+from glassformer.notes import Note, distinct
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -26,12 +27,12 @@ class ComparedPrompts:
     Args:
         pairs: The prompts and their answers, a `Contrast`.
         name: Of the set.
-        added: Which special tokens the tokenizer added to their texts, in words.
+        notes: What must be known of their texts: special tokens that the tokenizer added.
     """
 
     pairs: Any
     name: str = "pair"
-    added: str = ""
+    notes: tuple[Note, ...] = ()
 
     def read(self, model: "ModelLike") -> TokensRead:
         """Return what a model reads of them."""
@@ -40,9 +41,12 @@ class ComparedPrompts:
 
         clean, corrupt = (prepare(model, self.pairs.side(side), self.pairs.target) for side in SIDES)
         if not clean.source_rows:
-            return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, self.added or clean.added)
+            notes = distinct(self.notes, clean.notes, corrupt.notes)
+            marks = {"clean": clean.marks, "corrupt": corrupt.marks}
+            return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, notes, marks)
         sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
-        return TokensRead(sides, clean.added)
+        marks = {"clean": clean.source_marks, "corrupt": corrupt.source_marks, "target": clean.marks}
+        return TokensRead(sides, distinct(self.notes, clean.notes, corrupt.notes), marks)
 
     def metric(self, model: "ModelLike", name: Measure) -> Any:
         """Return the measure of that name, of these answers where they are asked for."""
@@ -142,12 +146,14 @@ def clean_run(model: "ModelLike", path: Path, fitting: bool, read: Sequence[Any]
     found = usable(model, data.read_pairs(path), fitting)
     encoded = found.encode(model, pad="right")
     run = analysis.run(model, encoded.side("clean"), read=read)
-    return dataclasses.replace(run, added=added_to(model, found)), encoded
+    return dataclasses.replace(run, notes=distinct(added_to(model, found), run.notes)), encoded
 
 
-def added_to(model: "ModelLike", pairs: Any) -> str:
-    """Return in words which specials the tokenizer added to the texts of pairs: none to ids."""
-    return model.tokenizer.said("opening") if any(isinstance(pair.clean, str) for pair in pairs) else ""
+def added_to(model: "ModelLike", pairs: Any) -> tuple[Note, ...]:
+    """Return which specials the tokenizer added to the texts of pairs: no note on ids."""
+    from glassformer.analysis.reading import specials_note
+
+    return specials_note(model.tokenizer.said("opening")) if any(isinstance(pair.clean, str) for pair in pairs) else ()
 
 
 def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:

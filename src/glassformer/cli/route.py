@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source
@@ -22,6 +22,7 @@ def route(
     pairs: Path | None = None,
     fitting: Fitting = False,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 12,
     *,
     allow_nonfinite: AllowNonfinite = False,
@@ -55,7 +56,7 @@ def route(
 
     one_source(text, pairs, target=target, stack=stack)
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
         batch, encoded = clean_run(loaded, pairs, fitting, [analysis.token_flow.average_routes])

@@ -1,8 +1,13 @@
 """What a model read, token by token: printed above every result and written into its document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from glassformer.notes import Note
+
+if TYPE_CHECKING:
+    from glassformer.data import Marks
 
 
 @dataclass(frozen=True)
@@ -11,31 +16,35 @@ class TokensRead:
 
     Args:
         rows: Tokens by what they are, one list per row.
-        added: Which special tokens the tokenizer added, in words.
+        notes: What must be known of them.
+        marks: By what they are, which tokens of a single row are unknown or parts of a character.
     """
 
     rows: dict[str, Sequence[Sequence[str]]]
-    added: str = ""
+    notes: tuple[Note, ...] = ()
+    marks: "dict[str, Marks]" = field(default_factory=dict)
 
     def shown(self) -> Any:
         """Return the first row of each, every token behind its index, for a rich console."""
         from rich.console import Group
-        from rich.text import Text
 
-        from glassformer.render.terminal.tables import QUIET, numbered
+        from glassformer.render.terminal.tables import noted, numbered
 
         width = max(map(len, self.rows), default=0)
-        lines = [numbered(name.ljust(width), rows[0]) for name, rows in self.rows.items() if rows]
-        return Group(*lines, *([Text(self.added, style=QUIET)] if self.added else []))
+        lines = [numbered(name.ljust(width), rows[0], self.marks.get(name)) for name, rows in self.rows.items() if rows]
+        return Group(*lines, *noted(self.notes))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"tokens": {name: [list(row) for row in rows] for name, rows in self.rows.items()}, "added": self.added}
+        """Return JSON data: `tokens` by what they are, and `marks` of those of which something is odd."""
+        tokens = {name: [list(row) for row in rows] for name, rows in self.rows.items()}
+        marks = {name: found for name, odd in self.marks.items() if (found := odd.to_list())}
+        return {"tokens": tokens} | ({"marks": marks} if marks else {})
 
 
 def tokens_of(run: Any) -> TokensRead:
     """Return what a run, or prepared inputs, read."""
     rows = {"source": run.source_rows, "reads": run.token_rows} if run.source_rows else {"reads": run.token_rows}
-    return TokensRead(rows, run.added)
+    return TokensRead(rows, run.notes, {"source": run.source_marks, "reads": run.marks})
 
 
 def tell(read: TokensRead) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, Fitting, ModelName, Output, Specials, Text
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, usable
@@ -34,6 +34,7 @@ def trace(
     samples: int = 10,
     noise: float = 3.0,
     specials: Specials = "default",
+    allow_unknown: AllowUnknown = False,
     top: int = 6,
     save_to: Path | None = None,
     seed: int = 0,
@@ -75,7 +76,7 @@ def trace(
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)
-    loaded = model_of(model, specials, allow_nonfinite)
+    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)
     }  # fmt: skip

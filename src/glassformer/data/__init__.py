@@ -6,6 +6,7 @@ English). Beside them stand what all of them give, a batch, and what reads and m
 
 from glassformer.data.batch import Batch, Data, DataConfig, Split
 from glassformer.data.grammar import ZhEnConfig
+from glassformer.data.marks import UNMARKED, Marks, Spelled, marks
 from glassformer.data.mixture import MixtureConfig
 from glassformer.data.pairs import (
     Contrast,
@@ -58,6 +59,7 @@ from glassformer.data.text import (
 from glassformer.data.tokenizer import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
 
 __all__ = [
+    "UNMARKED",
     "Batch",
     "BigramModel",
     "Brackets",
@@ -70,6 +72,7 @@ __all__ = [
     "Induction",
     "LeftOut",
     "Markov",
+    "Marks",
     "Misfit",
     "MixtureConfig",
     "ModularAddition",
@@ -88,6 +91,7 @@ __all__ = [
     "Roles",
     "Senses",
     "SkipTrigram",
+    "Spelled",
     "Split",
     "TemplateFit",
     "TextConfig",
@@ -101,6 +105,7 @@ __all__ = [
     "indirect_objects",
     "induction",
     "lack_of_tokenizer",
+    "marks",
     "phrases",
     "published",
     "python_stdlib",

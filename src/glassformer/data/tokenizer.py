@@ -76,6 +76,8 @@ class Tokenizer:
         published: What published files say of its specials; without them they go by their names, and `<bos>` alone is
             put in front of a prompt.
         text: The tokenizer.json it comes from, which `to_json` then gives back as it was.
+
+    `allows_unknown` says whether a model may be given a text of which more than half is outside the vocabulary.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, published: Roles | None = None, text: str | None = None) -> None:
@@ -85,6 +87,7 @@ class Tokenizer:
         self._inner, self._text, self.published = inner, text, published
         self._adds: bool | None = None
         self._specials_in_text = False
+        self.allows_unknown = False
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, nothing put around it; raises `TextError` if it has none."""
@@ -112,6 +115,12 @@ class Tokenizer:
         """
         found = copy.copy(self)
         found._adds, found._specials_in_text = specials, in_text
+        return found
+
+    def allowing_unknown(self) -> Self:
+        """Return a tokenizer with which a model reads texts of which it knows less than half: see `allows_unknown`."""
+        found = copy.copy(self)
+        found.allows_unknown = True
         return found
 
     def naming(self, special: int | None, text: str) -> Self:
@@ -180,6 +189,17 @@ class Tokenizer:
             escaped = bytes(_BYTE_OF[c] for c in text).decode("utf-8", "surrogateescape")
             return re.sub("[\udc80-\udcff]", lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", escaped)
         return text.replace("\u2581", " ")
+
+    def bytes_of(self, id: int) -> bytes:
+        """Return the bytes of the text that a token stands for; none for specials, and for ids it does not have."""
+        text = self._inner.id_to_token(id) if 0 <= id < self.vocab_size and id not in self.specials else ""
+        if not text:
+            return b""
+        if self._is_byte_level and all(c in _BYTE_OF for c in text):
+            return bytes(_BYTE_OF[c] for c in text)
+        # what vocabularies of words fall back to
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
+        return bytes([int(byte[1], 16)]) if byte else text.replace("\u2581", " ").encode("utf-8", "replace")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return each token as readable text."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import Attention
 from glassformer.config import Config, require
+from glassformer.digest import digest
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding
@@ -101,7 +102,9 @@ class Model(nn.Module):
     that the encoder of an encoder-decoder reads; where they are one vocabulary, all are `tokenizer`. They are attached
     by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would help. `origin` is the
     family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says what the coordinates
-    of the stream mean, where each does by itself; runs label the axis `d_model` with them.
+    of the stream mean, where each does by itself; runs label the axis `d_model` with them. `trained_length` is
+    how many tokens the longest rows of its training had, None if nobody says; what it can be given, `max_len`, may be
+    more.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -120,6 +123,7 @@ class Model(nn.Module):
         self.own_tokenizers: dict[str, Any] = {}
         self.no_tokenizer = ""
         self.origin: Any = None
+        self.trained_length: int | None = None
         self.name = name
         self._coordinate_names: tuple[str, ...] = ()
 
@@ -137,6 +141,10 @@ class Model(nn.Module):
         )
         require(len(set(found)) == len(found), "coordinate_names: two coordinates have one name; give each its own.")
         self._coordinate_names = found
+
+    def digest(self) -> str:
+        """Return the digest of its config and weights (see `glassformer.digest`): computed once, until they change."""
+        return digest(self)
 
     @property
     def stacks(self) -> dict[str, Stack]:

@@ -275,6 +275,7 @@ def _model(config: TrainConfig, data: Data) -> Any:
             model.tokenizer = tokenizer
         elif tokenizer is not data.tokenizer:
             setattr(model, f"{side}_tokenizer", tokenizer)
+    model.trained_length = max(config.data.length, batch.tokens.shape[1])
     return model.train()
 
 

@@ -119,7 +119,7 @@ def test_an_explanation_adds_up_to_the_raw_logit_and_shows_the_capped_one(name: 
     assert one.attribution.target == "raw logit"
     assert one.answer.logit == pytest.approx(cap * math.tanh(one.attribution.total / cap))
     assert one.attribution.sum == pytest.approx(one.attribution.total)
-    assert any(f"capped at {cap:g}" in note for note in one.notes)
+    assert any(f"capped at {cap:g}" in str(note) for note in one.notes)
     assert f"{cap:g} * tanh(raw / {cap:g})" in next(stage.note for stage in one.pipeline if stage.stage == "logits")
     both = explain(found.model, [1, 2, 3, 1, 2], target=target, answer=1, against=2)
     assert both.attribution.target == "raw difference"

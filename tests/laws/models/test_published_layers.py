@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import glassformer as gf
 from glassformer.attention import (
     Attention,
     Differential,
@@ -34,6 +35,13 @@ def test_a_bare_differential_layer_says_what_it_leaves_out() -> None:
         "merge.factor=1, as published 0.6445",
     ]
     assert math.isclose(lambda_init_at(1), 0.3555, abs_tol=5e-5)
+
+
+def test_an_explanation_of_bare_layers_says_so_once() -> None:
+    bare, published = block(Differential(), n_heads=2), published_block(Differential(), 0, n_heads=2)
+    for layers, expected in (((bare, bare), 1), ((published,), 0)):
+        found = gf.explain(DecoderConfig(10, 16, layers).build(), [1, 2, 3])
+        assert sum("is not the layer of its mechanism's paper" in note.seen for note in found.notes) == expected
 
 
 def test_a_bare_lightning_layer_says_that_norm_and_gate_are_missing() -> None:

@@ -344,4 +344,4 @@ def _chosen(estimate: Tensor, k: int, sample: int, seed: int) -> list[int]:
 
 
 def _without_runs(result: Any, packed: bool) -> dict[str, Any]:
-    return Result.to_dict(dataclasses.replace(result, runs=None), packed)
+    return Result.to_dict(result.replace(runs=None), packed)

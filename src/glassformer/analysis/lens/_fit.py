@@ -28,6 +28,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.provenance import Binding
 from glassformer.trace import Tape
 
 Progress = Callable[[int, int], None]
@@ -125,6 +126,7 @@ def fit_tuned_lens(
     facts = {
         "start": start, "steps": steps, "tokens": seen, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "ridge": ridge if start == "ridge" else None, "seed": seed, "batches": len(batches),
+        "provenance": Binding("fit_tuned_lens", model, batches, seed).said().to_dict(),
     }  # fmt: skip
     return dataclasses.replace(lens, weight=lens.weight.detach(), bias=lens.bias.detach(), facts=facts)
 

@@ -37,10 +37,12 @@ from glassformer.analysis.reports._explanation import (
 )  # fmt: skip
 from glassformer.analysis.reports._head_facts import head_facts, patterns, top_heads
 from glassformer.analysis.reports._model_facts import model_facts
+from glassformer.data import Marks
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.generate import generable
+from glassformer.notes import Note
 
 N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
 # multiplications that unembedding at all positions may take: about a second of one core
@@ -71,6 +73,7 @@ def explain(
     position: int | None = None,
     sampling: Sampling | None = None,
     specials: bool | None = None,
+    allow_unknown: bool = False,
 ) -> Explanation:
     """Explain one next token of a text: the way there in numbers, what each part adds, which heads matter and why.
 
@@ -89,14 +92,15 @@ def explain(
             one before, where the last word is written rather than the end token; for an encoder the first masked one.
         sampling: How the next token would be drawn.
         specials: Put special tokens around the text always or never, as in `run`.
+        allow_unknown: Read a text of which more than half is outside the vocabulary, as in `run`.
 
     Raises:
-        TextError: The text is empty or too long, or answer or against is not one token.
+        TextError: The text is empty, too long or mostly unknown, or answer or against is not one token.
         TokenOutOfRange: An id is outside the vocabulary.
         AnalysisUnavailable: The model is none of ours.
     """
     require_gradients(require_model(model, "explain"), "explain")
-    graph = _run_with_graph(model, text, target, explained_sites(model), specials)
+    graph = _run_with_graph(model, text, target, explained_sites(model), specials, allow_unknown)
     passed = _without_graph(graph)
     if passed.ids is None or len(passed.ids) != 1:
         raise ShapeMismatch("explain takes one text at a time.")
@@ -113,8 +117,8 @@ def explain(
     return Explanation(
         model=model_facts(model),
         text=passed.text,
-        tokens=_tokens(passed.ids, passed.tokens),
-        source_tokens=None if passed.source_ids is None else _tokens(passed.source_ids, passed.source_tokens),
+        tokens=_tokens(passed.ids, passed.tokens, passed.marks),
+        source_tokens=_source_tokens(passed),
         position=at,
         answer=_outcome(model, logits, chosen),
         against=None if other is None else _outcome(model, logits, other),
@@ -129,17 +133,22 @@ def explain(
         top_heads=top_heads(passed, split, facts),
         patterns=patterns(passed),
         translation=_translation(passed),
-        notes=(*_notes(passed, split, without_roles), *left_out),
-    )
+    ).noted(*passed.notes, *without_roles, *_notes(passed, split), *left_out)
 
 
 def _run_with_graph(
-    model: ModelLike, text: TextOrIds, target: TextOrIds | None, read: list[str], specials: bool | None
+    model: ModelLike,
+    text: TextOrIds,
+    target: TextOrIds | None,
+    read: list[str],
+    specials: bool | None,
+    allow_unknown: bool,
 ) -> Run:
     """Run a model once, keeping the graph from its token vectors on."""
     vectors = _token_vectors(model)
     sites = list(dict.fromkeys([*read, *vectors]))
-    return run(model, text, target, read=sites, edit=[(site, _leaf) for site in vectors], specials=specials, grad=True)
+    leaves = [(site, _leaf) for site in vectors]
+    return run(model, text, target, read=sites, edit=leaves, specials=specials, allow_unknown=allow_unknown, grad=True)
 
 
 def _without_graph(run: Run) -> Run:
@@ -178,28 +187,54 @@ def _leaf(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def _notes(run: Run, split: DirectLogitAttribution, without_roles: list[str]) -> list[str]:
-    """Return what has to be known to read the explanation right."""
-    notes = [run.added, *without_roles] if run.added else list(without_roles)
+def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
+    """Return what has to be known of this model to read the explanation right."""
+    notes: list[Note] = []
     if split.cap is not None:
-        notes.append(f"Logits are capped at {split.cap:g}; contributions are to the raw logit, before the cap.")
+        notes.append(
+            Note(f"Logits are capped at {split.cap:g}.", "Contributions are to the raw logit, before the cap.")
+        )
     if isinstance(run.model, Encoder):
         notes.append(
-            "The model reads both ways: its logits at a position are of the token that stands there, not of the next."
+            Note(
+                "The model reads both ways.",
+                "Its logits at a position are of the token that stands there, not of the next.",
+            )
+        )
+    if departures := run.model.config.departures():
+        path, words = next(iter(departures.items()))
+        others = f" (and {len(departures) - 1} more layers)" if len(departures) > 1 else ""
+        notes.append(
+            Note(
+                f"{path}{others} is not the layer of its mechanism's paper: {'; '.join(words)}.",
+                "What is said of it is of the layer as it is.",
+                "models.published_block builds the paper's.",
+            )
         )
     if not run.model.one_vocabulary():
         read, predicted = run.model.config.vocab_size, run.model.config.n_outputs
         notes.append(
-            f"The {predicted} tokens that are predicted are not the {read} that are read: what is predicted here does "
-            "not go on with the text."
+            Note(
+                f"The {predicted} tokens that are predicted are not the {read} that are read.",
+                "What is predicted here does not go on with the text.",
+            )
         )
     if run.model.unembed.readout is not None:
-        notes.append("Contributions pass the readout with its norm's scale and its activation's slopes frozen.")
+        notes.append(
+            Note(
+                "Between the last norm and the unembedding stands one more layer.",
+                "Contributions pass it with its norm's scale and its activation's slopes frozen.",
+            )
+        )
     return notes
 
 
-def _tokens(ids: Tensor, texts: list[str]) -> tuple[Token, ...]:
-    return tuple(Token(i, int(id), text) for i, (id, text) in enumerate(zip(ids[0], texts)))
+def _tokens(ids: Tensor, texts: list[str], odd: Marks) -> tuple[Token, ...]:
+    return tuple(Token(i, int(id), text, **odd.of(i)) for i, (id, text) in enumerate(zip(ids[0], texts)))
+
+
+def _source_tokens(run: Run) -> tuple[Token, ...] | None:
+    return None if run.source_ids is None else _tokens(run.source_ids, run.source_tokens, run.source_marks)
 
 
 def _text(model: ModelLike, id: int) -> str:
@@ -272,7 +307,7 @@ def _map_sites(model: ModelLike) -> list[str]:
     return [blocks[0].at_resid[0], *(block.at_resid[-1] for block in blocks)] if blocks else []
 
 
-def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
+def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[Note]]:
     """Return the lens at every position, or at as many up to the explained one as can be read in about a second."""
     sites, config, length = _map_sites(run.model), run.model.config, len(run.tokens)
     if not sites:
@@ -286,7 +321,7 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[str]]:
         if found is not None
     )
     labels = ("embed", *(f"block {i}" for i in range(len(sites) - 1)))
-    short = f"The lens over positions shows {len(chosen)} of {length}, up to the explained one."
+    short = Note(f"The lens over positions shows {len(chosen)} of {length}, up to the explained one.")
     found = LensMap(labels, chosen, top, probability, entropy, kl, grid.words)
     return found, [] if len(chosen) == length else [short]
 

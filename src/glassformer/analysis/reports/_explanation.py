@@ -13,14 +13,19 @@ from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.labelled import Labelled, Result
 from glassformer.trace import role_of
 
-FORMAT, VERSION = "glassformer.explanation", 1
+FORMAT, VERSION = "glassformer.explanation", 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
+    """A token; where a character takes several, each is a `part` of it, from 0."""
+
     index: int
     id: int
     text: str
+    unknown: bool = False
+    character: str | None = None
+    part: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +298,6 @@ class Explanation(Result):
     top_heads: tuple[TopHead, ...]
     patterns: tuple[Pattern, ...]
     translation: Translation | None
-    notes: tuple[str, ...]
 
     HEADLINE = ("likely_next", "answer_by_depth", "contributions", "token_attribution")
     SIGNED = ("contributions", "token_attribution")
@@ -328,7 +332,7 @@ class Explanation(Result):
         if packed:
             return fields
         del fields["result"]
-        return {"format": FORMAT, "version": VERSION} | fields
+        return {"format": FORMAT, "version": VERSION, "notes": []} | fields
 
 
 def _by(axis: str, labels: Sequence[str], numbers: Sequence[float]) -> Labelled:

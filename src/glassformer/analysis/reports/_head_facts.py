@@ -14,6 +14,7 @@ from glassformer.analysis.places import places
 from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
+from glassformer.notes import Note
 
 N_TOP_HEADS = 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -21,7 +22,7 @@ TELLING_SCORE = 0.3
 N_SEQUENCES = 4  # of random tokens: about 300 repetitions, and few patterns to hold
 
 
-def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[str]]:
+def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts, ...], list[Note]]:
     """Return every head with its roles, and what could not be said about some."""
     scores, notes = _role_scores(run)
     added = dict(zip((c.label for c in split.components), split.contributions.values.tolist()))
@@ -41,25 +42,25 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
         for h in roles.heads(run.model)
     )
     without = sorted({h.mechanism for h in facts if h.reading is None})
-    notes += [f'Heads of "{kind}" have no pattern: no roles, no picture.' for kind in without]
+    notes += [Note(f'Heads of "{kind}" have no pattern.', "They have no roles and no picture.") for kind in without]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
     notes += [
-        f'Rows of "{kind}" patterns do not sum to one: role scores are signed mass over absolute mass.'
+        Note(f'Rows of "{kind}" patterns do not sum to one.', "Role scores are signed mass over absolute mass.")
         for kind in signed
     ]
     return facts, notes
 
 
-def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[str]]:
+def _role_scores(run: Run) -> tuple[dict[str, tuple[RoleScore, ...]], list[Note]]:
     """Return scores by head, and why there are none in a stack."""
     scores: dict[str, tuple[RoleScore, ...]] = {}
-    notes: list[str] = []
+    notes: list[Note] = []
     general = _model_wide(run)
     for stack in run.model.stacks:
         try:
             found = roles.head_roles(run, stack=stack)
         except NoPattern as error:
-            notes.append(str(error).split("\n")[0])
+            notes.append(Note(str(error).split("\n")[0]))
             continue
         counts = found.positions.values.tolist()
         for label, values in zip(found.scores.labels("head"), found.scores.values.tolist()):

@@ -19,6 +19,7 @@ class ModelFacts:
     vocab_size: int
     max_len: int
     mechanisms: tuple[str, ...]
+    trained_length: int | None
     output_vocab_size: int | None
 
 
@@ -32,5 +33,5 @@ def model_facts(model: ModelLike) -> ModelFacts:
     config = model.config
     return ModelFacts(
         model.name, kind, parameters, len(blocks), most, config.d_model, config.vocab_size, config.max_len, mechanisms,
-        config.output_vocab_size,
+        model.trained_length, config.output_vocab_size,
     )  # fmt: skip

@@ -36,6 +36,7 @@ from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, loc
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating
+from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site, Take, Tape, is_named
 
 
@@ -143,7 +144,7 @@ class _Engine:
         cheap = 1024 if self.prefix.logits.device.type == "cpu" else 1 << 16
         plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
         found: list[tuple[tuple[int, ...], Tensor]] = []
-        kept = SavedRows(path, self.base_values, self.rows)
+        kept = SavedRows(path, self.base_values, self.rows, Binding("sweep", self.model, self.given.shown))
         with kept:
             for done in plan:
                 if not kept.holds(done.rows):

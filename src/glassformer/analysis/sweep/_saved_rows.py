@@ -11,6 +11,7 @@ from torch import Tensor
 from glassformer.errors import CheckpointError
 from glassformer.files import write
 from glassformer.json_text import json_text
+from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site
 
 SECONDS = 10.0
@@ -23,13 +24,16 @@ class SavedRows:
         path: The file. Rows that it holds already are not run again.
         base: Values of the base run: of another model or text they differ.
         rows: Edits of every row of the plan.
+        bound: What the sweep is of, written beside the rows.
 
     Raises:
         CheckpointError: The file is damaged, or of another sweep.
     """
 
-    def __init__(self, path: Path | None, base: Tensor, rows: Sequence[Sequence[tuple[Site, Edit]]]) -> None:
-        self.path, self.done = path, dict[int, Tensor]()
+    def __init__(
+        self, path: Path | None, base: Tensor, rows: Sequence[Sequence[tuple[Site, Edit]]], bound: Binding
+    ) -> None:
+        self.path, self.done, self.bound = path, dict[int, Tensor](), bound
         self.saved = time.monotonic()
         if path is None:
             return
@@ -80,6 +84,7 @@ class SavedRows:
     def _save(self, path: Path) -> None:
         from safetensors.torch import save
 
-        rows = torch.tensor(list(self.done))
-        write(path, save({"rows": rows, "values": torch.stack(list(self.done.values()), 1)}, {"sweep": self.identity}))
+        tensors = {"rows": torch.tensor(list(self.done)), "values": torch.stack(list(self.done.values()), 1)}
+        said = json_text(self.bound.said().to_dict())
+        write(path, save(tensors, {"sweep": self.identity, "provenance": said}))
         self.saved = time.monotonic()

@@ -27,6 +27,7 @@ from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
+from glassformer.provenance import Binding
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
 
 Edits = Sequence[tuple[Site, Edit]]
@@ -61,11 +62,12 @@ def side_by_side(
             "sweep: the module gives other numbers when it runs again on the same inputs: it keeps a state, or draws "
             "at random.\n    Leave caches out of its arguments, and give it no randomness of its own."
         )
-    batches = _Batches(model, loop, prepare(model, base, target), whole.shape[1])
+    given = prepare(model, base, target)
+    batches = _Batches(model, loop, given, whole.shape[1])
     units = joined([[edit.row for _, edit in row if isinstance(edit, Take)] for row in loop.rows])
     alone = len(units) < 2 or rows == 1
     refused = "" if alone else batches.refusal()
-    kept = SavedRows(save_to, whole, loop.rows)
+    kept = SavedRows(save_to, whole, loop.rows, Binding("sweep", model, given.shown))
     found: list[tuple[tuple[int, ...], Tensor]] = []
     passes = seen = 0
     with kept:

@@ -23,7 +23,7 @@ from glassformer import files
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
 from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
 from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
-from glassformer.checkpoints.families import Family, Fields, Source, sources, taken_apart
+from glassformer.checkpoints.families import FIELD, Family, Fields, Source, sources, taken_apart, trained_length
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import TOKENIZERS, envelope, sha256_of
@@ -100,7 +100,8 @@ def convert(
             written = [*names, *leftovers_of(checkpoint).save(place)]
             files.write(place / CONFIG, _envelope(place, written, checkpoint, tokenizers))
         else:
-            files.write(place / family.config_name, json_text(_of_type(config, kind), indent=2))
+            config = _with_trained_length(_of_type(config, kind), family, checkpoint)
+            files.write(place / family.config_name, json_text(config, indent=2))
         if folder.exists():
             folder.rmdir()
         os.rename(place, folder)
@@ -268,7 +269,14 @@ def _said(tokenizer: Tokenizer) -> dict[str, Any]:
 def _envelope(place: Path, weights: list[str], checkpoint: Checkpoint, tokenizers: Mapping[str, Tokenizer]) -> str:
     written = [*weights, *(TOKENIZERS[name] for name in tokenizers)]
     digests = {name: sha256_of(place / name) for name in written}
-    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizers)
+    return envelope(checkpoint.config, digests, checkpoint.origin, tokenizers, checkpoint.trained_length)
+
+
+def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a config that says what the model was trained on, by a name of ours where its own fields say otherwise."""
+    trained, fields = checkpoint.trained_length, Fields(config, family.config_name)
+    says = trained_length(family, fields, family.config(fields))
+    return config if trained is None or trained == says else {**config, FIELD: trained}
 
 
 def _of_type(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from glassformer.checkpoints.families.qwen import QWEN2, QWEN3
 from glassformer.checkpoints.families.stablelm import STABLELM
 from glassformer.checkpoints.families.starcoder import GPT_BIGCODE, STARCODER2
 from glassformer.checkpoints.families.t5 import T5
+from glassformer.checkpoints.families.trained import FIELD, trained_length
 from glassformer.checkpoints.families.transformer_lens import TRANSFORMER_LENS
 from glassformer.errors import CheckpointError, nearest
 
@@ -105,6 +106,7 @@ def recognise(config: Mapping[str, Any], where: str, names: Collection[str] = ()
 
 __all__ = [
     "FAMILIES",
+    "FIELD",
     "HOOKED_ENCODER",
     "LLAMA_PARAMS",
     "NANOGPT",
@@ -121,4 +123,5 @@ __all__ = [
     "sources",
     "stored_names",
     "taken_apart",
+    "trained_length",
 ]

@@ -90,4 +90,5 @@ GPT_OSS = Family(
     _table,
     prefixes=("model.",),
     copies={"lm_head.weight": "model.embed_tokens.weight"},
+    trained_with_scaling=True,
 )

@@ -34,7 +34,8 @@ function header() {
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), " · circuits, from weights and from activations"),
     el("h1", {}, `The circuits of ${m.name}`),
     el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))),
-    data.findings.length ? el("ul", { class: "findings card" }, data.findings.map((line) => el("li", {}, line))) : null);
+    data.findings.length ? el("ul", { class: "findings card" }, data.findings.map((line) => el("li", {}, line))) : null,
+    notesCard(data.notes), ofCard(data.provenance));
 }
 
 // ---- heads

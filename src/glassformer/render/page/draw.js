@@ -177,11 +177,34 @@ const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: 
 // ---- a text as a strip of tokens, shaded by weight; lines break where the text breaks.
 // `once` leaves repainting after a change of theme to the caller; `format` says a weight in words
 
+// what is odd about tokens, by the list of their texts: words a model does not know, bytes of one character
+const oddities = new WeakMap();
+
+function marking(texts, marks) {
+  if (marks.length) oddities.set(texts, new Map(marks.map((mark) => [mark.index, mark])));
+  return texts;
+}
+
+// the tokens that are one character, together under it
+function grouped(pieces, odd) {
+  const found = [];
+  pieces.forEach((piece, i) => {
+    const mark = odd.get(i);
+    if (mark?.character && mark.part === 0) {
+      found.push(el("span", { class: "spelled" }, el("span", { class: "character" }, mark.character), el("span", { class: "bytes" })));
+    }
+    if (mark?.character) found.at(-1).lastChild.append(...[piece].flat());
+    else found.push(piece);
+  });
+  return found;
+}
+
 function strip(tokens, { weights = null, limit = 1, isSigned = false, here = null, once = false, format = null } = {}) {
   const pieces = tokens.map((text, i) => {
     const weight = weights ? weights[i] ?? 0 : null;
     const value = weight === null ? "" : `: ${format ? format(weight) : isSigned ? signed(weight, 3) : percent(weight)}`;
-    const node = token(text, { class: i === here ? "here" : "", title: `${i} “${visible(text)}”${value}` });
+    const unknown = oddities.get(tokens)?.get(i)?.unknown;
+    const node = token(text, { class: `${i === here ? "here" : ""}${unknown ? " unknown" : ""}`, title: `${i} “${visible(text)}”${unknown ? ", unknown to the model" : ""}${value}` });
     if (weight !== null) {
       node.classList.add("shaded");
       (once ? shade : shaded)(node, weight, limit, isSigned);
@@ -189,7 +212,7 @@ function strip(tokens, { weights = null, limit = 1, isSigned = false, here = nul
     const breaks = text.includes("\n") && !(tokens[i + 1] ?? "\n").startsWith("\n"); // blank lines take no room
     return breaks ? [node, el("br")] : node;
   });
-  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, pieces);
+  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, oddities.has(tokens) ? grouped(pieces, oddities.get(tokens)) : pieces);
 }
 
 // the largest entries of a mixture in words, and what is left over; `rest: false` where a sum means nothing
@@ -201,6 +224,22 @@ function inWords(tokens, weights, { isSigned = false, most = 4, rest: summed = t
   const parts = named.map((i, n) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), summed || n < named.length - 1 ? ", " : "."]);
   if (!summed) return el("p", {}, parts);
   return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
+}
+
+// ---- what must be known, and what everything is of
+
+const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },
+  notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).join(" ")))) : null);
+
+function ofCard(of) {
+  if (!of) return null;
+  const weights = of.digest || (of.why ? `not known: ${of.why}` : null);
+  const rows = [["analysis", of.analysis], ["model", of.model], ["weights", weights], ["trained on", of.trained_length ? `${count(of.trained_length)} tokens` : null],
+    ["dtype", of.dtype], ["device", of.device], ["seed", of.seed], ["glassformer", of.version], ["PyTorch", of.torch],
+    ...(of.input ?? []).map(({ shown, size, sha256 }) => ["input", `${visible(shown)} (${size}${sha256 ? `, sha256 ${sha256.slice(0, 16)}` : ""})`])];
+  return el("details", { class: "card of" }, el("summary", {}, "Of"),
+    el("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))));
 }
 
 // ---- a note that follows the pointer

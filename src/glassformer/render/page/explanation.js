@@ -1,7 +1,8 @@
 // The sections of the page, in reading order, each from one part of the explanation's document.
 
 const data = JSON.parse(document.getElementById("explanation").textContent);
-const textsIn = (list) => (data[list] ?? []).map((t) => t.text);
+const TRAINED = data.model.trained_length ?? null;
+const textsIn = (list) => marking((data[list] ?? []).map((t) => t.text), (data[list] ?? []).filter((t) => t.unknown || t.character));
 const target = data.attribution.target.replace("difference", "logit difference");
 const patterns = data.patterns.map((entry) => new Pattern(entry));
 const headByLabel = new Map(data.heads.map((head) => [head.label, head]));
@@ -65,7 +66,7 @@ function header() {
     el("p", { class: "gloss" }, `Explained: what ${THERE ? "is" : "follows"} token ${data.position} `, chip(tokens[data.position]),
       " (outlined). The model gives ", outcome(data.answer), data.against ? [" and ", outcome(data.against)] : [],
       `. Its whole distribution holds ${bits.toFixed(2)} bits of uncertainty.`),
-    data.notes.length ? el("ul", { class: "card" }, data.notes.map((note) => el("li", {}, note))) : null);
+    notesCard(data.notes), ofCard(data.provenance));
 }
 
 // ---- the pipeline
@@ -114,7 +115,7 @@ function tokenTable() {
   const table = (caption, list) => el("div", { class: "scroll scroll-both", tabindex: 0, role: "region", "aria-label": caption },
     el("table", { class: "data" }, el("caption", {}, caption),
       el("thead", {}, el("tr", {}, ["index", "token", "id"].map((h) => el("th", { scope: "col" }, h)))),
-      el("tbody", {}, list.map((t) => el("tr", {}, el("td", { class: "number" }, t.index), el("th", { scope: "row" }, chip(t.text)),
+      el("tbody", {}, list.map((t) => el("tr", {}, el("td", { class: "number" }, t.index), el("th", { scope: "row" }, chip(t.text), t.unknown ? " unknown" : "", t.character ? [` byte ${t.part + 1} of `, chip(t.character)] : ""),
         el("td", { class: "number" }, t.id))))));
   return el("details", {}, el("summary", {}, "Every token and its id"),
     el("div", { class: "columns" }, data.source_tokens ? table("source tokens", data.source_tokens) : null, table("tokens", data.tokens)));

@@ -15,7 +15,7 @@ class LensTable {
     this.legend = el("div", {});
     this.cells = this.sites.map((_, s) => this.places.map((_, p) => this.cell(s, p)));
     this.table = el("table", { class: "grid lenses", onkeydown: (event) => this.key(event) },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "place"), this.places.map((place) => el("th", { scope: "col" }, labelNode("pos", place).slice(1))))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "place"), this.places.map((place, p) => el("th", { scope: "col", class: this.isBeyond(p) ? "beyond" : null }, labelNode("pos", place).slice(1))))),
       el("tbody", {}, this.sites.map((site, s) => el("tr", {}, el("th", { scope: "row" }, placeOf(site)), this.cells[s]))));
     painters.push(() => this.paint());
     this.paint();
@@ -27,10 +27,13 @@ class LensTable {
   cell(s, p) {
     const right = this.rank && this.rank.at(s, p) === 1;
     const probability = this.top_probability?.at(s, p, 0);
-    const node = el("td", { class: right ? "lens answer" : "lens", tabindex: -1, onclick: () => this.select(s, p), onpointerenter: () => this.tell(s, p) },
+    const node = el("td", { class: `${right ? "lens answer" : "lens"}${this.isBeyond(p) ? " beyond" : ""}`, tabindex: -1, onclick: () => this.select(s, p), onpointerenter: () => this.tell(s, p) },
       token(this.text(this.top.at(s, p, 0))), probability === undefined ? null : el("span", { class: "p" }, percent(probability)));
     return node;
   }
+
+  // whether training never went as far as this column, and went as far as the one before
+  isBeyond(p) { return TRAINED !== null && p > 0 && Number(placed(this.places[p])?.[2] ?? this.places[p]) === TRAINED; }
 
   value(s, p) { return this.shade === "top_probability" ? this.top_probability.at(s, p, 0) : this[this.shade].at(s, p); }
 

@@ -74,6 +74,7 @@ class HeatMap {
     context.font = font;
     context.textBaseline = "middle";
     this.drawCells(context, style);
+    this.drawTrained(context, style);
     this.drawLabels(context, style);
     this.drawCursor(context, style);
     this.tell();
@@ -127,6 +128,16 @@ class HeatMap {
       context.fillText(short(this.columnAxis, this.columns, c, this.turned || this.upright), 0, this.turned ? 0 : -4);
       context.restore();
     }
+  }
+
+  // lines where the text goes beyond the rows that the model was trained on
+  drawTrained(context, style) {
+    const at = (axis, labels) => (TRAINED !== null && TOKENS.has(axis)
+      ? labels.findIndex((label) => Number(typeof label === "number" ? label : placed(label)?.[2] ?? -1) >= TRAINED) : -1);
+    const [r, c] = [at(this.rowAxis, this.rows), at(this.columnAxis, this.columns)];
+    context.fillStyle = style.getPropertyValue("--pick");
+    if (r > 0) context.fillRect(this.left, this.top + r * this.height - 1, this.width * this.columns.length, 1.5);
+    if (c > 0) context.fillRect(this.left + c * this.width - 1, this.top, 1.5, this.height * this.rows.length);
   }
 
   drawCursor(context, style) {

@@ -50,7 +50,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
     """Return an explanation as one self-contained HTML document.
 
     Args:
-        payload: The explanation's JSON document (``docs/explain-json.md``), format version 1.
+        payload: The explanation's JSON document (``docs/explain-json.md``), format version 2.
 
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.

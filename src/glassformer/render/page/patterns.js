@@ -69,7 +69,16 @@ function drawPixels(canvas, pattern, size) {
     }
   }
   context.putImageData(image, 0, 0);
+  if (TRAINED !== null) drawTrained(context, { left: 0, top: 0, cell: 1 / size, line: 1 }, pattern);
   return canvas;
+}
+
+// lines where the text goes beyond the rows that the model was trained on
+function drawTrained(context, { left, top, cell, line }, pattern) {
+  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--pick");
+  const [width, height] = [pattern.columns * cell, pattern.rows * cell];
+  if (TRAINED < pattern.columns) context.fillRect(Math.floor(left + TRAINED * cell), top, line, height);
+  if (TRAINED < pattern.rows) context.fillRect(left, Math.floor(top + TRAINED * cell), width, line);
 }
 
 function drawThumb(canvas, pattern) {

@@ -2,6 +2,8 @@
 
 const data = JSON.parse(document.getElementById("results").textContent);
 
+const TRAINED = data.model?.trained_length ?? data.provenance?.trained_length ?? null;
+
 const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation patching", Patching: "Activation patching", FlowRoutes: "Information flow routes",
   AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching",
   DirectLogitAttribution: "Direct logit attribution" };
@@ -16,7 +18,7 @@ const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
 const meaning = (result, field) => data.about[result.result]?.fields[field] ?? "";
-const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => name !== "derived" && name !== "result")) });
+const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
 
 // ---- numbers and words that come with a result
 
@@ -109,14 +111,13 @@ function header() {
     el("h1", {}, names.length === 1 ? names[0] : `${names.slice(0, 3).join(", ")}${names.length > 3 ? " and more" : ""}`, model ? ` in ${model.name}` : ""),
     factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
     Object.keys(given).length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(Object.entries(given))) : null,
-    data.reading ? readingCard(data.reading) : null);
+    data.reading ? readingCard(data.reading) : null, notesCard(data.notes), ofCard(data.provenance));
 }
 
 // the first row of each side; a token's index shows when it is pointed at
-function readingCard({ tokens, added }) {
+function readingCard({ tokens, marks }) {
   return el("div", { class: "card" }, el("h2", {}, "What it read"),
-    Object.entries(tokens).map(([name, rows]) => el("div", {}, el("p", { class: "gloss" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(rows[0] ?? []))),
-    added ? el("p", { class: "gloss" }, added) : null);
+    Object.entries(tokens).map(([name, rows]) => el("div", {}, el("p", { class: "gloss" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
 }
 
 const READING = [

@@ -24,8 +24,9 @@ def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | 
         head: What the page says of them all: `model`, `command`, `given` and `reading`, as far as known.
 
     Returns:
-        The head, under `results` each result as `to_dict(packed=True)` gives it, and under `about`, for each class of
-        result at any depth, what it and its fields mean and which of them are drawn first.
+        The head, `notes` and `provenance` of all, under `results` each result as `to_dict(packed=True)` gives it, and
+        under `about`, for each class of result at any depth, what it and its fields mean and which of them are drawn
+        first.
 
     Raises:
         ConfigError: There is no result, or something else among them.
@@ -36,14 +37,42 @@ def results_document(results: Result | Sequence[Any], head: Mapping[str, Any] | 
             "a page of results needs at least one result of an analysis, as the analysis returned it; got "
             f"{[type(entry).__name__ for entry in found] or 'none'}."
         )
+    entries = [result.to_dict(packed=True) for result in found]
     kinds = {type(inner).__name__: type(inner) for result in found for inner in _within(result)}
     return {
         "format": FORMAT,
         "version": VERSION,
         **(head or {}),
-        "results": [result.to_dict(packed=True) for result in found],
+        **shared(head or {}, entries),
+        "results": entries,
         "about": {name: about(kind) for name, kind in kinds.items()},
     }
+
+
+def shared(head: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Take out of the documents of results what belongs to all of them, and return it.
+
+    Args:
+        head: What is said of them already: `model`, `given`, `reading`, `notes`.
+        entries: As the results export themselves; what is taken out is said once, above them.
+
+    Returns:
+        Under `notes` each note once, and under `provenance` what is the same in all results and not in the head.
+    """
+    notes = list(head.get("notes", []))
+    for entry in entries:
+        notes += [note for note in entry.pop("notes", []) if note not in notes]
+    found: dict[str, Any] = {"notes": notes} if notes else {}
+    told = {"model", "trained_length"} if "model" in head else set[str]()
+    told |= ({"input"} if "reading" in head else set()) | {name for name in ("seed",) if name in head.get("given", {})}
+    said = [entry.get("provenance") for entry in entries]
+    if any(one is None for one in said):
+        return found
+    common = {name: value for name, value in said[0].items() if all(one[name] == value for one in said)}
+    for entry in entries:
+        own = {name: value for name, value in entry.pop("provenance").items() if name not in {*common, *told}}
+        entry |= {"provenance": own} if own else {}
+    return found | {"provenance": {name: value for name, value in common.items() if name not in told}}
 
 
 def _within(value: Any) -> Iterator[Result]:

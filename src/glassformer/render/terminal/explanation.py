@@ -3,7 +3,9 @@
 Attributions, lenses and head scores by themselves print as one table each.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,7 +15,16 @@ from glassformer.analysis.heads import HeadScores
 from glassformer.analysis.heads._roles import ROLES
 from glassformer.analysis.lens import Lens
 from glassformer.analysis.reports import Explanation
-from glassformer.analysis.reports._explanation import Candidate, Contribution, HeadFacts, LensRow, RoleScore, TopHead
+from glassformer.analysis.reports._explanation import (
+    Candidate,
+    Contribution,
+    HeadFacts,
+    LensRow,
+    RoleScore,
+    Token,
+    TopHead,
+)
+from glassformer.data import Marks, Spelled
 from glassformer.render.terminal.tables import (
     NEGATIVE,
     POSITIVE,
@@ -43,9 +54,7 @@ def _(result: Explanation) -> RenderableType:
     parts = [_header(result), _pipeline(result), _next_token(result), _sampling(result)]
     parts += [_translation(result)] if result.translation is not None else []
     parts += [_lens(result.lens, result.answer.text), _attribution(result), _heads(result), _looks(result)]
-    notes = [Text(f"Note: {note}", style=QUIET) for note in result.notes]
-    spaced = [line for part in parts for line in (part, Text(""))]
-    return Group(*spaced, *notes)
+    return Group(*[line for part in parts for line in (part, Text(""))])
 
 
 @largest.register
@@ -100,11 +109,11 @@ def _header(found: Explanation) -> RenderableType:
         Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")
     ]
     if found.source_tokens is not None:
-        lines.append(numbered("source", [token.text for token in found.source_tokens]))
+        lines.append(_numbered("source", found.source_tokens))
     # what reads both ways has read what comes after the position too
     encoder = model.kind == "encoder"
     read = found.tokens if encoder else found.tokens[: found.position + 1]
-    lines.append(numbered("reads ", [token.text for token in read]))
+    lines.append(_numbered("reads ", read))
     outcome = found.answer
     fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
     asked = (f"{'there' if encoder else 'next':8}", QUIET)
@@ -114,6 +123,14 @@ def _header(found: Explanation) -> RenderableType:
         fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"
         lines.append(Text.assemble(("against ", QUIET), (visible(other.text), f"{STRONG} {NEGATIVE}"), fate))
     return Group(*lines)
+
+
+def _numbered(name: str, tokens: Sequence[Token]) -> Text:
+    unknown = tuple(token.index for token in tokens if token.unknown)
+    first = [token.index for token in tokens if token.part == 0]
+    lengths = [sum(1 for _ in itertools.takewhile(lambda t: t.part, tokens[i + 1 :])) for i in first]
+    spelled = tuple(Spelled(i, i + 1 + n, tokens[i].character or "", True) for i, n in zip(first, lengths))
+    return numbered(name, [token.text for token in tokens], Marks(unknown, spelled))
 
 
 def _asked(found: Explanation) -> str:

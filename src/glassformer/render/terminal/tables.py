@@ -1,7 +1,7 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from glassformer.colours import TERMINAL
+from glassformer.data import UNMARKED, Marks
 from glassformer.labelled import Labelled, Result, spaced
+from glassformer.notes import Note
 
 BAR, MOST = 16, 8
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
@@ -53,15 +55,20 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
 
 
 def show(result: Result, console: Console | None = None) -> None:
-    """Print a result as tables."""
-    (console or Console()).print(tables(result))
+    """Print a result as tables, and below them what must be known to read them right."""
+    (console or Console()).print(tables(result), *noted(result.notes))
+
+
+def noted(notes: Iterable[Note]) -> list[Text]:
+    """Return notes as lines."""
+    return [Text(f"Note: {note}", style=QUIET) for note in notes]
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:
     """Return what `show` prints as plain lines, for logs and tests."""
     console = Console(width=width, color_system=None, record=False, file=None)
     with console.capture() as capture:
-        console.print(tables(result))
+        show(result, console)
     yield from capture.get().splitlines()
 
 
@@ -72,9 +79,20 @@ def visible(text: str, width: int = 16) -> str:
     return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
 
 
-def numbered(name: str, tokens: Sequence[str]) -> Text:
-    """Return tokens as a line, each behind its index."""
-    return Text.assemble((name, QUIET), "  ", " ".join(f"{i}:{visible(token)}" for i, token in enumerate(tokens)))
+def numbered(name: str, tokens: Sequence[str], marks: Marks | None = None) -> Text:
+    """Return tokens as a line, each behind its index: unknown ones marked, those of one character as the character."""
+    line, odd = Text.assemble((name, QUIET), " "), marks or UNMARKED
+    spelled = {one.first: one for one in odd.spelled if one.end <= len(tokens)}
+    i = 0
+    while i < len(tokens):
+        if i in spelled:
+            one = spelled[i]
+            line.append(f" {i}-{one.end - 1}:{visible(one.character)}", style=NEGATIVE)
+            i = one.end
+            continue
+        line.append(f" {i}:{visible(tokens[i])}", style=NEGATIVE if i in odd.unknown else "")
+        i += 1
+    return line
 
 
 def bar(value: float, largest: float, width: int = BAR) -> Text:

@@ -1,0 +1,77 @@
+"""What a result is of, found among the arguments of the analysis that returned it."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from glassformer.labelled import Result
+from glassformer.notes import Note
+from glassformer.provenance import Binding, Bound
+
+# parameters by which analyses take what the model reads
+INPUTS = frozenset(
+    ("text", "target", "inputs", "ids", "base", "batch", "batches", "clean", "corrupt", "pairs", "prompts", "texts")
+)
+
+
+def bound(
+    result: Result, analysis: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], told: Iterable[Note]
+) -> Result:
+    """Return a result that says what it is of, and what must be known of what it was computed from.
+
+    Args:
+        result: What the analysis returned.
+        analysis: The function.
+        args: What it was given,
+        kwargs: and by name.
+        told: Notes on what it read on the way.
+    """
+    asked = _signature(analysis).bind(*args, **kwargs)
+    asked.apply_defaults()
+    inputs = [value for name, value in asked.arguments.items() if name in INPUTS and value is not None]
+    seed = asked.arguments.get("seed")
+    values = list(_within(asked.arguments.values()))
+    subject = next((value for value in values if _is_subject(value)), None)
+    earlier = [note for value in values if _carries(value) for note in value.notes]
+    found = result.noted(*earlier, *told)
+    return found if subject is None else found.bound(_binding(analysis.__name__, subject, inputs, seed))
+
+
+@functools.cache
+def _signature(analysis: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(analysis)
+
+
+def _within(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield arguments, and what stands in those that are lists."""
+    for value in values:
+        yield value
+        if isinstance(value, list | tuple):
+            yield from value
+
+
+def _carries(value: Any) -> bool:
+    """Whether something is a run or a result, which knows what it is of."""
+    return isinstance(value, Result) or hasattr(value, "token_rows")
+
+
+def _is_subject(value: Any) -> bool:
+    if _carries(value):
+        return _bound_of(value) is not None
+    return isinstance(value, nn.Module) or isinstance(getattr(value, "model", None), nn.Module)
+
+
+def _bound_of(value: Any) -> Bound | None:
+    return value._bound if isinstance(value, Result) else value.bound
+
+
+def _binding(name: str, subject: Any, inputs: Sequence[Any], seed: Any) -> Bound:
+    drawn = seed if isinstance(seed, int) else None
+    if _carries(subject):
+        known = _bound_of(subject)
+        assert known is not None, "what has none is no subject"
+        return known.of(name, inputs, drawn)
+    return Binding(name, subject if isinstance(subject, nn.Module) else subject.model, inputs, drawn)

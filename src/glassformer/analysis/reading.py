@@ -1,0 +1,97 @@
+"""What a reader must know of the text that a model read: its specials, its unknown words, its bytes, its length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from glassformer.checkpoints import folder_of, shipped
+from glassformer.data import UNMARKED, Marks, Tokenizer, marks
+from glassformer.errors import TextError
+from glassformer.notes import Note, length_note
+
+SHOWN = 8
+
+
+def specials_note(said: str) -> tuple[Note, ...]:
+    """Return the note on special tokens around a text, from what the tokenizer says of them: one, or none."""
+    return (Note(said),) if said else ()
+
+
+def rows_note(model: Any, *sides: Sequence[Sequence[str]]) -> tuple[Note, ...]:
+    """Return what must be known of rows, those of encoder and decoder, if they are longer than those of training."""
+    longest = max((len(row) for rows in sides for row in rows), default=0)
+    return length_note(longest, getattr(model, "trained_length", None))
+
+
+def marked(model: Any, ids: Tensor | None, rows: Sequence[Sequence[str]]) -> Marks:
+    """Return what is odd about the tokens of a text; several rows are data, which nobody reads token by token."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if ids is None or len(rows) != 1 or not isinstance(tokenizer, Tokenizer):
+        return UNMARKED
+    return marks(tokenizer, ids[0, : len(rows[0])].tolist(), rows[0])
+
+
+def mark_notes(model: Any, found: Marks, side: str = "text") -> tuple[Note, ...]:
+    """Return what must be known of tokens that are no words of the vocabulary: at most one note of each kind."""
+    notes: list[Note] = []
+    if found.unknown:
+        notes.append(
+            Note(
+                f"{len(found.unknown)} of {found.words} tokens of the {side} are unknown to this model.",
+                "It read one and the same token for all of them, so what it says cannot depend on which they were.",
+                "Use words that it knows.",
+            )
+        )
+    if by_bytes := found.by_bytes:
+        tokens = sum(one.end - one.first for one in by_bytes)
+        characters = list(dict.fromkeys(one.character for one in by_bytes))
+        shown = " ".join(characters[:SHOWN]) + (" …" if len(characters) > SHOWN else "")
+        better = fitting_model("".join(characters), getattr(model, "name", ""))
+        notes.append(
+            Note(
+                f"{tokens} of {found.words} tokens of the {side} are single bytes of characters: {shown}.",
+                "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained "
+                "to read them.",
+                f"A shipped model that fits: {better}." if better else "",
+            )
+        )
+    return tuple(notes)
+
+
+def check_known(model: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
+    """Raise `TextError` if more than half of a text is unknown, unless the tokenizer allows that."""
+    if tokenizer.allows_unknown or tokenizer.unk is None:
+        return
+    found = marks(tokenizer, ids, [""] * len(ids))
+    if not found.mostly_unknown:
+        return
+    words = [text[first:end] for first, end in tokenizer.spans(text)]
+    unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
+    shown = " ".join(unknown[:SHOWN]) + (" …" if len(unknown) > SHOWN else "")
+    better = fitting_model(text, getattr(model, "name", ""))
+    raise TextError(
+        f"{len(found.unknown)} of {found.words} tokens are unknown to this model: {shown}\n"
+        "    What it makes of them says nothing about the text. "
+        + (f"A shipped model that fits: {better}. " if better else "Use words that it knows. ")
+        + "To run it all the same: allow_unknown=True, --allow-unknown."
+    )
+
+
+def fitting_model(text: str, other_than: str = "") -> str:
+    """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none."""
+    lengths: dict[str, int] = {}
+    for name in shipped():
+        tokenizer = None if name == other_than else _shipped_tokenizer(folder_of(name))
+        if tokenizer is None:
+            continue
+        ids = tokenizer.encode(text)
+        found = marks(tokenizer, ids, tokenizer.tokens(ids))
+        if not found.unknown and not found.spelled:
+            lengths[name] = len(ids)
+    return min(lengths, key=lambda name: lengths[name], default="")
+
+
+def _shipped_tokenizer(folder: Path) -> Tokenizer | None:
+    return Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None

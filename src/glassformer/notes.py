@@ -1,0 +1,88 @@
+"""What a reader must be warned of: the same words on a terminal, on a page, in JSON and in Python."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Note:
+    """One warning, as whole sentences; printed one after the other.
+
+    Args:
+        seen: What was seen.
+        meaning: What that means for the numbers shown; empty if nothing follows.
+        advice: What to do about it; empty if there is nothing to do.
+    """
+
+    seen: str
+    meaning: str = ""
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.seen, self.meaning, self.advice) if part)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return JSON data: `seen`, `meaning`, `advice`, to be read one after the other."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Note":
+        return cls(str(data["seen"]), str(data["meaning"]), str(data["advice"]))
+
+
+# notes on what an analysis read, while it is at work; None outside
+_GATHERED: ContextVar[dict[Note, None] | None] = ContextVar("gathered notes", default=None)
+MOST_GATHERED = 6
+
+
+@contextmanager
+def gathered() -> Iterator[dict[Note, None]]:
+    """Collect what is told inside, each note once and not more than a few; within another, go into that one's."""
+    outer = _GATHERED.get()
+    found: dict[Note, None] = {} if outer is None else outer
+    token = _GATHERED.set(found)
+    try:
+        yield found
+    finally:
+        _GATHERED.reset(token)
+
+
+def is_gathering() -> bool:
+    """Whether an analysis is at work, which says for itself what it is of."""
+    return _GATHERED.get() is not None
+
+
+def tell(notes: Iterable[Note]) -> None:
+    """Let the analysis at work, if there is one, know what must be known of what it reads."""
+    found = _GATHERED.get()
+    for note in notes if found is not None else ():
+        if len(found) < MOST_GATHERED:
+            found[note] = None
+
+
+def distinct(*groups: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the notes of several groups in their order, each once."""
+    return tuple(dict.fromkeys(note for group in groups for note in group))
+
+
+def length_note(length: int, trained: int | None, *, room: bool = False) -> tuple[Note, ...]:
+    """Return what to know of a text that is longer than the rows a model was trained on: one note, or none.
+
+    Args:
+        length: Tokens of the text.
+        trained: Those of the longest row in training; None if that is not known.
+        room: The text may become as long, and is not yet.
+    """
+    if trained is None or length <= trained:
+        return ()
+    return (
+        Note(
+            f"{'Up to ' if room else ''}{length:,} tokens, trained on {trained:,}.",
+            f"From position {trained} on the model stands where training never put it: heads may look elsewhere than "
+            "they do before, and its probabilities deserve less trust.",
+            f"Give at most {trained:,} tokens, or go by the positions before {trained}.",
+        ),
+    )

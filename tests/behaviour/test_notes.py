@@ -1,0 +1,119 @@
+"""What a reader is warned of: lengths that training never saw, unknown words, characters spelled byte by byte."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer.analysis.lens import logit_lens
+from glassformer.checkpoints import LAYOUTS, convert
+from glassformer.cli import main
+from glassformer.data import bytes_tokenizer, marks
+from glassformer.errors import CheckpointError, TextError
+from glassformer.models import DecoderConfig, block, repeat
+from glassformer.notes import Note, length_note
+from glassformer.render.terminal import lines
+
+UNKNOWN = "我爱量子力学和哲学"
+
+
+def said(found: Any) -> str:
+    return "\n".join(str(note) for note in found.notes)
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=32).build()
+    model.tokenizer, model.trained_length = bytes_tokenizer(), 8
+    return model.eval()
+
+
+def test_a_text_beyond_the_trained_length_is_noted_wherever_it_is_read(small: Any) -> None:
+    note = str(length_note(9, 8)[0])
+    assert "9 tokens, trained on 8." in note and "From position 8 on" in note
+    for found in (gf.run(small, "abcdefgh"), logit_lens(small, "abcdefgh"), gf.explain(small, "abcdefgh")):
+        assert note in said(found)
+    found = gf.explain(small, "abcdefgh")
+    assert note in " ".join(" ".join(n.values()) for n in found.to_dict()["notes"])
+    assert f"Note: {note}" in "\n".join(lines(found, width=400))
+    assert "trained" not in said(gf.run(small, "abcdefg"))
+
+
+def test_a_result_of_a_run_has_the_notes_of_the_run(small: Any) -> None:
+    assert logit_lens(gf.run(small, "abcdefgh", read=[logit_lens])).notes == gf.run(small, "abcdefgh").notes != ()
+
+
+def test_the_trained_length_is_saved_and_converted_with_the_model(small: Any, tmp_path: Path) -> None:
+    gf.save(small, tmp_path / "ours")
+    assert gf.load(tmp_path / "ours").trained_length == 8
+    for to in LAYOUTS:
+        try:
+            there = convert(tmp_path / "ours", tmp_path / to, to)
+        except CheckpointError:  # no layout has a place for everything
+            continue
+        assert gf.load(there).trained_length == 8, to
+        assert gf.load(convert(there, tmp_path / f"{to}-back", "glassformer")).trained_length == 8, to
+
+
+def test_folders_without_a_trained_length_load_and_damaged_ones_are_refused(small: Any, tmp_path: Path) -> None:
+    path = gf.save(small, tmp_path) / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in whole.items() if name != "trained_length"}))
+    assert gf.load(tmp_path).trained_length is None
+    for wrong in (0, -3, "8", True, None, 1.5):
+        path.write_text(json.dumps(whole | {"trained_length": wrong}))
+        with pytest.raises(CheckpointError, match="trained_length"):
+            gf.load(tmp_path)
+
+
+def test_shipped_models_know_the_rows_of_their_recipes() -> None:
+    from glassformer.training.recipes import recipe
+
+    for name in gf.checkpoints.shipped():
+        assert gf.load(name).trained_length == recipe(name).data.length
+
+
+def test_a_mostly_unknown_text_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    model = gf.load("zh-en")
+    with pytest.raises(TextError, match=r"5 of 9 tokens are unknown.*爱 量 力 和 哲"):
+        gf.run(model, UNKNOWN)
+    assert "5 of 9 tokens of the source are unknown" in said(gf.run(model, UNKNOWN, allow_unknown=True))
+    assert main(["generate", UNKNOWN, "--model", "zh-en"]) == 2
+    assert "--allow-unknown" in capsys.readouterr().err
+    assert main(["generate", UNKNOWN, "--model", "zh-en", "--allow-unknown"]) == 0
+    assert "5 of 9 tokens of the source are unknown" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_shipped_model_that_knows_a_text_is_named() -> None:
+    with pytest.raises(TextError, match="fits: gpt-4l"):
+        gf.run(gf.load("zh-en"), "for x in range ( 3 )")
+    assert "fits: zh-en" in said(gf.run(gf.load("gpt-4l"), "我吃了一个苹果"))
+
+
+def test_bytes_are_shown_as_the_character_they_make() -> None:
+    found = gf.explain(gf.load("gpt-4l"), "x = é我")
+    assert [(t.character, t.part) for t in found.tokens][-5:] == [("é", 0), ("é", 1), ("我", 0), ("我", 1), ("我", 2)]
+    assert "5 of 8 tokens of the text are single bytes of characters: é 我." in said(found)
+    assert "4-5:é 6-8:我" in "\n".join(lines(found))
+
+
+def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
+    tokenizer = bytes_tokenizer()
+    ids = tokenizer.encode("我é")
+    odd = marks(tokenizer, ids, tokenizer.tokens(ids))
+    assert [(one.first, one.end, one.character) for one in odd.spelled] == [(0, 3, "我"), (3, 5, "é")]
+    assert odd.by_bytes == ()
+
+
+def test_bytes_that_make_no_character_stand_alone() -> None:
+    tokenizer = bytes_tokenizer()
+    for ids in ([0xE6], [0xE6, 0x88, 256], [0x88, 0xE6, 65], [0xFF, 0xFE]):
+        assert marks(tokenizer, ids, tokenizer.tokens(ids)).spelled == ()
+
+
+def test_a_note_comes_back_from_json() -> None:
+    note = Note("a.", "b.", "c.")
+    assert Note.from_dict(json.loads(json.dumps(note.to_dict()))) == note
+    assert str(note) == "a. b. c." and str(Note("a.")) == "a."

@@ -1,0 +1,162 @@
+"""Results say what they are of: model and weights, input, precision, seed, versions."""
+
+import copy
+import gc
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer import digest as digests
+from glassformer.analysis.heads import head_scores
+from glassformer.analysis.lens import logit_lens
+from glassformer.checkpoints import save
+from glassformer.data import bytes_tokenizer
+from glassformer.models import DecoderConfig, block, repeat
+from glassformer.render.page.results import results_document
+
+
+def made(seed: int = 0) -> Any:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=64).build(seed)
+    model.tokenizer = bytes_tokenizer()
+    return model.eval()
+
+
+def test_a_result_says_model_digest_input_and_versions() -> None:
+    model = made()
+    found = logit_lens(model, "abc")
+    said = found.provenance
+    assert said is not None and said.digest == model.digest() and said.torch == torch.__version__
+    assert (said.analysis, said.dtype, said.device, said.version) == ("logit_lens", "float32", "cpu", gf.__version__)
+    assert [(one.shown, one.sha256) for one in said.input] == [("abc", "")]
+    assert json.loads(found.to_json())["provenance"]["digest"] == model.digest()
+    assert "sha" not in repr(found) and "provenance" not in repr(found)
+    assert found.replace(answer=1).provenance == said
+
+
+def test_a_seed_is_said_where_an_analysis_takes_one() -> None:
+    assert head_scores(made(), seed=7).provenance.seed == 7  # type: ignore[union-attr]
+
+
+def test_a_result_of_a_saved_run_says_what_the_run_was_of(tmp_path: Path) -> None:
+    model = made()
+    run = gf.run(model, "abc", read=[logit_lens])
+    back = gf.Run.load(run.save(tmp_path / "run"), model=made(1))
+    assert back.provenance == run.provenance
+    assert logit_lens(back).provenance.digest == model.digest()  # type: ignore[union-attr]
+
+
+def test_the_digest_changes_with_every_parameter_and_buffer() -> None:
+    model = made()
+    seen = {model.digest()}
+    for value in [*model.parameters(), *model.buffers()]:
+        with torch.no_grad():
+            value.view(-1)[:1] += 1
+        seen.add(model.digest())
+    assert len(seen) == 1 + len([*model.parameters(), *model.buffers()])
+    assert made().digest() == made().digest() != made(1).digest()
+
+
+def test_a_result_from_before_a_change_says_that_the_weights_were_changed() -> None:
+    model = made()
+    before = logit_lens(model, "abc")
+    with torch.no_grad():
+        model.embed.matrix += 1
+    assert (before.provenance.digest, before.provenance.why) == ("", "the weights were changed since")  # type: ignore[union-attr]
+    known = logit_lens(model, "abc")
+    now = known.provenance.digest  # type: ignore[union-attr]
+    with torch.no_grad():
+        model.embed.matrix -= 1
+    assert known.provenance.digest == now != model.digest()  # type: ignore[union-attr]
+
+
+def test_a_result_keeps_no_model_alive_and_says_when_it_is_gone() -> None:
+    model = made()
+    found, asked = logit_lens(model, "abc"), logit_lens(model, "abd")
+    known = model.digest()
+    late = logit_lens(model, "abc").provenance
+    del model
+    gc.collect()
+    assert late is not None and late.digest == known
+    assert found.provenance.digest == "" and "gone" in found.provenance.why  # type: ignore[union-attr]
+    assert asked.provenance.model == "decoder"  # type: ignore[union-attr]
+
+
+def test_nothing_is_hashed_before_a_result_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Any] = []
+    monkeypatch.setattr(digests, "_computed", lambda model: hashed.append(model) or "weights:0")
+    found = logit_lens(made(), "abc")
+    gf.run(made(), "abc")
+    assert hashed == []
+    monkeypatch.setattr(digests, "MOST_BYTES", 10)
+    big = made()
+    assert "large" in logit_lens(big, "abc").provenance.why and hashed == []  # type: ignore[union-attr]
+    assert found.provenance is not None
+
+
+def test_a_folder_of_ours_knows_the_digest_of_its_weights_for_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(made(), tmp_path)
+    monkeypatch.setattr(digests, "_computed", lambda model: pytest.fail("hashed"))
+    whole, streamed = gf.load(tmp_path), gf.load(tmp_path, stream=True)
+    assert whole.digest() == streamed.digest() and whole.digest().startswith("files:")
+
+
+def test_long_inputs_are_shortened_with_a_digest_of_the_whole() -> None:
+    model = made()
+    found = [gf.run(model, list(range(40)) + [40 + i] * 24).provenance for i in (0, 0)]
+    assert found[0] == found[1]
+    assert all(not one.input[0].sha256 for one in found if one)
+    ids = torch.zeros(2, 64, dtype=torch.long)
+    first = gf.run(model, ids).provenance
+    ids = ids.clone()
+    ids[1, -1] = 1
+    second = gf.run(model, ids).provenance
+    assert first is not None and second is not None
+    assert first.input[0].shown == second.input[0].shown and len(first.input[0].shown) < 200
+    assert first.input[0].sha256 != second.input[0].sha256
+
+
+def test_results_are_copied_and_pickled_with_what_they_are_of() -> None:
+    model = made()
+    found = logit_lens(model, "abc")
+    assert copy.deepcopy(found).provenance == found.provenance == pickle.loads(pickle.dumps(found)).provenance
+
+
+def test_a_document_of_several_results_says_once_what_they_share() -> None:
+    model = made()
+    run = gf.run(model, "abc", read=[logit_lens])
+    document = results_document([logit_lens(run), logit_lens(run, position=0), head_scores(model)])
+    assert document["provenance"]["digest"] == model.digest()
+    assert [one["provenance"]["analysis"] for one in document["results"]] == ["logit_lens", "logit_lens", "head_scores"]
+    assert all(name not in one["provenance"] for one in document["results"] for name in document["provenance"])
+
+
+def test_a_command_says_what_its_results_are_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from glassformer.cli import main
+
+    assert main(["attribute", "attn-only-1l", "import os", "--json", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["provenance"]["digest"] == gf.load("attn-only-1l").digest()
+    assert "model" not in found["provenance"] and [n["seen"] for n in found["notes"]] == [
+        "The tokenizer added <bos> in front of the text."
+    ]
+    assert all("notes" not in one for one in found["results"])
+
+
+def test_saved_rows_and_tables_say_what_they_are_of(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    from glassformer.analysis.sweep import logit, sweep
+
+    model, path = made(), tmp_path / "rows"
+    rows = [[gf.Scale("blocks.0.attn.z", 0.0)]]
+    sweep(model, "abc", rows, logit(5), save_to=path)
+    with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+        assert json.loads(file.metadata()["provenance"])["digest"] == model.digest()
+    assert logit_lens(model, "abc").to_frame().attrs["provenance"]["digest"] == model.digest()
