@@ -25,8 +25,8 @@ from glassformer.analysis.learning import (
     read_history,
     trajectory,
 )
-from glassformer.colours import SERIES
 from glassformer.figures import new_figure
+from glassformer.figures.colours import SERIES
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PICTURE = DOCS / "how-to" / "watch-the-phase-change.md", DOCS / "images" / "phase-change.png"

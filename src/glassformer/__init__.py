@@ -11,7 +11,7 @@ Names are imported when first used, so that `import glassformer` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from glassformer import viewers
+from glassformer.figures import viewers
 from glassformer.version import __version__ as __version__
 
 if TYPE_CHECKING:

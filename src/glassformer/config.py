@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Self
 
 from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 
 FORMAT_VERSION = 1
 

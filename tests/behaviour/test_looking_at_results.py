@@ -18,8 +18,8 @@ from every_result import MAKERS, classes, result
 from explanations import sample
 from glassformer import figures
 from glassformer.analysis import run
-from glassformer.colours import DARK, LIGHT, SERIES, Palette
 from glassformer.errors import SaveError, SiteNotRead
+from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_page
 from glassformer.render.viewing import framed

@@ -13,7 +13,7 @@ from glassformer.cli import main
 from glassformer.data import bytes_tokenizer, marks
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import DecoderConfig, block, repeat
-from glassformer.notes import Note, length_note
+from glassformer.provenance import Note, length_note
 from glassformer.render.terminal import lines
 
 UNKNOWN = "我爱量子力学和哲学"

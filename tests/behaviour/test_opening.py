@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
-from glassformer import analysis, checkpoints, cli, decompositions, reading, weights
+from glassformer import analysis, checkpoints, cli, weights
 from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError
-from glassformer.json_text import json_text
+from glassformer.files import json_text, reading
 from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
+from glassformer.numerics import decompositions
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 

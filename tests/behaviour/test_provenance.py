@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer import digest as digests
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import save
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block, repeat
+from glassformer.provenance import digest as digests
 from glassformer.render.page.results import results_document
 
 

@@ -20,15 +20,13 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
-from glassformer.files import write
-from glassformer.indices import entries, one
-from glassformer.json_text import json_text
+from glassformer.files import json_text, write
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
-from glassformer.notes import Note, is_gathering
-from glassformer.provenance import Binding, Bound, Provenance
+from glassformer.numerics.indices import entries, one
+from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]

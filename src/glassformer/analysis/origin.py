@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from glassformer.labelled import Result
-from glassformer.notes import Note
-from glassformer.provenance import Binding, Bound
+from glassformer.provenance import Binding, Bound, Note
 
 # parameters by which analyses take what the model reads
 INPUTS = frozenset(

@@ -11,9 +11,9 @@ from torch import Tensor
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.errors import ShapeMismatch
-from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models import ModelLike
+from glassformer.numerics.indices import asked, entries, is_mask
 
 Positions = int | Sequence[int] | Int[Tensor, "..."] | Bool[Tensor, "..."] | None
 Answers = str | int | Sequence[str | int] | Int[Tensor, "*rows"] | None

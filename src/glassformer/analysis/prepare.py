@@ -18,7 +18,7 @@ from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
-from glassformer.notes import Note, distinct, tell
+from glassformer.provenance import Note, distinct, tell
 from glassformer.trace import Foreign
 
 

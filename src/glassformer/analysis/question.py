@@ -24,7 +24,7 @@ from torch import nn
 from glassformer.analysis.origin import bound
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Result
-from glassformer.notes import gathered, is_gathering
+from glassformer.provenance import gathered, is_gathering
 
 if TYPE_CHECKING:
     from glassformer.analysis._run import Run

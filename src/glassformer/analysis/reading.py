@@ -9,7 +9,7 @@ from torch import Tensor
 from glassformer.checkpoints import folder_of, shipped
 from glassformer.data import UNMARKED, Marks, Tokenizer, marks
 from glassformer.errors import TextError
-from glassformer.notes import Note, length_note
+from glassformer.provenance import Note, length_note
 
 SHOWN = 8
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from glassformer.checkpoints.families import Source, assembled
 from glassformer.checkpoints.tensors import TensorFiles
-from glassformer.decompositions import is_finite
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
-from glassformer.placement import Device, NumberType, device_of, number_type
+from glassformer.numerics.decompositions import is_finite
+from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 
 CONFIG = "config.json"
 

@@ -5,7 +5,6 @@ config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing
 
 from pathlib import Path
 
-from glassformer import digest
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
@@ -13,9 +12,10 @@ from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
+from glassformer.files import read_json, reason
 from glassformer.models import Model, ModelConfig
-from glassformer.placement import Device, NumberType, device_of, number_type
-from glassformer.reading import read_json, reason
+from glassformer.numerics.placement import Device, NumberType, device_of, number_type
+from glassformer.provenance import digest
 
 
 def load(

@@ -23,10 +23,10 @@ from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
-from glassformer.json_text import json_text
+from glassformer.files import json_text
+from glassformer.files.reading import MOST_TOKENIZER, opened, read, reason
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
-from glassformer.placement import NumberType, number_type
-from glassformer.reading import MOST_TOKENIZER, opened, read, reason
+from glassformer.numerics.placement import NumberType, number_type
 
 FORMAT = 1
 TOKENIZER = "tokenizer.json"

@@ -23,7 +23,7 @@ from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views

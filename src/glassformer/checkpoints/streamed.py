@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from glassformer.checkpoints.checkpoint import Checkpoint, place
 from glassformer.errors import CheckpointError
-from glassformer.placement import Device, NumberType, device_of, number_type
+from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 
 
 def streamed(

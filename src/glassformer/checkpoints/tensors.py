@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
-from glassformer.reading import MOST_JSON, opened, read_json, reason
+from glassformer.files.reading import MOST_JSON, opened, read_json, reason
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

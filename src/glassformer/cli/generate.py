@@ -60,7 +60,7 @@ def generate(
     from glassformer.analysis.prepare import readable, said
     from glassformer.analysis.reading import mark_notes, marked
     from glassformer.models import Decoder, Sampling, beam_search, stream
-    from glassformer.notes import length_note
+    from glassformer.provenance import length_note
 
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer

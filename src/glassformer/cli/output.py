@@ -8,8 +8,7 @@ from glassformer.cli.console import say
 from glassformer.cli.options import OutputOptions
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
-from glassformer.files import check_writable, write
-from glassformer.json_text import json_text
+from glassformer.files import check_writable, json_text, write
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike

@@ -9,8 +9,7 @@ from rich.table import Table
 from glassformer.attention import Attention
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console, say
-from glassformer.files import check_writable, write
-from glassformer.json_text import json_text
+from glassformer.files import check_writable, json_text, write
 from glassformer.models import ModelConfig
 from glassformer.models.accounting import Account, account, count_flops, state_bytes
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from glassformer.cli.console import Console, say
 from glassformer.cli.progress import progress
-from glassformer.files import check_writable, write
-from glassformer.json_text import json_text
+from glassformer.files import check_writable, json_text, write
 from glassformer.trace import Site
 
 

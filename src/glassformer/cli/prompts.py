@@ -12,7 +12,7 @@ from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
-from glassformer.notes import Note, distinct
+from glassformer.provenance import Note, distinct
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike

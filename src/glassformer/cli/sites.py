@@ -7,7 +7,7 @@ from rich.table import Table
 
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 
 
 def sites(

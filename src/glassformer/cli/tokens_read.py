@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from glassformer.notes import Note
+from glassformer.provenance import Note
 
 if TYPE_CHECKING:
     from glassformer.data import Marks

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from glassformer.data.tokenizer import FILE_NAME, NAMES, Roles, Tokenizer, byte_alphabet
 from glassformer.errors import CheckpointError
-from glassformer.reading import MOST_TOKENIZER, read_json, read_text, reason
+from glassformer.files.reading import MOST_TOKENIZER, read_json, read_text, reason
 
 BY_NAME = ("tokenizer_config.json", "special_tokens_map.json")
 BY_ID = ("generation_config.json", "config.json")

@@ -25,8 +25,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.config import Config
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
-from glassformer.json_text import json_text
-from glassformer.reading import MOST_TOKENIZER, read_text, reason
+from glassformer.files import json_text
+from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
 
 FILE_NAME = "tokenizer.json"
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.attention import (
     Attention,
     AttentionLayer,
@@ -24,6 +23,7 @@ from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import BlockConfig, Decoder, DecoderConfig, Learned, NoNorm
 from glassformer.models.experts import ExpertsLayer
 from glassformer.models.mlp import MlpLayer
+from glassformer.numerics import decompositions
 
 
 class HeadMatrices(NamedTuple):

@@ -2,11 +2,11 @@
 
 import torch
 
-from glassformer import decompositions
 from glassformer.attention import AttentionLayer
 from glassformer.config import require
 from glassformer.handmade.assemble import HeadMatrices
 from glassformer.models import Decoder
+from glassformer.numerics import decompositions
 
 
 def random_head(model: Decoder, layer: int, *, size: float = 100.0, silent: bool = True, seed: int = 0) -> HeadMatrices:

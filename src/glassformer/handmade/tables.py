@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.config import require
 from glassformer.data.tasks.chains import Markov, stationary
 from glassformer.handmade.assemble import HeadMatrices, assemble, layout
 from glassformer.models import Decoder
+from glassformer.numerics import decompositions
 
 
 def bigram_model(

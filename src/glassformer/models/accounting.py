@@ -25,7 +25,7 @@ from glassformer.models.encoder_decoder import EncoderDecoderConfig
 from glassformer.models.model import ModelConfig
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
-from glassformer.placement import NumberType, number_type
+from glassformer.numerics.placement import NumberType, number_type
 from glassformer.trace import Tape
 
 # sub-layers that name parts of their own come between the two

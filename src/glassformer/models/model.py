@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from glassformer.attention import Attention
 from glassformer.config import Config, require
-from glassformer.digest import digest
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, Unembedding
 from glassformer.models.stack import Stack, site_table
 from glassformer.models.sub_layer import SubLayer
+from glassformer.provenance.digest import digest
 from glassformer.trace import Foreign, Site, SiteTable, Tape
 
 
@@ -143,7 +143,7 @@ class Model(nn.Module):
         self._coordinate_names = found
 
     def digest(self) -> str:
-        """Return the digest of its config and weights (see `glassformer.digest`): computed once, until they change."""
+        """Return the digest of its config and weights (`provenance.digest`): computed once, until they change."""
         return digest(self)
 
     @property

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glassformer.colours import SERIES
 from glassformer.errors import RunFolderError, SaveError
 from glassformer.figures import colour_map, columns_for, new_figure
+from glassformer.figures.colours import SERIES
 
 
 def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:

@@ -1,6 +1,6 @@
 """How any result is looked at: as a page, on the terminal, in a notebook.
 
-`import glassformer` registers this module with `glassformer.viewers`, where `Result` finds it.
+`import glassformer` registers this module with `glassformer.figures.viewers`, where `Result` finds it.
 """
 
 import re

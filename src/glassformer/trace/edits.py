@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
-from glassformer.indices import Where, asked, entries, located, one
 from glassformer.labelled import Labelled
+from glassformer.numerics import decompositions
+from glassformer.numerics.indices import Where, asked, entries, located, one
 from glassformer.trace.sites import Site
 
 # values of earlier sites of the pass, by name

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
-from glassformer.indices import one
+from glassformer.numerics.indices import one
 
 _AXIS = re.compile(r"\([^()]*\)|[^\s()]+")
 # what a layout may call an axis for which the site has a narrower name

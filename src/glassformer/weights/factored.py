@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.errors import ShapeMismatch
-from glassformer.placement import NumberType, number_type
+from glassformer.numerics import decompositions
+from glassformer.numerics.placement import NumberType, number_type
 from glassformer.weights.largest import largest_of_each
 
 BLOCK = 1 << 22  # entries of the product that `top` holds at a time

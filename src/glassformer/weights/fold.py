@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glassformer.decompositions import is_finite
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import Model, Stack
 from glassformer.models.norms import Norm
+from glassformer.numerics.decompositions import is_finite
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
 

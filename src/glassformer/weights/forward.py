@@ -20,7 +20,7 @@ from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import SubLayer
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
 from glassformer.models.stack import make_context, with_source
-from glassformer.precision import wide_copy
+from glassformer.numerics.precision import wide_copy
 from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
 

@@ -23,7 +23,7 @@ from glassformer.attention.projections import ConvolvedProjection, SmearedProjec
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models.mlp import MlpLayer
 from glassformer.models.norms import Norm
-from glassformer.precision import wide
+from glassformer.numerics.precision import wide
 from glassformer.trace import head_label
 from glassformer.weights.factored import Factored
 

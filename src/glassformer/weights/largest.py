@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.errors import AnalysisUnavailable
+from glassformer.numerics import decompositions
 
 # entries made at a time on a CPU: what its caches hold; beyond that the product waits for memory
 CACHED = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 from glassformer import checkpoints, files
 from glassformer.errors import UnknownModel, nearest
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 
 
 @dataclass(frozen=True)

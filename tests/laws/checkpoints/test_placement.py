@@ -9,7 +9,7 @@ import torch
 import glassformer as gf
 from glassformer.errors import ConfigError
 from glassformer.models.accounting import account
-from glassformer.placement import TYPES, device_of, number_type
+from glassformer.numerics.placement import TYPES, device_of, number_type
 
 
 @pytest.mark.parametrize("name", TYPES)

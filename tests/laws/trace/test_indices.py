@@ -11,8 +11,8 @@ import glassformer as gf
 from glassformer import weights
 from glassformer.analysis import attribution, causal, from_weights, lens, token_flow
 from glassformer.errors import GlassformerError, ShapeMismatch, UnknownAxis
-from glassformer.indices import asked, entries
 from glassformer.labelled import Labelled
+from glassformer.numerics.indices import asked, entries
 from glassformer.testing.models import subject
 from glassformer.trace import Add, Apply, At, Read, Scale, Set, Site, Take
 

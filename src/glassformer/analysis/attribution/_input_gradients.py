@@ -26,10 +26,10 @@ from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, answer_id, prepare, token_id
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
-from glassformer.indices import asked, entries
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.numerics.indices import asked, entries
 from glassformer.trace import Edit, Set, Tape
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]

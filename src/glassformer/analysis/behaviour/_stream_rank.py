@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.analysis.prepare import prepare, real_lengths
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._subspaces import dimensions
@@ -28,6 +27,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
+from glassformer.numerics import decompositions
 from glassformer.trace import Apply, Edit, Set, Tape
 
 Variant = Literal["attention only", "+ MLP", "+ skip", "full"]

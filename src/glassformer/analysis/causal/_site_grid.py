@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from glassformer import indices
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, NoPattern, UnknownAxis, UnknownSite, nearest
-from glassformer.indices import Where
 from glassformer.labelled import Coordinate
 from glassformer.models import Model, ModuleLike, Stack, SubLayer
+from glassformer.numerics import indices
+from glassformer.numerics.indices import Where
 from glassformer.trace import At, Foreign, HasSites, Site, is_named, parts_of
 
 _STREAM, _HEADS = ("layer", "pos"), ("layer", "head")

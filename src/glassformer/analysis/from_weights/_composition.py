@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis.from_weights._pair_norms import BUDGET, Side, grams, products
 from glassformer.analysis.from_weights._reads_and_writes import (
     KINDS,
@@ -39,6 +39,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, SubLayer
+from glassformer.numerics import decompositions
 from glassformer.weights import AttentionWeights, WeightsLike
 
 Covariance = Float[Tensor, "d_model d_model"] | Sequence[Float[Tensor, "d_model d_model"]]

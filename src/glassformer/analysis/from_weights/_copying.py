@@ -25,12 +25,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
 from glassformer.analysis.question import question
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.numerics import decompositions
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CHUNK = 4096  # tokens whose vectors are normed at a time

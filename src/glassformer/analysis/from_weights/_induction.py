@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis.from_weights._composition import Composition, composition
 from glassformer.analysis.from_weights._copying import rounding
 from glassformer.analysis.from_weights._reads_and_writes import comes_before
@@ -39,6 +39,7 @@ from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
+from glassformer.numerics import decompositions
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 MOST_TOKENS = 8192  # by default, evenly spread over larger vocabularies

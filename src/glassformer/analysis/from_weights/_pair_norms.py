@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.attention import linear
+from glassformer.numerics import decompositions
 
 Turn = Callable[[Tensor], Tensor]
 

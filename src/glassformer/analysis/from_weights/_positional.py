@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
@@ -29,7 +29,8 @@ from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.stack import make_context
-from glassformer.precision import wide
+from glassformer.numerics import decompositions
+from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 from glassformer.weights.stream import Side
 

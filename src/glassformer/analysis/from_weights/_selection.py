@@ -9,8 +9,8 @@ from torch import Tensor
 
 from glassformer.analysis.prepare import readable, readable_outputs
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
-from glassformer.indices import asked, entries, is_mask
 from glassformer.labelled import Labelled
+from glassformer.numerics.indices import asked, entries, is_mask
 from glassformer.weights import AttentionWeights, HeadWeights
 
 LeftOut = dict[str, str]

@@ -21,7 +21,7 @@ from glassformer.analysis.from_weights._positional import positional_heads
 from glassformer.analysis.from_weights._selection import values_of
 from glassformer.attention import ByPosition
 from glassformer.errors import AnalysisUnavailable
-from glassformer.precision import wide_copy
+from glassformer.numerics.precision import wide_copy
 from glassformer.weights import AttentionWeights, HeadWeights
 
 Through = Literal["token", "stream"]

@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
-from glassformer.decompositions import wide
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
+from glassformer.numerics import decompositions
+from glassformer.numerics.decompositions import wide
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike, head_label
 
 BLOCK = 1 << 22  # entries of products held at a time

@@ -41,7 +41,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
 from glassformer.models.norms import Norm
-from glassformer.precision import wide
+from glassformer.numerics.precision import wide
 from glassformer.trace import Read
 
 EVALUATORS = ("previous_token", "prefix_matching", "duplicate_token", "first_token", "current_token", "copying")

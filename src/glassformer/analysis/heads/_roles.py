@@ -31,7 +31,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
-from glassformer.precision import wide
+from glassformer.numerics.precision import wide
 
 ROLES = ("previous_token", "induction", "duplicate_token", "first_token", "current_token")
 Reading = Literal["mass", "signed"]

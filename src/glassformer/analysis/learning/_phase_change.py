@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, history_of
@@ -27,6 +26,7 @@ from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
+from glassformer.numerics import decompositions
 
 MEASURES = ("loss", "icl_score", "prefix_matching", "previous_token")
 

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
@@ -28,6 +27,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
+from glassformer.numerics import decompositions
 from glassformer.provenance import Binding
 from glassformer.trace import Tape
 

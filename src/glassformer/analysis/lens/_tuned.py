@@ -21,8 +21,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
-from glassformer.files import write
-from glassformer.json_text import json_text
+from glassformer.files import json_text, write
 from glassformer.models import ModelLike, require_model
 
 FORMAT = 1

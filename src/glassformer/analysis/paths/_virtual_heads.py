@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
@@ -23,6 +23,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, SubLayer
+from glassformer.numerics import decompositions
 from glassformer.weights import AttentionWeights
 
 # numbers held at once: first heads are taken in pieces that stay below it

@@ -42,7 +42,7 @@ from glassformer.errors import ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.generate import generable
-from glassformer.notes import Note
+from glassformer.provenance import Note
 
 N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
 # multiplications that unembedding at all positions may take: about a second of one core

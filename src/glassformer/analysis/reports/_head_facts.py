@@ -14,7 +14,7 @@ from glassformer.analysis.places import places
 from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleScore, Sink, TopHead
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
-from glassformer.notes import Note
+from glassformer.provenance import Note
 
 N_TOP_HEADS = 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on

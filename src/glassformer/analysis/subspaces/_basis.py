@@ -16,13 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.numerics import decompositions
 from glassformer.trace import Site
 from glassformer.weights import HeadWeights
 

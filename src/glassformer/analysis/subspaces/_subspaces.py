@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
@@ -33,7 +33,8 @@ from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
-from glassformer.precision import wide
+from glassformer.numerics import decompositions
+from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, HeadWeights, WeightsLike
 
 BUDGET = 1 << 27  # bytes of matrices that are stacked, or of projections, at a time

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
-from glassformer.files import write
-from glassformer.json_text import json_text
+from glassformer.files import json_text, write
 from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site
 

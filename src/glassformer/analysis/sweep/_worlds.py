@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import ShapeMismatch
-from glassformer.indices import Where, true_entries
+from glassformer.numerics.indices import Where, true_entries
 from glassformer.trace import At, Edit, Site, Take
 from glassformer.trace.edits import Earlier
 

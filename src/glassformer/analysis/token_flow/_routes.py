@@ -31,8 +31,8 @@ from glassformer.analysis.frozen._mixing import (
 )
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
-from glassformer.indices import asked, entries
 from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.numerics.indices import asked, entries
 
 CONSTANT = "constant"
 

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from glassformer import decompositions
 from glassformer.analysis._run import run_for
 from glassformer.analysis.frozen._mixing import Moves, flow_sites, position_labels, token_row, units
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.precision import wide
+from glassformer.numerics import decompositions
+from glassformer.numerics.precision import wide
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer import decompositions, weights
+from glassformer import weights
 from glassformer.analysis._run import run
 from glassformer.analysis.from_weights._selection import (
     LeftOut,
@@ -44,7 +44,8 @@ from glassformer.analysis.vocabulary._token_circuits import (
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
-from glassformer.precision import wide
+from glassformer.numerics import decompositions
+from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
 CONTEXT = 64  # tokens that a source competes with, unless a context is given

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.errors import CheckpointError, MissingExtra
 from glassformer.models.norms import Norm
-from glassformer.placement import NumberType, number_type
+from glassformer.numerics.placement import NumberType, number_type
 from glassformer.trace import Site, Tape
 
 DIVERGES = float("inf")

@@ -34,7 +34,7 @@ from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import Decoder, Encoder, EncoderDecoder, EncoderDecoderConfig
-from glassformer.placement import NumberType, number_type
+from glassformer.numerics.placement import NumberType, number_type
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 # what compares ours, once it is loaded, with what was kept of the reference

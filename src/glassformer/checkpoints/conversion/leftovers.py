@@ -18,7 +18,7 @@ from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.families import FAMILIES, Family
 from glassformer.checkpoints.tensors import StoredTensor
 from glassformer.errors import CheckpointError
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 
 ORIGIN = "origin.safetensors"
 

@@ -31,9 +31,9 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 from glassformer.models.norms import Norm
-from glassformer.placement import NumberType, number_type
+from glassformer.numerics.placement import NumberType, number_type
 
 SHARD_SIZE = 2_000_000_000
 # what belongs to a model besides its config and weights, and goes with it as it is

@@ -15,7 +15,7 @@ from glassformer import files
 from glassformer.data.pairs.prompt_pairs import Pair, Pairs
 from glassformer.data.text.sources import read_text
 from glassformer.errors import DataError, nearest
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 
 FIELDS = ("clean", "corrupt", "answer", "wrong")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -2,7 +2,7 @@
 
 import json
 
-from glassformer.colours import DARK, LIGHT, SERIES, Palette
+from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
 
 
 def colour_style() -> str:

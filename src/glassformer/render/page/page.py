@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from glassformer.json_text import json_text
+from glassformer.files import json_text
 from glassformer.labelled import Result
 from glassformer.render.page.colours import colour_script, colour_style
 from glassformer.render.page.results import results_document

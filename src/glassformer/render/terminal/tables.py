@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.colours import TERMINAL
 from glassformer.data import UNMARKED, Marks
+from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Labelled, Result, spaced
-from glassformer.notes import Note
+from glassformer.provenance import Note
 
 BAR, MOST = 16, 8
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"

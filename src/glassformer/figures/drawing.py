@@ -1,7 +1,7 @@
 """Figures of labelled numbers: bars, lines, maps, masks, small multiples, complex numbers. Needs matplotlib.
 
-Colours come from `glassformer.colours`, as on pages. Nothing is written smaller than 8 points: where labels would
-touch, every second one is left out, and so on.
+Colours come from `figures.colours`, as on pages. Nothing is written smaller than 8 points: where labels would touch,
+every second one is left out, and so on.
 """
 
 import math
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from glassformer.colours import LIGHT, SERIES, Ramp
 from glassformer.errors import MissingExtra, ShapeMismatch
+from glassformer.figures.colours import LIGHT, SERIES, Ramp
 
 MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
 LINE, SMALL, MEDIUM = 0.165, 8, 10  # inches that a line of small text takes; points

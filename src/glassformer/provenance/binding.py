@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from glassformer.digest import digest, is_cheap, known_digest, state
+from glassformer.provenance.digest import digest, is_cheap, known_digest, state
 from glassformer.version import __version__
 
 SHOWN_CHARACTERS, SHOWN_IDS, SHOWN_INPUTS = 240, 64, 8

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import AnalysisUnavailable
-from glassformer.precision import wide
+from glassformer.numerics.precision import wide
 
 
 def is_finite(values: Tensor) -> bool:

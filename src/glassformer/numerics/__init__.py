@@ -1,0 +1,1 @@
+"""Numbers and their places: precision, decompositions, number types and devices, indices and masks."""
