@@ -1,5 +1,6 @@
 """Where predictions come from, token by token, on the terminal."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -53,7 +54,9 @@ def _(result: AverageRoutes, top: int = N_EDGES) -> RenderableType:
     ranked = result.heads.top(top)
     for (label,), value in ranked:
         error = float(result.spread.select(head=str(label)).values)
-        grid.add_row(str(label), f"{value:.3f} ± {error:.3f}", bar(value, ranked[0][1]))
+        grid.add_row(
+            str(label), f"{value:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}"), bar(value, ranked[0][1])
+        )
     return section(f"Through which heads the last token of {result.prompts} prompts got what it has", grid)
 
 
