@@ -157,8 +157,8 @@ def _unseen_words() -> Any:
 MAKERS: dict[str, Callable[[], Any]] = {
     "Ablation": lambda: causal.ablate_each(induction_model(), repeated(batch=4)),
     "AblationTable": lambda: causal.ablation_table(_small(), _ids(), sweep.logit_difference(1, 2)),
-    "Acdc": _pairs(circuits.acdc, threshold=0.1),
-    "AcdcCurve": _pairs(circuits.acdc_curve, thresholds=[0.1, 1.0]),
+    "Acdc": _pairs(circuits.acdc, threshold=0.001),
+    "AcdcCurve": _pairs(circuits.acdc_curve, thresholds=[0.001, 0.1]),
     "Answered": _answered,
     "AttentionFlow": _one_pass(token_flow.attention_flow),
     "AttentionSinks": lambda: behaviour.attention_sinks(_small(), _ids(), window=4, first=2),

@@ -60,12 +60,19 @@ const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derive
 // what the class of a result draws first is drawn at once; the others wait behind a heading
 const MOST_MAIN = 4;
 
+// a result without a tensor draws the numbers that say what it says
+function numbersOf(result) {
+  const names = data.about[result.result].headline.filter((name) => typeof result[name] === "number");
+  return names.length ? tensorFigure({ axes: ["number"], coords: { number: names.map(sentence) }, values: names.map((name) => result[name]) }, "Numbers") : null;
+}
+
 // `said`: whether main figures tell what they are, or something above them does
 function tensorsOf(result, said = true) {
   const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
   const free = (name) => names.includes(name) && !SHOWN[result.result]?.includes(name);
   const main = data.about[result.result].headline.filter(free).slice(0, MOST_MAIN);
   const rest = names.filter((name) => free(name) && !main.includes(name));
+  if (!names.length) return numbersOf(result);
   return [main.map((name) => figureOf(result, name, said)), rest.length
     ? waiting(`Other numbers: ${rest.map((name) => name.replaceAll("_", " ")).join(", ")}`, () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
 }
