@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import glassformer as gf
 from glassformer import weights
-from glassformer.analysis import attribution, causal, heads, lens
+from glassformer.analysis import attribution, causal, heads, lens, subspaces
 from glassformer.analysis.sweep import logit
 from glassformer.errors import ShapeMismatch
 from glassformer.models import EncoderDecoder
@@ -126,8 +126,23 @@ def test_scores_of_heads_leave_padding_out(side: str) -> None:
         padded = ids.clone()
         padded[~mask_of(side).bool()] = other
         run = gf.run(model, padded, mask=mask_of(side), read="*.pattern")
-        scores.append(heads.score(run).to_json())
+        scores.append(heads.head_roles(run).to_json())
     assert scores[0] == scores[1]
+
+
+@sides
+def test_scores_of_an_encoders_heads_leave_its_padding_out(side: str) -> None:
+    model = subject("translator_pre").model
+    source, target = drawn(model), drawn(model, 3)
+    source[:, 4:] = source[:, :3]
+    found = []
+    for other in (0, 1):
+        padded = source.clone()
+        padded[~mask_of(side).bool()] = other
+        run = gf.run(model, padded, target, mask=mask_of(side), read="*")
+        kurtosis = subspaces.privileged_basis(run, sites=["encoder.blocks.1.resid_post"])
+        found.append((heads.head_roles(run, stack="encoder").to_json(), kurtosis.to_json()))
+    assert found[0] == found[1]
 
 
 def test_means_of_an_ablation_are_over_real_positions() -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run, run_for
 from glassformer.analysis.components import head_labels
+from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
@@ -144,7 +145,7 @@ def head_roles(
         mechanisms = ", ".join(sorted({h.mechanism for h in chosen})) or "no attention"
         raise no_patterns("head_roles", mechanisms)
     run.require(dict.fromkeys(f"{h.path}.pattern" for h in known), "head_roles")
-    return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, run.lengths)
+    return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, real_lengths(run, stack == "encoder"))
 
 
 @question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")

@@ -19,6 +19,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.question import question
+from glassformer.analysis.prepare import real_lengths
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -181,8 +182,8 @@ def stream_rows(run: Run, site: str) -> Float[Tensor, "n d_model"]:
     x = run[site].values
     keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     keep[:, 0] = x.shape[1] == 1
-    if run.lengths is not None and not of_source(site):
-        keep &= torch.arange(x.shape[1], device=x.device) < run.lengths[:, None].to(x.device)
+    if (lengths := real_lengths(run, of_source(site))) is not None:
+        keep &= torch.arange(x.shape[1], device=x.device) < lengths[:, None].to(x.device)
     return x[keep].double()
 
 

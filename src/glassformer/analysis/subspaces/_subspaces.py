@@ -27,6 +27,7 @@ from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
 from glassformer.analysis.question import question
+from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
@@ -260,7 +261,7 @@ def erasure(
             basis = _bases(wide(layer.V.mT))
             labels += layer.labels
             read = (x[:, None] @ basis.mT @ basis)[:, layer.group]
-            cosines.append(_cosine(run[place.attention.at.head_out].values, read, run))
+            cosines.append(_cosine(run[place.attention.at.head_out].values, read, run.lengths))
             continue
         mlp = next((m for m in w.mlps if m.path == place.path), None)
         if mlp is None:
@@ -269,7 +270,7 @@ def erasure(
         reads = mlp.W_in.mT if mlp.W_gate is None else torch.cat((mlp.W_in, mlp.W_gate), 1).mT
         basis = _bases(wide(reads)[None])
         labels.append(mlp.label)
-        cosines.append(_cosine(run[place.at_out].values[:, None], x[:, None] @ basis.mT @ basis, run))
+        cosines.append(_cosine(run[place.at_out].values[:, None], x[:, None] @ basis.mT @ basis, run.lengths))
     means, spreads = (torch.cat([f(c, -1) for c in cosines]) for f in (torch.mean, torch.std))
     coords = {"component": labels}
     return Erasure(Labelled(means, ("component",), coords), Labelled(spreads, ("component",), coords), left_out)
@@ -411,13 +412,15 @@ def _rows(run: Run, site: str, values: Tensor) -> Float[Tensor, "n d_model"]:
     """Return one head's writes as `stream_rows` returns the stream."""
     keep = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     keep[:, 0] = values.shape[1] == 1
-    if run.lengths is not None and not of_source(site):
-        keep &= torch.arange(values.shape[1], device=values.device) < run.lengths[:, None].to(values.device)
+    if (lengths := real_lengths(run, of_source(site))) is not None:
+        keep &= torch.arange(values.shape[1], device=values.device) < lengths[:, None].to(values.device)
     return values[keep].double()
 
 
-def _cosine(written: Float[Tensor, "batch n pos d_model"], read: Tensor, run: Run) -> Float[Tensor, "n kept"]:
+def _cosine(
+    written: Float[Tensor, "batch n pos d_model"], read: Tensor, lengths: Tensor | None
+) -> Float[Tensor, "n kept"]:
     found = torch.nn.functional.cosine_similarity(wide(written), wide(read), dim=-1).movedim(1, 0)
-    if run.lengths is None:
+    if lengths is None:
         return found.flatten(1)
-    return found[:, torch.arange(found.shape[-1], device=found.device) < run.lengths[:, None].to(found.device)]
+    return found[:, torch.arange(found.shape[-1], device=found.device) < lengths[:, None].to(found.device)]
