@@ -251,7 +251,10 @@ def test_ids_must_be_integers_of_the_vocabulary() -> None:
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* float32 with 1 axes"):
         gf.run(model, [0.5])
     with pytest.raises(ShapeMismatch, match="rows of one length"):
-        gf.run(model, [[1, 2], [3]])
+        gf.run(model, [[1, 2], 3])
+    for nothing in (None, [None], {}, object()):
+        with pytest.raises(ShapeMismatch, match=r"expected a text"):
+            gf.run(model, nothing)
 
 
 def test_a_model_without_a_tokenizer_takes_ids_only() -> None:

@@ -281,7 +281,8 @@ def run(
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
-    sites = {name: _with_coordinates(tape[name], tape, name, given) for name in tape}
+    names = getattr(parts_of(model), "coordinate_names", ())
+    sites = {name: _with_coordinates(tape[name], tape, name, given, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.added, None if ours and not silent else output, parts_of(model), given.start,
@@ -344,8 +345,11 @@ def output_logits(output: Any) -> Tensor | None:
     return None
 
 
-def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> Labelled:
-    """Name positions and heads along the axes of a site; rows with different tokens get no position names."""
+def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs, names: Sequence[str]) -> Labelled:
+    """Name positions, heads and, where they have names, coordinates of the stream along the axes of a site.
+
+    Rows with different tokens get no position names.
+    """
     request = tape.requests.get(name)
     site = None if request is None else tape.table[request.read.site]
     if request is None or site is None or not site.axes or request.read.reduce is not None:
@@ -359,6 +363,8 @@ def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs) -> 
                 labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
         elif axis in ("head", "kv_head") and site.layer is not None:
             labels = _head_labels(site, axis, tape.table)
+        elif axis == "d_model":
+            labels = list(names)
         where = request.read.at.where.get(axis)
         if where is not None and labels:
             labels = [labels[i] for i in entries(where, len(labels), axis)]

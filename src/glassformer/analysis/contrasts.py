@@ -1,7 +1,7 @@
 """From pairs of prompts as a caller gives them to what two runs read, checked to align, and what is measured."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +9,21 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from glassformer.analysis._run import run
 from glassformer.analysis.prepare import Inputs, encode, is_ragged, prepare
 from glassformer.analysis.sweep._metrics import (
     Metric,
     MetricsLike,
     logit,
     logit_difference,
+    metric_named,
     named_metrics,
     require_numbers,
 )
 from glassformer.data import Batch, Contrast, Pair, Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
-from glassformer.models import EncoderDecoder, Model, ModuleLike
+from glassformer.models import EncoderDecoder, Model, ModuleLike, require_module
 from glassformer.models.generate import padded
 
 # a tuple is (clean, corrupt), each as `run` takes it
@@ -71,6 +73,7 @@ def prompts(model: ModuleLike, inputs: Any, target: Any, analysis: str) -> Promp
         TextError: A text cannot be read, or an encoder-decoder has no target.
         ShapeMismatch: Token ids are not in rows of one length.
     """
+    require_module(model, analysis)
     inputs, target = _texts(model, inputs), target
     if isinstance(model, EncoderDecoder) and target is None and not isinstance(inputs, Batch):
         raise TextError(
@@ -129,13 +132,14 @@ def aligned(model: ModuleLike, asked: Contrast, analysis: str) -> tuple[Prompts,
     return first, second
 
 
-def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict[str, Metric]:
+def measured(model: ModuleLike, asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict[str, Metric]:
     """Return metrics of one number per prompt, by name; by default what the answers are for.
 
-    That is the logit difference of answer and wrong answer, or the logit of the answer if there is no wrong one.
+    That is the logit difference of answer and wrong answer, or the logit of the answer if there is no wrong one. A
+    metric may be given by its name on the command line, `logit-difference`; it is of the answers of the pairs.
 
     Raises:
-        AnalysisUnavailable: There is neither a metric nor an answer.
+        AnalysisUnavailable: There is neither a metric nor an answer, or no metric of that name.
         ShapeMismatch: A metric keeps axes.
     """
     if metric is None:
@@ -147,9 +151,23 @@ def measured(asked: Contrast, metric: MetricsLike | None, analysis: str) -> dict
         answer, wrong = asked.answer, asked.wrong
         both = wrong is not None
         metric = logit_difference(answer, wrong, pos=asked.pos) if both else logit(answer, pos=asked.pos)
-    metrics = named_metrics(metric)
+    metrics = named_metrics(_by_name(model, asked, metric))
     require_numbers(metrics, analysis)
     return metrics
+
+
+def _by_name(model: ModuleLike, asked: Contrast, metric: MetricsLike) -> MetricsLike:
+    """Return metrics with those given by name in their place."""
+
+    def known(one: Any) -> Any:
+        if not isinstance(one, str):
+            return one
+        return metric_named(one, asked.answer, asked.wrong, asked.pos, lambda: run(model, asked.clean, asked.target))
+
+    if isinstance(metric, Mapping):
+        return {name: known(one) for name, one in metric.items()}
+    several = isinstance(metric, Sequence) and not isinstance(metric, str)
+    return [known(one) for one in metric] if several else known(metric)
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:

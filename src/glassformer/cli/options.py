@@ -35,7 +35,7 @@ Specials = Annotated[
         "whose names the text itself holds (in-text)."
     ),
 ]
-Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "kl"]
+Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "accuracy", "kl"]
 OneMeasure = Annotated[
     Measure,
     tyro.conf.arg(help="What is measured at the last token; kl is the divergence from the clean run."),

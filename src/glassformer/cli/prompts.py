@@ -50,15 +50,11 @@ class ComparedPrompts:
         from glassformer.analysis import sweep
 
         asked = self.pairs
-        if name == "kl":
-            return sweep.kl_divergence(analysis.run(model, asked.side("clean"), asked.target), pos=asked.pos)
-        if name == "logit-difference":
-            return sweep.logit_difference(asked.answer, asked.wrong, pos=asked.pos)
-        known = {
-            "logit": sweep.logit, "probability": sweep.probability, "log-probability": sweep.log_probability,
-            "rank": sweep.answer_rank,
-        }  # fmt: skip
-        return known[name](asked.answer, pos=asked.pos)
+
+        def clean() -> Any:
+            return analysis.run(model, asked.side("clean"), asked.target)
+
+        return sweep.metric_named(name, asked.answer, asked.wrong, asked.pos, clean)
 
 
 def prompts_of(model: "ModelLike", options: PromptOptions) -> ComparedPrompts:

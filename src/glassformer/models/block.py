@@ -179,12 +179,14 @@ class Block(nn.Module):
         norm = None if self.wiring == "post" else self.norm(name)
         # an edited scale holds for all copies
         held = norm is not None and changes(tape, norm.at_scale)
+        # the graph keeps this function: with the tape in it, it would keep itself, by way of values that were read
+        scales = tape.held if held else None
 
         def through(copies: Float[Tensor, "copy batch pos d_model"]) -> Float[Tensor, "copy batch pos d_model"]:
             if norm is None:
                 return copies
-            if held:
-                return norm.affine(copies, tape.held[norm.at_scale])
+            if scales is not None:
+                return norm.affine(copies, scales[norm.at_scale])
             return norm(copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
 
         inputs = layer.head_inputs(x, source, tape, through)

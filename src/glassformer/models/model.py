@@ -1,7 +1,7 @@
 """Model: what decoders, encoders and encoder-decoders share, and what an analysis may ask of any of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -50,7 +50,8 @@ class Model(nn.Module):
     """A model of ours: one or two stacks, what tokens enter them through, and what turns the last stream into logits.
 
     `tokenizer` is attached by whoever loads or trains it; where there is none, `no_tokenizer` says why and what would
-    help. `origin` is the family and config of a published checkpoint, set by whoever loads one.
+    help. `origin` is the family and config of a published checkpoint, set by whoever loads one. `coordinate_names` says
+    what the coordinates of the stream mean, where each does by itself; runs label the axis `d_model` with them.
     """
 
     output: ClassVar[str] = ""  # name of the stack that ends in the logits, and
@@ -68,6 +69,22 @@ class Model(nn.Module):
         self.no_tokenizer = ""
         self.origin: Any = None
         self.name = name
+        self._coordinate_names: tuple[str, ...] = ()
+
+    @property
+    def coordinate_names(self) -> tuple[str, ...]:
+        """What the coordinates of the stream are called; empty where they have no names. Not part of a checkpoint."""
+        return self._coordinate_names
+
+    @coordinate_names.setter
+    def coordinate_names(self, names: Iterable[str]) -> None:
+        found = tuple(names)
+        require(
+            len(found) in (0, self.config.d_model),
+            f"coordinate_names: {len(found)} names for {self.config.d_model} coordinates; give one for each.",
+        )
+        require(len(set(found)) == len(found), "coordinate_names: two coordinates have one name; give each its own.")
+        self._coordinate_names = found
 
     @property
     def stacks(self) -> dict[str, Stack]:

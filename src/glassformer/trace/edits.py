@@ -356,9 +356,10 @@ class Apply(Edit):
             )
         if found.ndim and found.shape != part.shape:
             axes = self.at.remaining(site.axes) or [f"axis{i}" for i in range(part.ndim)]
-            carried = " ".join(f"{axis}={size}" for axis, size in zip(axes, part.shape))
+            named = [" ".join(f"{axis}={size}" for axis, size in zip(axes, u.shape)) for u in (found, part)]
+            returned = named[0] if found.ndim == part.ndim else "x".join(map(str, found.shape))
             raise ShapeMismatch(
-                f'Apply at "{site.name}": the function returned a tensor of {_sizes(found)}, and the part is {carried}.'
+                f'Apply at "{site.name}": the function returned a tensor of {returned}, and the part is {named[1]}.'
                 "\n    It keeps the shape. If one value is meant for all entries, say so: value.expand_as(part)."
             )
         return found.to(part.device, part.dtype).expand_as(part)
@@ -381,10 +382,6 @@ def _require_value(value: Any, edit: Edit) -> None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _sizes(value: Tensor) -> str:
-    return "x".join(map(str, value.shape)) or "no axes"
 
 
 def _index(where: Any, value: Tensor, dim: int) -> Tensor:

@@ -53,6 +53,7 @@ def folded(model: ModelLike) -> Any:
     with torch.no_grad():
         _fill(made, model, w)
     made.tokenizer, made.no_tokenizer = model.tokenizer, model.no_tokenizer
+    made.coordinate_names = model.coordinate_names
     made.name = f"{model.name} folded"
     _check(model, made)
     return made

@@ -37,7 +37,7 @@ from glassformer.data import Batch
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.models.norms import Norm
 from glassformer.trace import At, Edit, Read, Set
 
@@ -107,7 +107,8 @@ def ablate(
 
     Source: Olsson et al. 2022, argument 3.
     """
-    labels = [chosen] if isinstance(chosen, str) else list(chosen)
+    require_model(model, "ablate")
+    labels = _labels(chosen, "ablate")
     return _ablate(model, {" ".join(labels): _find(model, labels)}, inputs, kind, value, norms)
 
 
@@ -175,7 +176,9 @@ def before_after(
 
     Source: Olsson et al. 2022, argument 3 (before-and-after vectors); normalising them is our choice.
     """
-    labels = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    require_model(before, "before_after")
+    require_model(after, "before_after")
+    labels = _labels(chosen, "before_after")
     batches, whole, found, weight = _losses(after, {" ".join(labels): _find(after, labels)}, inputs, kind, value, norms)
     earlier = token_losses(before, *batches)[0][weight].double()
     back, lost = earlier - whole[weight].double(), found[0][weight].double() - whole[weight].double()
@@ -183,6 +186,15 @@ def before_after(
         float(lost @ back / (lost.norm() * back.norm())), float(lost @ back / (back @ back)), float(lost.mean()),
         float(back.mean()), labels, kind, int(weight.sum()),
     )  # fmt: skip
+
+
+def _labels(chosen: str | Iterable[str], analysis: str) -> tuple[str, ...]:
+    """Return labels of heads, one or several."""
+    if not isinstance(chosen, Iterable):
+        raise AnalysisUnavailable(
+            f"{analysis}: heads are named by their labels, L1H6, one or several; found {type(chosen).__name__}."
+        )
+    return (chosen,) if isinstance(chosen, str) else tuple(chosen)
 
 
 def _find(model: ModelLike, labels: Sequence[str]) -> list[Head]:

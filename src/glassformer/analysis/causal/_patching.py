@@ -219,7 +219,7 @@ def patch(
     if direction not in ("denoising", "noising"):
         raise ShapeMismatch(f'patch: direction is "denoising" or "noising", found {direction!r}.')
     asked = contrast(model, pairs, "patch")
-    metrics = measured(asked, metric, "patch")
+    metrics = measured(model, asked, metric, "patch")
     first, second = aligned(model, asked, "patch")
     into, out_of = (second, first) if direction == "denoising" else (first, second)
     named = None if asked.labels is None else _checked(asked.labels, first)

@@ -24,14 +24,13 @@ from torch import Tensor
 from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, Recording
 from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric
+from glassformer.analysis.sweep._metrics import Metric, MetricLike as MetricLike, named_metrics
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
 from glassformer.trace import Apply, Edit, Tape
 
-MetricLike = Metric | Callable[[Tensor], Tensor]
 Off = Literal["corrupt", "zero", "mean"]
 
 MEMORY = 2**29  # bytes of streams and writes that worlds side by side may take
@@ -382,6 +381,7 @@ def _where(held: Tensor, value: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _of_logits(metric: MetricLike) -> Metric:
+    (metric,) = named_metrics(metric).values()
     found = metric if isinstance(metric, Metric) else Metric("metric", metric, pos=None)
     if found.site != "logits":
         raise AnalysisUnavailable(

@@ -17,8 +17,9 @@ def two_runs(
     """
     asked = contrast(model, pairs, analysis)
     clean, corrupt = aligned(model, asked, analysis)
-    (found,) = measured(asked, metric, analysis).values()
+    (found,) = measured(model, asked, metric, analysis).values()
+    chosen = found if metric is None or isinstance(metric, str) else metric
     return CircuitRuns(
-        model, clean.inputs, corrupt.inputs, found if metric is None else metric, target=clean.target,
+        model, clean.inputs, corrupt.inputs, chosen, target=clean.target,
         corrupt_target=corrupt.target, off=off,
     )  # fmt: skip

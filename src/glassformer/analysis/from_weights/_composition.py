@@ -381,6 +381,13 @@ def _no_pairs(read: list[_Heads], undefined: Mapping[str, str]) -> AnalysisUnava
         reasons = list(dict.fromkeys(undefined.values()))
         return AnalysisUnavailable("\n".join(reasons[:2]) + "\n    Without products of two matrices: form='read'.")
     found = ", ".join(heads.labels[0] + " …" for heads in read) or "none"
+    if len(read) > 1:
+        # 0 / 0: the scores are shares of norms
+        return AnalysisUnavailable(
+            f"composition: no head writes or none reads: a product of their matrices is zero in every pair ({found}), "
+            "and a share of nothing is no number.\n    What heads write: weights.of(model)[0].O; a model whose layers "
+            "were switched off by their weights has no composition."
+        )
     return AnalysisUnavailable(
         f"composition needs two attention layers one behind the other on a stream; found: {found}.\n"
         "    What one head copies: weights.of(model)[0].ov()."

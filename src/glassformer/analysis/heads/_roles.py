@@ -145,7 +145,9 @@ def head_roles(
         mechanisms = ", ".join(sorted({h.mechanism for h in chosen})) or "no attention"
         raise no_patterns("head_roles", mechanisms)
     run.require(dict.fromkeys(f"{h.path}.pattern" for h in known), "head_roles")
-    return _score(known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, real_lengths(run, stack == "encoder"))
+    return _score(
+        known, {h.path: run[f"{h.path}.pattern"].values for h in known}, ids, real_lengths(run, stack == "encoder")
+    )
 
 
 @question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")

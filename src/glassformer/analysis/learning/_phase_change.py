@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.learning._in_context import summarise
-from glassformer.analysis.learning._run_folder import History, read_history
+from glassformer.analysis.learning._run_folder import History, history_of
 from glassformer.analysis.losses import token_losses
 from glassformer.analysis.question import question
 from glassformer.data import Batch
@@ -118,7 +118,7 @@ def trajectory(
         RunFolderError: The folder is no run's, or a step was not kept.
         AnalysisUnavailable: Its rows are too short for an in-context-learning score.
     """
-    history = folder if isinstance(folder, History) else read_history(folder)
+    history = history_of(folder)
     rows = list(batches) or history.batches(n_batches)
     chosen = history.steps if steps is None else tuple(steps)
     losses, measures, intervals, best = [], [], [], []
@@ -151,6 +151,11 @@ def phase_change(found: Trajectory) -> PhaseChange:
     Raises:
         AnalysisUnavailable: There are fewer than three checkpoints beside step 0.
     """
+    if not isinstance(found, Trajectory):
+        raise AnalysisUnavailable(
+            f"phase_change looks at what was measured along a run, and was given {type(found).__name__}.\n"
+            "    Measure first: phase_change(trajectory(folder))."
+        )
     steps = [int(step) for step in found.measures.labels("step")]
     kept = [i for i, step in enumerate(steps) if step > 0]
     if len(kept) < 3:
@@ -207,7 +212,9 @@ def loss_trajectories(
     Raises:
         ShapeMismatch: The runs' tokenizers differ.
     """
-    runs = [folder if isinstance(folder, History) else read_history(folder) for folder in folders]
+    if isinstance(folders, str) or not isinstance(folders, Iterable):
+        folders = [folders]  # type: ignore[list-item]  # refused by its kind, if it is none
+    runs = [history_of(folder) for folder in folders]
     if not runs or any(run.tokenizer.to_json() != runs[0].tokenizer.to_json() for run in runs):
         raise ShapeMismatch("loss_trajectories: per-token losses compare between runs with one tokenizer only.")
     rows = list(batches) or runs[0].batches(n_batches)

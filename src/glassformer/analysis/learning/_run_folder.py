@@ -88,6 +88,17 @@ class History:
         return [data.batch(i, "heldout") for i in range(count)]
 
 
+def history_of(given: Any) -> History:
+    """Return a run as it is given, or read its folder; raises `RunFolderError` as `read_history` does."""
+    if isinstance(given, History):
+        return given
+    if not isinstance(given, str | Path):
+        raise RunFolderError(
+            f"a run is given by its folder, what glassformer train wrote; found {type(given).__name__}."
+        )
+    return read_history(given)
+
+
 def read_history(folder: str | Path) -> History:
     """Read a run folder.
 

@@ -25,7 +25,7 @@ from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike
+from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.trace import Tape
 
@@ -141,6 +141,12 @@ def lens_divergence(
     Raises:
         CheckpointError: The lens belongs to another model.
     """
+    require_model(model, "lens_divergence")
+    if not isinstance(lens, TunedLens):
+        raise AnalysisUnavailable(
+            f"lens_divergence compares a tuned lens, and was given {type(lens).__name__}.\n"
+            "    Fit one: lens.fit_tuned_lens(model, batches)."
+        )
     translate = lens.translator(model)
     names = lens.reads(model)
     means, counts = [], []

@@ -155,7 +155,8 @@ def paths(
 ) -> Iterator[Path]:
     """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
     run = run_for(paths, run, text, target)
-    yield from _terms(_ask(run, answer, against, position, row, "paths"), max_order)
+    # no generator itself: what is wrong is said at the call, not at the first path
+    return _terms(_ask(run, answer, against, position, row, "paths"), max_order)
 
 
 @question("Which positions does a chain of heads start from?", reads=step_sites, traits=("linear_in_value",))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.question import question
 from glassformer.analysis.prepare import real_lengths
+from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model

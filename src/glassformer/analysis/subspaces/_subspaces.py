@@ -26,8 +26,8 @@ from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, layers_for, wide
 from glassformer.analysis.from_weights._virtual_weights import Port, ports
-from glassformer.analysis.question import question
 from glassformer.analysis.prepare import real_lengths
+from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable

@@ -2,12 +2,15 @@
 
 from glassformer.analysis.sweep._engine import sweep as sweep
 from glassformer.analysis.sweep._metrics import (
+    NAMES as NAMES,
     Metric as Metric,
+    accuracy as accuracy,
     answer_rank as answer_rank,
     kl_divergence as kl_divergence,
     log_probability as log_probability,
     logit as logit,
     logit_difference as logit_difference,
+    metric_named as metric_named,
     next_token_loss as next_token_loss,
     probability as probability,
     token_loss as token_loss,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import token_id
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
 
@@ -65,7 +65,8 @@ class Metric:
         return [_ids(model, tokens, batch, self.name).to(device) for tokens in self.tokens]
 
 
-MetricLike = Metric | Callable[[Tensor], Tensor]
+# a name stands for a measure of the answers that pairs of prompts bring along
+MetricLike = Metric | Callable[[Tensor], Tensor] | str
 MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 
@@ -96,6 +97,56 @@ def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
         return (logits > _at(logits, ids)[..., None]).sum(-1).to(logits.dtype) + 1
 
     return Metric("rank", rank, (answer,), pos)
+
+
+def accuracy(answer: Tokens, *, pos: int = -1) -> Metric:
+    """Return the metric "accuracy": 1 where the answer is likelier than every other token, else 0; ties are 0."""
+
+    def right(logits: Tensor, ids: Tensor) -> Tensor:
+        return ((logits >= _at(logits, ids)[..., None]).sum(-1) == 1).to(logits.dtype)
+
+    return Metric("accuracy", right, (answer,), pos)
+
+
+# measures of answers by the names they have on the command line; `kl` compares with the clean run
+OF_ANSWERS: Mapping[str, Callable[..., Metric]] = {
+    "logit-difference": logit_difference,
+    "logit": logit,
+    "probability": probability,
+    "log-probability": log_probability,
+    "rank": answer_rank,
+    "accuracy": accuracy,
+}
+KL = "kl"
+NAMES = (*OF_ANSWERS, KL)
+
+
+def metric_named(
+    name: str, answer: Tokens | None, wrong: Tokens | None, pos: int, reference: Callable[[], Run]
+) -> Metric:
+    """Return a metric by its name.
+
+    Args:
+        name: One of `NAMES`.
+        answer: What it asks about.
+        wrong: What a difference is taken to.
+        pos: Position looked at.
+        reference: Returns the run that `kl` compares with.
+
+    Raises:
+        AnalysisUnavailable: There is no such name, or it asks about answers that are not there.
+    """
+    if name not in NAMES:
+        raise AnalysisUnavailable(f'no metric "{name}".{nearest(name, NAMES)} Metrics: {", ".join(NAMES)}.')
+    if name == KL:
+        return kl_divergence(reference(), pos=pos)
+    tokens = (answer, wrong) if name == "logit-difference" else (answer,)
+    if any(token is None for token in tokens):
+        raise AnalysisUnavailable(
+            f'the metric "{name}" asks about {"an answer and a wrong one" if len(tokens) > 1 else "an answer"}, which '
+            "these prompts do not bring.\n    Give them: Contrast(clean, corrupt, answer=…, wrong=…)."
+        )
+    return OF_ANSWERS[name](*tokens, pos=pos)
 
 
 def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -1) -> Metric:
@@ -151,10 +202,22 @@ def named_metrics(metric: MetricsLike) -> dict[str, Metric]:
     if isinstance(metric, Mapping):
         pairs = list(metric.items())
     else:
-        several = list(metric) if isinstance(metric, Sequence) else [metric]
-        pairs = [(m.name if isinstance(m, Metric) else getattr(m, "__name__", "metric"), m) for m in several]
+        several = list(metric) if isinstance(metric, Sequence) and not isinstance(metric, str) else [metric]
+        pairs = [
+            (m if isinstance(m, str) else m.name if isinstance(m, Metric) else getattr(m, "__name__", "metric"), m)
+            for m in several
+        ]
     if len({name for name, _ in pairs}) < len(pairs) or not pairs:
         raise ShapeMismatch("sweep: give at least one metric, and metrics of different names: {name: metric, …}.")
+    for name, m in pairs:
+        if isinstance(m, str):
+            raise AnalysisUnavailable(
+                f'sweep: the name "{m}" says not which answers: these prompts bring none.\n    Give the metric itself, '
+                f"sweep.{OF_ANSWERS.get(m, logit).__name__}(answer, …); names go with pairs of prompts, patch(model, "
+                f"pairs, metric)."
+            )
+        if not isinstance(m, Metric) and not callable(m):
+            raise AnalysisUnavailable(f"sweep: a metric is a Metric or a function of logits; found {name}={m!r:.60}.")
     found = {n: m if isinstance(m, Metric) else Metric(n, m, (), None) for n, m in pairs}
     if len({metric.axes for metric in found.values()}) > 1:
         kept = ", ".join(f'"{name}" {" ".join(metric.axes) or "none"}' for name, metric in found.items())
