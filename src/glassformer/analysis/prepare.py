@@ -108,15 +108,6 @@ def real_lengths(given: Any, of_source: bool) -> Tensor | None:
     return None if whole else torch.tensor(counts, device=given.source_ids.device)
 
 
-def real_lengths(given: Any, of_source: bool) -> Tensor | None:
-    """Return how many tokens of each row of `Inputs` or a `Run` are real, an encoder's or a decoder's; None for all."""
-    if not of_source or given.source_ids is None:
-        return given.lengths
-    counts = [len(row) for row in given.source_rows]
-    whole = all(count == given.source_ids.shape[1] for count in counts)
-    return None if whole else torch.tensor(counts, device=given.source_ids.device)
-
-
 def _rows(
     model: Model,
     given: Any,
