@@ -110,7 +110,7 @@ def _meaning_shift() -> Any:
     for length in (7, 5):
         ids = _ids()[:1, :length]
         rows.append(Batch(ids, ids, ids > -1))
-    return attribution.meaning_shift(_small(), *rows, (6, 3))
+    return attribution.meaning_shift(_small(), rows[0], rows[1], (6, 3))
 
 
 def _lens_divergence() -> Any:

@@ -179,7 +179,7 @@ def hooked_bert() -> Layout:
         "vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,
         "max_position_embeddings": 16, "attn_implementation": "eager",
     }  # fmt: skip
-    model = randomise(BertForMaskedLM(BertConfig(**sizes)).double().eval(), std=0.3)
+    model: Any = randomise(BertForMaskedLM(BertConfig(**sizes)).double().eval(), std=0.3)
     embeddings, head = model.bert.embeddings, model.cls.predictions
     tensors = {
         "embed.embed.W_E": embeddings.word_embeddings.weight,

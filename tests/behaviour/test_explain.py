@@ -122,7 +122,7 @@ def test_one_forward_pass_of_the_text_answers_everything_but_what_heads_do_on_ra
         model.stack, "forward", lambda x, *args, **kwargs: (calls.append(x.shape), forward(x, *args, **kwargs))[1]
     )
     explain(model, "def f")
-    length = run(model, "def f").ids.shape[1]
+    length = len(run(model, "def f").tokens)
     assert [shape[:2] == (1, length) for shape in calls[:2]] == [True, False]
     assert len(calls) == 3  # the third is this test's own
 
@@ -134,6 +134,7 @@ def test_a_head_is_named_by_the_roles_it_plays_on_random_tokens_and_else_resembl
     for head in found.heads:
         for role in head.roles:
             assert role.model_wide == float(scores.select(head=head.label, role=role.role).values)
+            assert role.model_wide is not None
             assert role.named == (role.model_wide >= 0.4)
     named = {h.label for h in found.heads for r in h.roles if r.role == "induction" and r.named}
     assert named == {"L1H3", "L1H6"}

@@ -14,7 +14,7 @@ _SIZES: dict[str, Any] = {
 def _qwen3_moe(**changes: Any) -> tuple[Any, Any]:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    return Qwen3MoeForCausalLM, Qwen3MoeConfig(**(_SIZES | {"moe_intermediate_size": 12} | changes))
+    return Qwen3MoeForCausalLM, Qwen3MoeConfig(**(_SIZES | dict[str, Any](moe_intermediate_size=12) | changes))
 
 
 def _olmoe(**changes: Any) -> tuple[Any, Any]:

@@ -43,7 +43,7 @@ def olmo2_biases_without_groups() -> tuple[Any, Any]:
 def olmo3_window_in_three_layers_of_four() -> tuple[Any, Any]:
     from transformers import Olmo3Config, Olmo3ForCausalLM
 
-    return Olmo3ForCausalLM, Olmo3Config(**(_SIZES | {"num_hidden_layers": 4}), sliding_window=3)
+    return Olmo3ForCausalLM, Olmo3Config(**(_SIZES | dict[str, Any](num_hidden_layers=4)), sliding_window=3)
 
 
 @case("OLMo 3")

@@ -14,7 +14,7 @@ _LLAMA: dict[str, Any] = {
 def _biogpt(**changes: Any) -> tuple[Any, Any]:
     from transformers import BioGptConfig, BioGptForCausalLM
 
-    sizes = {name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
+    sizes: dict[str, Any] = {name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
     return BioGptForCausalLM, BioGptConfig(**(sizes | changes))
 
 
@@ -44,14 +44,15 @@ def _mpt(clip: float | None = None, scale: float | None = None, **changes: Any) 
 def _persimmon(**changes: Any) -> tuple[Any, Any]:
     from transformers import PersimmonConfig, PersimmonForCausalLM
 
-    sizes = {name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"} | {"hidden_size": 32}
+    sizes: dict[str, Any] = {name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
+    sizes["hidden_size"] = 32
     return PersimmonForCausalLM, PersimmonConfig(**(sizes | changes))
 
 
 def _vaultgemma(**changes: Any) -> tuple[Any, Any]:
     from transformers import VaultGemmaConfig, VaultGemmaForCausalLM
 
-    sizes = _LLAMA | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 6}
+    sizes: dict[str, Any] = _LLAMA | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 6}
     return VaultGemmaForCausalLM, VaultGemmaConfig(**(sizes | changes))
 
 

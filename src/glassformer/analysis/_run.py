@@ -155,7 +155,9 @@ class Run(Mapping[str, Labelled]):
         padding = Padding(self.lengths, self.start)
 
         def behind(value: Tensor | None, axes: Sequence[int] = (1,)) -> Tensor | None:
-            for axis in () if value is None else axes:
+            if value is None:
+                return None
+            for axis in axes:
                 value = padding.aligned(value, axis)
             return value
 

@@ -166,8 +166,9 @@ def _by_name(model: ModuleLike, asked: Contrast, metric: MetricsLike) -> Metrics
 
     if isinstance(metric, Mapping):
         return {name: known(one) for name, one in metric.items()}
-    several = isinstance(metric, Sequence) and not isinstance(metric, str)
-    return [known(one) for one in metric] if several else known(metric)
+    if isinstance(metric, Sequence) and not isinstance(metric, str):
+        return [known(one) for one in metric]
+    return known(metric)
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:

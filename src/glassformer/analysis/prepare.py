@@ -258,7 +258,8 @@ def _id(model: ModuleLike, token: str | int, tokenizer: Any, known: int | None) 
         return special[token]
     if tokenizer is None and getattr(model, "tokenizer", None) is not None:
         raise TextError("this model's outputs have no names: give the answer's id, or set model.output_tokenizer.")
-    ids = (_tokenizer(model, None) if tokenizer is None else tokenizer).continuing(token)
+    tokenizer = _tokenizer(model, None) if tokenizer is None else tokenizer
+    ids = tokenizer.continuing(token)
     if not ids:
         raise TextError("the text is empty: give at least one token.")
     if len(ids) > 1:

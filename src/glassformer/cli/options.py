@@ -13,7 +13,8 @@ import tyro
 
 # a group's flags bear no prefix, and what is not given has no default to show
 _flat, _unset = tyro.conf.arg(name=""), tyro.conf.arg(help_behavior_hint="")
-_Path, _Text = Annotated[Path | None, _unset], Annotated[str | None, _unset]
+_Path = Annotated[Path | None, _unset]
+_Text = Annotated[str | None, _unset]
 
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="A shipped model, or a folder.")]
 Text = Annotated[

@@ -5,11 +5,12 @@ whoever reads turns into an error about what was to be read.
 """
 
 import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 # configs, indices of many thousand tensors, cards; the largest published are a tenth of it
 MOST_JSON = 1 << 26
@@ -17,7 +18,7 @@ MOST_JSON = 1 << 26
 MOST_TOKENIZER = 1 << 29
 
 
-def opened(path: str | Path) -> BinaryIO:
+def opened(path: str | Path) -> io.BufferedReader:
     """Return a regular file, open for reading.
 
     Raises:

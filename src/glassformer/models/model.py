@@ -37,7 +37,8 @@ class ModelConfig(Config, family=True):
     @property
     def blocks(self) -> dict[str, tuple[BlockConfig, ...]]:
         """Blocks of each stack, by the name the stack has in the model; where there is only one, it has no name."""
-        return {"": self.layers}
+        layers: tuple[BlockConfig, ...] = getattr(self, "layers")  # noqa: B009  (models of two stacks have others)
+        return {"": layers}
 
     def departures(self) -> dict[str, list[str]]:
         """Return where attention layers depart from those of their mechanism's paper: path to what differs, in words.

@@ -97,5 +97,5 @@ def _version(value: Tensor) -> int:
 
 
 def _config(model: Any) -> Any:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.to_dict() if hasattr(config, "to_dict") else repr(type(model))

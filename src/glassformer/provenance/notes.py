@@ -58,7 +58,9 @@ def is_gathering() -> bool:
 def tell(notes: Iterable[Note]) -> None:
     """Let the analysis at work, if there is one, know what must be known of what it reads."""
     found = _GATHERED.get()
-    for note in notes if found is not None else ():
+    if found is None:
+        return
+    for note in notes:
         if len(found) < MOST_GATHERED:
             found[note] = None
 

@@ -143,9 +143,12 @@ class Edit(ABC):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        if not isinstance(self.site, str):
-            raise UnknownSite(f"{kind}: the first argument is the name of a site, found {_shown(self.site)}.")
-        if not isinstance(self.at, At):
+        # whatever the annotations say, callers give other things
+        site: Any = self.site
+        at: Any = self.at
+        if not isinstance(site, str):
+            raise UnknownSite(f"{kind}: the first argument is the name of a site, found {_shown(site)}.")
+        if not isinstance(at, At):
             raise UnknownAxis(f'{kind} at "{self.site}": at= takes a part, At(pos=-1); found {_shown(self.at)}.')
 
     @property
@@ -285,7 +288,8 @@ class Project(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.directions, Tensor | Labelled):
+        directions: Any = self.directions
+        if not isinstance(directions, Tensor | Labelled):
             raise ShapeMismatch(
                 f'Project at "{self.site}": directions are a tensor, one per row; found {_shown(self.directions)}.'
             )
@@ -347,7 +351,7 @@ class Apply(Edit):
             raise UnknownSite(f'Apply at "{self.site}": reads= takes several names, ("{self.reads}",).')
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
-        found = self.function(part, *(earlier[name] for name in self.reads))
+        found: Any = self.function(part, *(earlier[name] for name in self.reads))
         if isinstance(found, int | float):
             return torch.full_like(part, found)
         if not isinstance(found, Tensor):

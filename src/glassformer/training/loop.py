@@ -293,7 +293,7 @@ def _check_vocabularies(config: TrainConfig, data: Data) -> None:
         if own != (size is not None):
             wanted = f"another vocabulary, of {tokenizer.vocab_size}" if own else "the tokens it reads"
             raise ConfigError(f"train: the data's {what} are of {wanted}; the model has {field}={size}.")
-        if own and size < tokenizer.vocab_size:
+        if size is not None and size < tokenizer.vocab_size:
             raise ConfigError(f"train: the model has {field}={size}, the data {tokenizer.vocab_size} such tokens.")
 
 

@@ -81,7 +81,9 @@ def measured(
     """Return figures, what they mean, samples, and what the training data say of themselves."""
     figures, notes, samples = _translation(model, config) if _translates(config) else _language(model, config)
     data = config.data.build(model.tokenizer).describe()
-    rounded = {name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()}
+    rounded: dict[str, float] = {
+        name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()
+    }
     return rounded, tuple(notes), tuple(samples), data
 
 

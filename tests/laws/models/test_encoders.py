@@ -52,7 +52,7 @@ def test_padding_on_either_side_and_packing_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("positions", [Learned(offset=1, counts_padding=True), Sinusoidal(counts_padding=True)])
 def test_positions_that_count_padding_are_those_of_the_columns(positions: PositionEmbedding) -> None:
-    model = randomise(EncoderConfig(11, 8, (plain,) * 2, max_len=9, positions=positions).build())
+    model: Any = randomise(EncoderConfig(11, 8, (plain,) * 2, max_len=9, positions=positions).build())
     tokens, start = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 5, 6, 7]]), torch.tensor([0, 2])
     tape = Tape(model, ["embed.position", "blocks.*.attn.pattern"])
     logits = model(tokens, start=start, tape=tape)

@@ -75,12 +75,18 @@ def test_a_pass_that_ends_in_another_thread_does_not_switch_dropout_on_here(make
     assert model.training and all(module.training for module in model.modules())
 
 
+def logits(model: nn.Module) -> torch.Tensor:
+    found = gf.run(model, IDS).logits
+    assert found is not None
+    return found
+
+
 @both
 def test_many_threads_that_run_one_model_get_one_answer(make: Callable[[], nn.Module]) -> None:
     model = make()
     expected = alone(model)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: gf.run(model, IDS).logits, range(24)))
+        found = list(pool.map(lambda _: logits(model), range(24)))
     assert all(torch.equal(one, expected) for one in found)
     assert all(module.training for module in model.modules())
 
@@ -114,11 +120,11 @@ def test_another_model_trains_on_while_this_one_is_evaluated() -> None:
 
 
 def test_dropout_of_parts_that_a_user_adds_to_our_model_is_off_in_an_evaluation() -> None:
-    model = dropping()
+    model: Any = dropping()
     model.stack.blocks[0].attn.register_module("drop", drop := nn.Dropout(0.5))
     model.stack.blocks[0].attn.register_forward_hook(lambda _, args, out: (drop(out[0]), out[1]))
-    first = gf.run(model, IDS).logits
-    assert torch.equal(gf.run(model, IDS).logits, first)
+    first = logits(model)
+    assert torch.equal(logits(model), first)
     assert not torch.equal(model(IDS), model(IDS))
 
 

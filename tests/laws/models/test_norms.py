@@ -197,7 +197,8 @@ def test_a_factor_behind_sub_layers_is_that_times_what_they_write_with():
 
 
 def test_a_layer_norm_stored_around_zero_is_one_stored_around_one():
-    around, plain = LayerNorm(offset=1.0).build(8, "n", None), LayerNorm().build(8, "n", None)
+    around: Any = LayerNorm(offset=1.0).build(8, "n", None)
+    plain = LayerNorm().build(8, "n", None)
     assert not around.weight.any()
     plain.load_state_dict({"weight": 1 + torch.linspace(-1, 1, 8), "bias": torch.linspace(0, 1, 8)})
     around.load_state_dict({"weight": torch.linspace(-1, 1, 8), "bias": torch.linspace(0, 1, 8)})

@@ -81,6 +81,8 @@ def test_a_gate_that_would_need_a_bias_is_refused() -> None:
     part = Attention(n_heads=2, mixer=Softmax(), merge=Merge(gate="sigmoid"))
     model = DecoderConfig(11, 8, (BlockConfig((part,)),), max_len=16).build().double()
     with torch.no_grad():
-        model.stack.blocks[0].norm("attn").bias.fill_(0.5)
+        bias = model.stack.blocks[0].norm("attn").bias
+        assert bias is not None
+        bias.fill_(0.5)
     with pytest.raises(AnalysisUnavailable, match="its gate would have a bias"):
         weights.folded(model)

@@ -177,14 +177,15 @@ def _ask(
         raise ShapeMismatch(f"input_gradients: one row of text is needed, found {row}.")
     places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
     device = given.ids.device
-    at = torch.tensor(entries(places, n, "positions"), device=device)
+    chosen = entries(places, n, "positions")
+    at = torch.tensor(chosen, device=device)
     question = _Differentiated(model, given, at, at, None, metric, edit)
     if answer is None:
         with evaluating(model), torch.no_grad():
             answers = question.logits(1, Tape(model, edit=edit))[0, at].argmax(-1)
     else:
-        answers = _ids(model, answer, len(places), "answer").to(device)
-    other = None if against is None else _ids(model, against, len(places), "against").to(device)
+        answers = _ids(model, answer, len(chosen), "answer").to(device)
+    other = None if against is None else _ids(model, against, len(chosen), "against").to(device)
     return dataclasses.replace(question, answers=answers, against=other)
 
 

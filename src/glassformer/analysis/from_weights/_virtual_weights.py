@@ -25,7 +25,7 @@ from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions
-from glassformer.numerics.decompositions import wide
+from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike, head_label
 
 BLOCK = 1 << 22  # entries of products held at a time

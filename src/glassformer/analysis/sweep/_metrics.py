@@ -209,6 +209,7 @@ def named_metrics(metric: MetricsLike) -> dict[str, Metric]:
         ]
     if len({name for name, _ in pairs}) < len(pairs) or not pairs:
         raise ShapeMismatch("sweep: give at least one metric, and metrics of different names: {name: metric, …}.")
+    found: dict[str, Metric] = {}
     for name, m in pairs:
         if isinstance(m, str):
             raise AnalysisUnavailable(
@@ -218,7 +219,7 @@ def named_metrics(metric: MetricsLike) -> dict[str, Metric]:
             )
         if not isinstance(m, Metric) and not callable(m):
             raise AnalysisUnavailable(f"sweep: a metric is a Metric or a function of logits; found {name}={m!r:.60}.")
-    found = {n: m if isinstance(m, Metric) else Metric(n, m, (), None) for n, m in pairs}
+        found[name] = m if isinstance(m, Metric) else Metric(name, m, (), None)
     if len({metric.axes for metric in found.values()}) > 1:
         kept = ", ".join(f'"{name}" {" ".join(metric.axes) or "none"}' for name, metric in found.items())
         raise ShapeMismatch(f"sweep: metrics of one sweep keep the same axes; found {kept}. Give each its own sweep.")

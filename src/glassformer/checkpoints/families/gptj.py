@@ -59,10 +59,11 @@ def _table(fields: Fields, config: Any) -> Table:
 
 def _codegen_table(fields: Fields, config: Any) -> Table:
     ours, theirs = "stack.blocks.{i}", "transformer.h.{i}"
-    return _table(fields, config) | {
+    return {
+        **_table(fields, config),
         f"{ours}.attn.projection.qkv": tuple(
             Piece(f"{theirs}.attn.qkv_proj", 3 * config.d_model, view=_of_quarters(which)) for which in (0, 2, 1)
-        )
+        ),
     }
 
 

@@ -65,9 +65,9 @@ def shared(head: Mapping[str, Any], entries: Sequence[dict[str, Any]]) -> dict[s
     found: dict[str, Any] = {"notes": notes} if notes else {}
     told = {"model", "trained_length"} if "model" in head else set[str]()
     told |= ({"input"} if "reading" in head else set()) | {name for name in ("seed",) if name in head.get("given", {})}
-    said = [entry.get("provenance") for entry in entries]
-    if any(one is None for one in said):
+    if any(entry.get("provenance") is None for entry in entries):
         return found
+    said: list[dict[str, Any]] = [entry["provenance"] for entry in entries]
     common = {name: value for name, value in said[0].items() if all(one[name] == value for one in said)}
     for entry in entries:
         own = {name: value for name, value in entry.pop("provenance").items() if name not in {*common, *told}}

@@ -26,7 +26,7 @@ def texts(found: Subject, count: int, seed: int = 0) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(count):
-        drawn = found.others(generator)
+        drawn = list(found.others(generator))
         source = drawn[0] if len(drawn) > 1 else None
         nothing = torch.zeros_like(drawn[-1])
         batches.append(Batch(drawn[-1], nothing, nothing == 0, source=source))
