@@ -35,7 +35,9 @@ test-all: $(DEV)
 
 MINUTES := 1
 stress: $(DEV)
-	$(BIN)/python -m pytest $(WORKERS) $(SWEEP) tests/stress --stress-minutes $(MINUTES) --stress-report stress.json
+	$(BIN)/python -m pytest $(WORKERS) $(SWEEP) tests/stress --stress-minutes $(MINUTES) \
+		--stress-report benchmarks/results/stress-$(shell uname -m)-$(shell nproc)-cores.json
+	$(BIN)/python tests/stress/environments.py
 
 check: $(DEV) docs
 	$(BIN)/ruff check

@@ -1,13 +1,14 @@
-"""Fill the generated tables of the README, its Chinese twin and the mechanisms page: `python docs/make_tables.py`.
+"""Fill the generated tables of both READMEs and of the pages on mechanisms and reliability (`make tables`).
 
 A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`,
-speeds from `benchmarks/results`, and mechanisms from the registry and the docstrings of their modules.
+measured figures from `benchmarks/results`, and mechanisms from the registry and the docstrings of their modules.
 """
 
 import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ ZOO = ROOT / "src" / "glassformer" / "zoo"
 RESULTS = ROOT / "benchmarks" / "results" / "x86_64-2-cores.json"
 CIRCUITS = ROOT / "benchmarks" / "results" / "circuits-x86_64-2-cores.json"
 SWEEPS = ROOT / "benchmarks" / "results" / "sweeps-x86_64-2-cores.json"
+STRESS = ROOT / "benchmarks" / "results" / "stress-x86_64-2-cores.json"
+ENVIRONMENTS = ROOT / "benchmarks" / "results" / "environments-x86_64.json"
 LARGE = ROOT / "benchmarks" / "results" / "large-x86_64-2-cores.json"
 
 # what a figure is called in each README; a figure without an entry goes by its name
@@ -55,6 +58,7 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "README.md": readme(cards, chinese=False),
         ROOT / "README.zh.md": readme(cards, chinese=True),
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
+        ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
     }
 
 
@@ -227,6 +231,29 @@ def _seconds(spent: dict[str, float]) -> str:
 
 def _met(found: float, aim: float) -> str:
     return "yes" if found >= aim else "no"
+
+
+def stress() -> str:
+    """Return how many trials there were of each kind, and how they ended."""
+    found: dict[str, Counter[str]] = {}
+    for name, outcomes in json.loads(STRESS.read_text(encoding="utf-8")).items():
+        found.setdefault(name.partition("[")[0], Counter()).update(outcomes)
+    rows = [
+        (
+            name.removeprefix("test_").replace("_", " "),
+            f"{outcomes.total():,}",
+            ", ".join(f"{n:,} {outcome}" for outcome, n in sorted(outcomes.items())),
+        )
+        for name, outcomes in sorted(found.items())
+    ]
+    return _table([("what has to hold", "trials", "outcomes"), *rows])
+
+
+def environments() -> str:
+    """Return the environments that the default tests ran in, and pytest's closing line in each."""
+    found = json.loads(ENVIRONMENTS.read_text(encoding="utf-8"))
+    rows = [tuple(entry[name] for name in ("environment", "versions", "tests")) for entry in found]
+    return _table([("environment", "Python and PyTorch", "default tests"), *rows])
 
 
 def mechanisms() -> str:
