@@ -77,7 +77,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 def facts_text(facts: Mapping[str, Any]) -> str:
     """Return what is written into facts.json."""
-    return json_text({"facts": facts, "sha256": _digest(facts)})
+    return json_text({"facts": facts, "sha256": _digest(facts)}, finite=True)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
