@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import checkpoints
+from glassformer import checkpoints, files
 from glassformer.data import TextConfig, ZhEnConfig
 from glassformer.errors import CheckpointError, ConfigError, DataError, RunFolderError, SaveError, TextError
 from glassformer.models import Learned
@@ -202,11 +202,22 @@ def test_lines_and_samples_after_the_last_checkpoint_are_written_once(tmp_path):
     assert "sample" not in read_metrics(tmp_path)[0]
 
 
+def killed_while_writing(path: Path) -> None:
+    """Write a file in a process that dies before it takes its name."""
+    before = names(path.parent)
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda *_: os._exit(0)  # type: ignore[assignment]
+        files.write(path, "x")
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0 and len(names(path.parent) - before) == 1
+
+
 def test_what_a_kill_left_unfinished_is_swept_away(uninterrupted, stopped, tmp_path):
     for name in (".building-00000004", ".removing-step-00000001"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "part").write_text("x")
-    (tmp_path / ".metrics.jsonl-abc").write_text("x")
+    killed_while_writing(tmp_path / "metrics.jsonl")
     (tmp_path / ".mine").write_text("x")
     assert same(weights(train(recipe(), tmp_path)), uninterrupted[1])
     assert names(tmp_path) == names(uninterrupted[0]) | {".mine"}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from glassformer import analysis
 from glassformer.analysis.reports import circuits, explain
@@ -46,14 +47,29 @@ def opens(opened: Opener, *what: Any) -> None:
     assert shown.locator("main section, main .card").count() > 0
 
 
+def explained(model: Decoder, ids: Tensor, seed: int) -> tuple[Any, ...]:
+    return (explain(model, ids[:1].tolist()).to_dict(),)
+
+
+def results(model: Decoder, ids: Tensor, seed: int) -> tuple[Any, ...]:
+    run = analysis.run(model, ids[:1], read="*")
+    found = [analysis.lens.lens_grid(run), analysis.attribution.direct_logit_attribution(run)]
+    return found, {"model": {"name": model.name}, "given": {FRAGMENTS[seed % 9]: FRAGMENTS[-seed % 9]}}
+
+
+def reported(model: Decoder, ids: Tensor, seed: int) -> tuple[Any, ...]:
+    return (circuits(model, next_token_batch(ids), k=3).to_dict(),)
+
+
+PAGES = (explained, results, reported)
+
+
 @pytest.mark.browser
 def test_nothing_hostile_in_a_page_runs_or_is_fetched(opened: Opener, trials: Trials) -> None:
-    for seed in trials(quick=1, sweep=4):
+    # one kind of page a trial, since a browser takes a second for each
+    for seed in trials(quick=1, sweep=12):
         model = hostile(seed)
         ids = torch.randint(0, model.config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(seed))
-        opens(opened, explain(model, ids[:1].tolist()).to_dict())
-        run = analysis.run(model, ids[:1], read="*")
-        results = [analysis.lens.lens_grid(run), analysis.attribution.direct_logit_attribution(run)]
-        opens(opened, results, {"model": {"name": model.name}, "given": {FRAGMENTS[seed % 9]: FRAGMENTS[-seed % 9]}})
-        opens(opened, circuits(model, next_token_batch(ids), k=3).to_dict())
-        trials.count("pages opened, nothing ran")
+        shown = PAGES[seed % len(PAGES)]
+        opens(opened, *shown(model, ids, seed))
+        trials.count(f"{shown.__name__}: nothing ran")

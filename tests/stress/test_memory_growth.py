@@ -2,10 +2,11 @@
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,15 @@ from glassformer.testing.models import subject
 from trials import Trials
 
 MEGABYTE = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects() -> Iterator[None]:
+    """Leave out of all counts what other tests made: there may be millions of objects to look at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def live_tensors() -> int:

@@ -138,11 +138,8 @@ class Run(Mapping[str, Labelled]):
 
     def place(self, position: int, row: int = 0) -> int:
         """Return a position as an index from 0; negative ones count from the end of the row's real tokens."""
-        length = len(self.token_rows[row])
-        position = one(position, "position")
-        if not -length <= position < length:
-            raise ShapeMismatch(f"position {position}: the text has {length} tokens.")
-        return position % length + (0 if self.start is None else int(self.start[row]))
+        inside = text_position(position, len(self.token_rows[row]))
+        return inside + (0 if self.start is None else int(self.start[row]))
 
     def aligned(self) -> "Run":
         """Return the run with padding on the right: real tokens first in every row, in ids, logits and sites.
@@ -189,7 +186,7 @@ class Run(Mapping[str, Labelled]):
             SiteNotRead: A name was not read.
             ShapeMismatch: There is nothing to draw, or too much for one figure.
         """
-        names = sites or tuple(name for name in self if name.endswith(".pattern"))
+        names = sites or tuple(name for name in self if Site.named(name).quantity == "pattern")
         return figures.draw([figures.Panel(name, self[name]) for name in names], overview=not sites)
 
     def save(self, path: str | Path) -> Path:
@@ -359,6 +356,14 @@ def run_for(
         )
     sites = (reads or card_of(analysis).reads)(parts_of(given))
     return run(given, text, target, read=sites)
+
+
+def text_position(position: int, length: int) -> int:
+    """Return a position of a text, from 0; negative ones count from its end. Raises `ShapeMismatch` for others."""
+    position = one(position, "position")
+    if not -length <= position < length:
+        raise ShapeMismatch(f"position {position}: the text has {length} tokens.")
+    return position % length
 
 
 def _sites(read: Iterable[str | Read | Callable[..., Any]] | str, view: Any) -> list[str | Read]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer.analysis._run import Run
+from glassformer.analysis._run import Run, text_position
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled
@@ -113,13 +113,20 @@ def places(run: Run, positions: Positions = None, row: int | None = None) -> Pla
     return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device), axes=axes)
 
 
+def text_positions(positions: Any, length: int) -> list[int]:
+    """Return positions of a text, from 0, however they were asked for; raises `ShapeMismatch` for ones it lacks."""
+    return [text_position(position, length) for position in _several(positions, length)]
+
+
 def _several(positions: Any, length: int) -> list[int]:
-    """Return positions as indices: a mask's true ones, all others as they were given."""
+    """Return positions as indices: those a mask is true at or a slice covers, all others as they were given."""
     found = asked(positions, "positions")
-    if is_mask(found):
+    if is_mask(found) or isinstance(found, slice):
         return entries(found, length, "positions")
-    assert isinstance(found, list), "tensors are lists by now"
-    return found
+    if isinstance(found, Tensor):
+        listed: list[int] = found.tolist()
+        return listed
+    return [found] if isinstance(found, int) else list(found)
 
 
 def position_in(run: Run, position: int | None) -> int:

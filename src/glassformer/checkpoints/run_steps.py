@@ -18,6 +18,7 @@ from typing import Any
 from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.own import sha256
 from glassformer.errors import CheckpointError
+from glassformer.files import json_text
 
 FACTS, OPTIMIZER = "facts.json", "optimizer.safetensors"
 # more than the losses between two lines of metrics ever take
@@ -76,7 +77,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 def facts_text(facts: Mapping[str, Any]) -> str:
     """Return what is written into facts.json."""
-    return json.dumps({"facts": facts, "sha256": _digest(facts)}, allow_nan=False)
+    return json_text({"facts": facts, "sha256": _digest(facts)}, finite=True)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(facts, sort_keys=True))
+    return sha256(json_text(facts, sort=True))
 
 
 def _reason(error: Exception) -> str:

@@ -11,8 +11,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from glassformer import __version__
 from glassformer.errors import GlassformerError, nearest, printable, shortened
+from glassformer.version import __version__
 
 # verb -> what it does; each is a function of the same name in the module `glassformer.cli.<verb>`
 VERBS: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""The one way in which JSON is written: what is not finite becomes null, since JSON has no word for it."""
+"""The one way in which JSON is written: what is not finite becomes null, or is refused; JSON has no word for it."""
 
 import json
 import math
@@ -7,7 +7,13 @@ from typing import Any
 
 
 def json_text(
-    data: Any, *, indent: int | None = None, ascii_only: bool = True, sort: bool = False, tight: bool = False
+    data: Any,
+    *,
+    indent: int | None = None,
+    ascii_only: bool = True,
+    sort: bool = False,
+    tight: bool = False,
+    finite: bool = False,
 ) -> str:
     """Return data as JSON that any reader takes.
 
@@ -17,6 +23,10 @@ def json_text(
         ascii_only: Escape all other characters.
         sort: Order keys by name.
         tight: No spaces behind separators.
+        finite: All numbers are to be finite: refuse others, in place of writing null.
+
+    Raises:
+        ValueError: A number is not finite, and all are to be.
     """
     separators = (",", ":") if tight else None
 
@@ -34,6 +44,8 @@ def json_text(
     try:
         return written(data)
     except ValueError:
+        if finite:
+            raise
         return written(_without_nan(data))
 
 

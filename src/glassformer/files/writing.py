@@ -10,6 +10,9 @@ from pathlib import Path
 
 from glassformer.errors import SaveError
 
+# short, since a name of its own may have all the bytes that the system allows
+_TEMPORARY = ".glassformer-"
+
 
 def write(path: str | Path, content: bytes | str) -> Path:
     """Write a file so that a reader sees the old content or the new, never a part; missing folders are made.
@@ -48,7 +51,7 @@ def write_all(folder: str | Path, contents: Mapping[str, bytes | str]) -> Path:
                 continue
             target = _target(path)
             _make(target.parent, made)
-            temporary[target] = target.with_name(f".glassformer-{secrets.token_hex(8)}")
+            temporary[target] = target.with_name(_temporary_name())
             _write_new(temporary[target], data, _mode(target))
         for path, data in through.items():
             _write_through(path, data)
@@ -61,6 +64,11 @@ def write_all(folder: str | Path, contents: Mapping[str, bytes | str]) -> Path:
             raise refused(path, error) from error
         raise
     return folder
+
+
+def sweep(folder: str | Path) -> None:
+    """Remove what writers that were killed left in a folder in which nobody writes now."""
+    _clear(Path(folder).glob(f"{_TEMPORARY}*"), ())
 
 
 def refused(path: str | Path, error: OSError | ValueError) -> SaveError:
@@ -86,13 +94,17 @@ def check_writable(path: str | Path) -> None:
             # a name that the system does not take is refused here, whatever is still missing above it
             with contextlib.suppress(FileNotFoundError):
                 (folder / part).lstat()
-        trial = folder / f".glassformer-{secrets.token_hex(8)}"
+        trial = folder / _temporary_name()
         _write_new(trial, b"", None)
         trial.unlink()
     except SaveError:
         raise
     except (OSError, ValueError) as error:
         raise refused(path, error) from error
+
+
+def _temporary_name() -> str:
+    return f"{_TEMPORARY}{secrets.token_hex(8)}"
 
 
 def _target(path: Path) -> Path:

@@ -1,20 +1,20 @@
 """What a run says of itself as it goes: metrics.jsonl, one line per measured step, and samples.txt."""
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from glassformer import files
 from glassformer.errors import RunFolderError
+from glassformer.files import json_text
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.txt"
 
 
 def log_metrics(folder: Path, metrics: dict[str, Any]) -> None:
     """Append one line to metrics.jsonl; numbers that are not finite become null, which JSON has."""
-    _append(folder / METRICS, json.dumps(_finite(metrics), allow_nan=False) + "\n")
+    _append(folder / METRICS, json_text(metrics) + "\n")
 
 
 def log_sample(folder: Path, step: int, text: str) -> None:
@@ -54,14 +54,6 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _append(path: Path, text: str) -> None:

@@ -188,9 +188,7 @@ class RunFolder:
         for pattern in (f"{_BUILDING}*", f"{_REMOVING}*"):
             for folder in self.path.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
-        for name in (CONFIG, METRICS, SAMPLES, TOKENIZER):
-            for leftover in self.path.glob(f".{name}-*"):
-                leftover.unlink(missing_ok=True)
+        files.sweep(self.path)
 
     def _locked(self) -> IO[str]:
         try:

@@ -20,7 +20,7 @@ from torch import Tensor
 from glassformer.attention import Attention
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import BlockConfig, EncoderDecoder, Mlp, Model, ModelLike, require_model
+from glassformer.models import BlockConfig, Mlp, Model, ModelLike, require_model
 from glassformer.models.embedding import Learned
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
@@ -53,6 +53,7 @@ def folded(model: ModelLike) -> Any:
     with torch.no_grad():
         _fill(made, model, w)
     made.tokenizer, made.no_tokenizer = model.tokenizer, model.no_tokenizer
+    made.own_tokenizers = dict(model.own_tokenizers)
     made.coordinate_names = model.coordinate_names
     made.name = f"{model.name} folded"
     _check(model, made)
@@ -173,8 +174,8 @@ def _check(model: Model, made: Model) -> None:
 
 def _tokens(model: Model) -> Iterator[Tensor]:
     n = min(model.config.max_len, 12)
-    for seed in range(2 if isinstance(model, EncoderDecoder) else 1):
-        drawn = torch.randint(model.config.vocab_size, (2, n), generator=torch.Generator().manual_seed(seed))
+    for seed, embed in enumerate(model.embeddings.values()):
+        drawn = torch.randint(embed.vocab_size, (2, n), generator=torch.Generator().manual_seed(seed))
         yield drawn.to(model.unembed.stored.device)
 
 

@@ -10,6 +10,7 @@ from glassformer import weights
 from glassformer.analysis.attribution import direct_logit_attribution
 from glassformer.attention import Attention, Softmax
 from glassformer.attention.merge import Merge
+from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models import BlockConfig, DecoderConfig
 from glassformer.testing import close
@@ -75,6 +76,15 @@ def test_a_folded_model_is_saved_and_loaded_like_any(tmp_path: Path) -> None:
     assert found.tokenizer is not None
     ids = torch.tensor([[5, 9, 3]])
     assert torch.equal(found(ids), made(ids))
+
+
+@pytest.mark.parametrize("side", ["source", "output"])
+def test_a_folded_model_names_the_tokens_of_every_vocabulary_alike(side: str) -> None:
+    model = subject("translator_apart" if side == "source" else "classifier").model
+    size = model.config.n_sources if side == "source" else model.config.n_outputs
+    setattr(model, f"{side}_tokenizer", symbol_tokenizer([f"{side}{i}" for i in range(size)]))
+    made = weights.folded(model)
+    assert getattr(made, f"{side}_tokenizer") is getattr(model, f"{side}_tokenizer")
 
 
 def test_a_gate_that_would_need_a_bias_is_refused() -> None:

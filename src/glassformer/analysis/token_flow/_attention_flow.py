@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from glassformer.analysis._run import run_for
+from glassformer.analysis._run import run_for, text_position
 from glassformer.analysis.frozen._mixing import flow_sites, has_source
 from glassformer.analysis.question import question
 from glassformer.analysis.token_flow._rolling import TokenFlow
 from glassformer.analysis.token_flow._rollout import rollout
-from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 
 # what is left of a pipe when sums of the same weights cancel
@@ -74,8 +73,7 @@ def attention_flow(
     run = run_for(attention_flow, run, text, target, lambda model: flow_sites(model, stack))
     rolled = rollout(run, kept=kept, signed=signed, row=row, stack=stack)
     n, n_keys = rolled.final.shape
-    if not -n <= position < n:
-        raise ShapeMismatch(f"position {position}: there are {n} tokens.")
+    position = text_position(position, n)
     n_source = n_keys - n
     pipes, bottom = _Pipes(), 0
     source_top = None
@@ -85,12 +83,12 @@ def attention_flow(
         bottom += n_source
     top = pipes.layers(rolled, bottom, source_top)
     tokens = [*range(n_source), *range(bottom, bottom + n)]
-    found = [pipes.largest(top + position % n, token) for token in tokens]
+    found = [pipes.largest(top + position, token) for token in tokens]
     coords = {"key": rolled.final.labels("key")}
     own = rolled.final.values[position]
     return AttentionFlow(
         Labelled(torch.tensor(found, dtype=torch.float64), ("key",), coords),
-        Labelled(own.double(), ("key",), coords), position % n, rolled.method.replace("rollout", "attention flow"),
+        Labelled(own.double(), ("key",), coords), position, rolled.method.replace("rollout", "attention flow"),
     )  # fmt: skip
 
 

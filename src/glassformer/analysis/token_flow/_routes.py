@@ -29,10 +29,10 @@ from glassformer.analysis.frozen._mixing import (
     token_row,
     units,
 )
+from glassformer.analysis.places import text_positions
 from glassformer.analysis.question import question
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled, Result
-from glassformer.numerics.indices import asked, entries
 
 CONSTANT = "constant"
 
@@ -141,7 +141,7 @@ def information_flow_routes(
         source = token_row(run, "encoder", row)
     tracer = _Tracer(threshold, eps, encoder[-1].label if encoder else "enc embed", position_labels(source))
     top = torch.zeros(len(tokens), dtype=torch.float64)
-    for position in entries(asked(positions, "positions"), len(tokens), "positions"):
+    for position in text_positions(positions, len(tokens)):
         top[position] += 1
     labels = position_labels(tokens)
     inputs = tracer.down(own, labels, top, "enc embed" if side == "encoder" else "embed")

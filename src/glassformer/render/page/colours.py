@@ -1,8 +1,7 @@
 """The colours of numbers on a page, out of the table that figures are drawn from: a style sheet and a script."""
 
-import json
-
 from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
+from glassformer.files import json_text
 
 
 def colour_style() -> str:
@@ -23,7 +22,7 @@ def colour_script() -> str:
         theme: {kind: "".join(palette.ramp(kind)).replace("#", "") for kind in ("sequential", "diverging")}
         for theme, palette in themes.items()
     }
-    return f"const RAMPS = {json.dumps(ramps)};\n"
+    return f"const RAMPS = {json_text(ramps)};\n"
 
 
 def _variables(palette: Palette) -> str:

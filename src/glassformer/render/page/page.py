@@ -109,4 +109,4 @@ def _read(name: str) -> str:
 
 def _embedded(payload: Mapping[str, Any]) -> str:
     """Return JSON in which no token can close the script element or open a comment in it."""
-    return json_text(payload, tight=True).replace("<", "\\u003c")
+    return json_text(payload, tight=True, finite=True).replace("<", "\\u003c")

@@ -44,7 +44,7 @@ class Tensor {
       if (x < least) least = x;
     }
     // shares of a whole are comparable from picture to picture, whatever the largest is
-    const isSigned = this.signed === true || this.share || least < -1e-6 * most;
+    const isSigned = this.signed === true || least < -1e-6 * most;
     return { limit: this.share ? 1 : most || 1, isSigned };
   }
 }

@@ -59,5 +59,5 @@ def test_what_rollout_refuses_flow_refuses() -> None:
     with pytest.raises(AnalysisUnavailable, match="rows_sum_to_one=False"):
         attention_flow(passed("differential"))
     assert attention_flow(passed("differential"), signed="absolute").method == "attention flow of absolute weights"
-    with pytest.raises(ShapeMismatch, match="position 9: there are 7 tokens"):
+    with pytest.raises(ShapeMismatch, match="position 9: the text has 7 tokens"):
         attention_flow(passed("gpt2"), position=9)

@@ -114,7 +114,7 @@ def test_on_the_induction_model_the_routes_are_the_wiring() -> None:
 
 def test_positions_and_thresholds_that_make_no_sense_are_refused() -> None:
     done = passed("gpt2")
-    with pytest.raises(ShapeMismatch, match="position 7: there are 7 tokens"):
+    with pytest.raises(ShapeMismatch, match="position 7: the text has 7 tokens"):
         information_flow_routes(done, positions=(7,))
     with pytest.raises(AnalysisUnavailable, match="a share lies between 0 and 1"):
         information_flow_routes(done, threshold=1.5)
