@@ -17,6 +17,10 @@ class GlassformerError(Exception):
         return shortened("\n".join(str(a) for a in self.args))
 
 
+class WrongArgument(GlassformerError, TypeError):
+    """An argument of another kind than the function takes, or outside the bounds of what it takes."""
+
+
 class ConfigError(GlassformerError, ValueError):
     """A config whose fields do not fit together, or whose JSON cannot be read."""
 
@@ -116,9 +120,9 @@ def _escape(character: str) -> str:
     return character if character.isspace() and ord(character) > 0x9F else ascii(character)[1:-1]
 
 
-def nearest(name: str, candidates: Iterable[str]) -> str:
+def nearest(name: object, candidates: Iterable[str]) -> str:
     """Return ` Nearest: "x".` for the closest candidate, or an empty string when nothing is close."""
-    if len(name) > _LONG:
+    if not isinstance(name, str) or len(name) > _LONG:
         return ""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.4)
     return f' Nearest: "{close[0]}".' if close else ""

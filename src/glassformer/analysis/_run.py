@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from glassformer import figures
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
+from glassformer.arguments import checked
 from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
 from glassformer.files import json_text, write
@@ -136,8 +137,16 @@ class Run(Mapping[str, Labelled]):
     def __len__(self) -> int:
         return len(self.sites)
 
+    def row(self, row: int, stack: str = "") -> int:
+        """Return a row as an index from 0, negative ones counted from the last; raises `ShapeMismatch`."""
+        rows, row = len(self.source_rows if stack == "encoder" else self.token_rows), one(row, "row")
+        if not -rows <= row < rows:
+            raise ShapeMismatch(f"row {row}: the run has {rows} rows, 0 to {rows - 1}.")
+        return row % rows
+
     def place(self, position: int, row: int = 0) -> int:
         """Return a position as an index from 0; negative ones count from the end of the row's real tokens."""
+        row = self.row(row)
         inside = text_position(position, len(self.token_rows[row]))
         return inside + (0 if self.start is None else int(self.start[row]))
 
@@ -251,12 +260,13 @@ class Run(Mapping[str, Labelled]):
         return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}</p>{notes}<table>{rows}</table>{more}</div>"
 
 
+@checked
 def run(
     model: ModuleLike,
     inputs: Any,
     target: TextOrIds | None = None,
     *,
-    read: Iterable[str | Read | Callable[..., Any]] | str = (),
+    read: Iterable[str | Read | Callable[..., Any]] | str | Read | Callable[..., Any] = (),
     edit: Iterable[EditLike] | EditLike | Mapping[str, Callable[[Tensor], Tensor]] = (),
     specials: bool | None = None,
     lengths: Any = None,
@@ -366,7 +376,9 @@ def text_position(position: int, length: int) -> int:
     return position % length
 
 
-def _sites(read: Iterable[str | Read | Callable[..., Any]] | str, view: Any) -> list[str | Read]:
+def _sites(
+    read: Iterable[str | Read | Callable[..., Any]] | str | Read | Callable[..., Any], view: Any
+) -> list[str | Read]:
     """Return what to read, with an analysis replaced by the sites it reads."""
     found: list[str | Read] = []
     for asked in [read] if isinstance(read, str) or not isinstance(read, Iterable) else read:

@@ -90,6 +90,8 @@ def places(run: Run, positions: Positions = None, row: int | None = None) -> Pla
     device = run.ids.device
     if row is not None and not -batch <= row < batch:
         raise ShapeMismatch(f"row {row}: the run has {batch} rows; row=None takes them all.")
+    if isinstance(positions, Sequence) and not len(positions):
+        raise ShapeMismatch("positions: give one at least, or None for all of them.")
     rows = range(batch) if row is None else [row % batch]
     one = isinstance(positions, int) or (isinstance(positions, Tensor) and positions.ndim == 0)
     axes = (*(["batch"] if row is None else []), *([] if one else ["pos"]))

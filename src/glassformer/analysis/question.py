@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from torch import nn
 
 from glassformer.analysis.origin import bound
+from glassformer.arguments import check
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Result
 from glassformer.provenance import gathered, is_gathering
@@ -136,6 +137,7 @@ def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, trai
             # what an analysis asks others on the way is part of its own answer
             if is_gathering():
                 return function(*args, **kwargs)
+            check(function, args, kwargs)
             with gathered() as notes:
                 found = function(*args, **kwargs)
             return bound(found, function, args, kwargs, notes) if isinstance(found, Result) else found

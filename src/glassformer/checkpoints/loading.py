@@ -5,6 +5,7 @@ config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing
 
 from pathlib import Path
 
+from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
@@ -18,6 +19,7 @@ from glassformer.numerics.placement import Device, NumberType, device_of, number
 from glassformer.provenance import digest
 
 
+@checked
 def load(
     name: str | Path,
     *,
@@ -71,6 +73,7 @@ def load(
     return model.eval()
 
 
+@checked
 def open_folder(folder: str | Path) -> Checkpoint:
     """Open a folder of ours or a published one without reading its weights.
 
@@ -83,6 +86,7 @@ def open_folder(folder: str | Path) -> Checkpoint:
     return model_folder(folder_of(folder)).open()
 
 
+@checked
 def config_of(name: str | Path, revision: str | None = None) -> ModelConfig:
     """Return a model's config without its weights; of a hub model only the files that describe it are fetched.
 

@@ -5,6 +5,7 @@ import os
 from importlib.resources import files as resources
 from pathlib import Path
 
+from glassformer.arguments import checked
 from glassformer.checkpoints import hub, run_steps
 from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
@@ -20,6 +21,7 @@ def shipped() -> list[str]:
     return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 
 
+@checked
 def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = True) -> Path:
     """Return the folder of a shipped model, the model folder a path stands for, or that of a hub model's local copy.
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save as serialise
 
 from glassformer import files
+from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
@@ -40,6 +41,7 @@ HALF = (torch.float16, torch.bfloat16)
 _SHARD = re.compile(r"(origin|model(-\d{5}-of-\d{5})?)\.safetensors")
 
 
+@checked
 def save(model: ModelLike, folder: str | Path, dtype: NumberType | None = None) -> Path:
     """Write a model folder: all of its files are on the disk before one of them takes the place of an older one.
 

@@ -23,6 +23,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
 
 from glassformer import files
+from glassformer.arguments import Count, checked
 from glassformer.config import Config
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
 from glassformer.files import json_text
@@ -89,10 +90,12 @@ class Tokenizer:
         self._specials_in_text = False
         self.allows_unknown = False
 
+    @checked
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, nothing put around it; raises `TextError` if it has none."""
         return self.encode_batch([text])[0]
 
+    @checked
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of many texts; faster than one by one."""
         self._inner.encode_special_tokens = not self._specials_in_text
@@ -176,6 +179,7 @@ class Tokenizer:
         self.encode(text)
         return self._inner.encode(text, add_special_tokens=False).offsets
 
+    @checked
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the ids; specials leave no trace, broken UTF-8 becomes U+FFFD."""
         return self._inner.decode([self._checked(i) for i in ids], skip_special_tokens=True)
@@ -331,7 +335,8 @@ class Tokenizer:
         return '"ByteLevel"' in json_text(json.loads(self.to_json())["decoder"])
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+@checked
+def train_bpe(texts: Iterable[str], vocab_size: Count, specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
     """Train a byte-level BPE: every text can be encoded, and the same texts give the same tokenizer.
 
     Args:
@@ -370,6 +375,7 @@ def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
     return Tokenizer(inner)
 
 
+@checked
 def word_tokenizer(texts: Iterable[str], specials: Iterable[str] = WORD_SPECIALS) -> Tokenizer:
     """Build a vocabulary of whole words, and of single Chinese characters.
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from glassformer.arguments import Exponent, Natural, checked
 from glassformer.config import require
 from glassformer.models.generate import Ids, begin, next_logits, padded, room_for
 from glassformer.models.model import ModelLike, require_model
@@ -41,14 +42,15 @@ class Beams:
 
 
 @torch.no_grad()
+@checked
 def beam_search(
     model: ModelLike,
     prompts: Ids,
     *,
     source: Ids | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
-    n_beams: int = 4,
-    length_penalty: float = 0.6,
+    n_beams: Natural = 4,
+    length_penalty: Exponent = 0.6,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
     beyond_context: bool = False,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from glassformer.attention import LinearMap, linear, sinusoids
 from glassformer.config import Config, require
-from glassformer.errors import AnalysisUnavailable, TextError
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models.evaluation import drops
 from glassformer.models.norms import NoNorm, NormConfig
 from glassformer.models.readout import ReadoutLayer
@@ -297,3 +297,15 @@ class Unembedding(VocabularyMatrix):
             return losses.mean()
         counted = weight.flatten().to(losses.dtype)
         return (losses * counted).sum() / counted.sum().clamp_min(1.0)
+
+
+def require_ids(ids: Tensor, vocab_size: int) -> None:
+    """Raise `ShapeMismatch` for what are no ids `batch pos`, `TokenOutOfRange` for ids that a vocabulary lacks."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
+        kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
+        raise ShapeMismatch(f"token ids are integers with axes `batch pos`; found {kind}.")
+    low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise TokenOutOfRange(
+            f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})."
+        )

@@ -12,9 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.config import require
-from glassformer.errors import TextError, TokenOutOfRange
+from glassformer.errors import TextError
 from glassformer.models.decoder import Decoder
+from glassformer.models.embedding import require_ids
 from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
@@ -54,6 +56,7 @@ class Generation:
         return tuple(row[:-1] if stopped else row for row, stopped in zip(self.tokens, self.stopped))
 
 
+@checked
 def generate(
     model: ModelLike,
     prompts: Ids,
@@ -101,6 +104,7 @@ def generate(
     return Generation(tokens, log_probs, tuple(len(row) > 0 and row[-1] in stops for row in tokens))
 
 
+@checked
 def stream(
     model: ModelLike,
     prompts: Ids,
@@ -200,6 +204,7 @@ def padded(
     """Return ids of what a stack reads as one tensor on the model's device, and lengths if they differ.
 
     Raises:
+        ShapeMismatch: A tensor that is not `batch pos` of integers.
         TextError: No rows, or an empty one.
         TokenOutOfRange: An id outside the vocabulary.
     """
@@ -218,14 +223,9 @@ def padded(
         fill = [[lists[0][0]] * (longest - len(row)) for row in lists]
         whole = [pad + row if left else row + pad for pad, row in zip(fill, lists)]
         tokens = torch.tensor(whole, dtype=torch.int64, device=device)
-    if tokens.numel() == 0:
+    if tokens.ndim == 2 and tokens.numel() == 0:
         raise TextError("no tokens to start from; give at least one row with at least one token.")
-    low, high = int(tokens.min()), int(tokens.max())
-    size = model.embeddings[model.output if stack is None else stack].vocab_size
-    if low < 0 or high >= size:
-        raise TokenOutOfRange(
-            f"token id {low if low < 0 else high} is outside the vocabulary of {size} (0 to {size - 1})."
-        )
+    require_ids(tokens, model.embeddings[model.output if stack is None else stack].vocab_size)
     return tokens, lengths
 
 

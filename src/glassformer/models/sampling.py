@@ -16,10 +16,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable
 
 
+@checked
 @dataclass(frozen=True)
 class Sampling(Config):
     """How the next token is chosen; the defaults draw from the model's own distribution.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.numerics import decompositions
@@ -232,6 +233,7 @@ def _whole(run: Mapping[str, Tensor | Labelled], site: Site) -> Tensor:
     return value
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Set(Edit):
     """Replace the part by a value: a number, a tensor, or a run that read the same site."""
@@ -246,6 +248,7 @@ class Set(Edit):
         return self.fit(self.value, part, site).expand_as(part)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Add(Edit):
     """Add a value to the part."""
@@ -260,6 +263,7 @@ class Add(Edit):
         return part + self.fit(self.value, part, site)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Scale(Edit):
     """Multiply the part by a factor; 0 switches it off."""
@@ -274,6 +278,7 @@ class Scale(Edit):
         return part * self.fit(self.factor, part, site)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Project(Edit):
     """Remove the span of some directions of the last axis, or keep nothing else.
@@ -311,6 +316,7 @@ class Project(Edit):
         return inside if self.keep else part - inside
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Take(Edit):
     """Copy the part from another row of the same batch: counterfactual worlds side by side in one pass."""
@@ -331,6 +337,7 @@ class Take(Edit):
         return donor.expand_as(part)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Apply(Edit):
     """Change the part by a function that keeps its shape.

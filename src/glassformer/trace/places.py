@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
 from glassformer.numerics.indices import one
 
@@ -24,6 +25,7 @@ _AXIS = re.compile(r"\([^()]*\)|[^\s()]+")
 _ALIASES = {"pos": "key", "head": "kv_head", "d_head": "d_value"}
 
 
+@checked
 @dataclass(frozen=True)
 class Place:
     """A module boundary that carries a site.

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
@@ -79,6 +80,7 @@ class HasSites(Protocol):
     def sites(self, glob: str = "*") -> SiteTable: ...
 
 
+@checked
 @dataclass(frozen=True)
 class Read:
     """Record a site, or a part of it.
@@ -148,6 +150,7 @@ class Tape:
         AnalysisUnavailable: An edit at a site that can only be read, or one that reads a site the pass comes by later.
     """
 
+    @checked
     def __init__(
         self,
         model: HasSites,
@@ -157,6 +160,12 @@ class Tape:
         grad: bool = False,
         logits: bool = True,
     ) -> None:
+        found: Any = model
+        if not callable(getattr(found, "sites", None)):
+            raise UnknownSite(
+                f"a tape is of a model with a table of sites; found a {type(found).__name__}.\n"
+                "    For any module: Foreign(module)."
+            )
         self.table = model.sites()
         self.grad = grad
         self.logits = logits

@@ -6,6 +6,7 @@ w["L1H6"].ov().eigenvalues()
 
 from collections.abc import Sequence
 
+from glassformer.arguments import checked
 from glassformer.models import ModuleLike
 from glassformer.trace import head_label
 from glassformer.weights.factored import Entries, Factored, Svd
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@checked
 def of(
     model: ModuleLike, fold: bool = False, augment: bool = False, *, layers: Sequence[int] | None = None
 ) -> HeadWeights:
@@ -59,6 +61,7 @@ def of(
     return _augment(w) if augment else w
 
 
+@checked
 def matrices(model: WeightsLike) -> HeadWeights:
     """Return a model's folded matrices, or weights as they are given: what analyses of weights start from."""
     return model if isinstance(model, HeadWeights) else of(model, fold=True)

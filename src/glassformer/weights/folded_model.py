@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.attention import Attention
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.errors import AnalysisUnavailable
@@ -29,6 +30,7 @@ from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights, views
 
 
+@checked
 def folded(model: ModelLike) -> Any:
     """Return a model of a model's folded weights, in evaluation mode; the model itself stays as it is.
 

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
 from glassformer.models import SubLayer
+from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
 from glassformer.models.stack import make_context, with_source
 from glassformer.numerics.precision import wide_copy
@@ -25,6 +27,7 @@ from glassformer.weights.heads import AttentionWeights, MlpWeights
 from glassformer.weights.stream import HeadWeights
 
 
+@checked
 def logits(
     w: HeadWeights,
     tokens: Int[Tensor, "batch pos"],
@@ -52,6 +55,7 @@ def logits(
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
     w = _with_wide_modules(w)
+    require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
     encoded, of_source = None, WHOLE
     if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"

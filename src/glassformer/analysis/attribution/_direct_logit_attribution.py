@@ -167,6 +167,7 @@ class Target:
 
 def aim_sites(model: ModelLike, directed: bool = False) -> list[str]:
     """Return the sites that `aim` and the way back through the norms read, for tokens or for a direction."""
+    model = require_model(model, "attribution to a logit")
     cap = [] if model.unembed.cap is None else [model.unembed.at_raw]
     return scale_sites(model) + ([_read_by_unembedding(model)] if directed else cap)
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from glassformer.analysis.frozen._mixing import position_labels
 from glassformer.analysis.prepare import Inputs, answer_id, prepare, token_id
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -82,11 +83,11 @@ def input_gradients(
     method: Method = "integrated",
     metric: Literal["logit", "log_prob"] = "logit",
     baseline: Literal["mean", "zero"] | str | int | Float[Tensor, " d_model"] = "mean",
-    steps: int = 32,
+    steps: Count = 32,
     points: Literal["gauss", "midpoint"] = "gauss",
     layers: bool = False,
     edit: Iterable[Edit] = (),
-    rows_at_once: int = 64,
+    rows_at_once: Count = 64,
     report: Report | None = None,
 ) -> InputGradients:
     """Attribute the predictions at some positions to the vectors that enter the model, or each layer.
@@ -178,6 +179,8 @@ def _ask(
     places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
     device = given.ids.device
     chosen = entries(places, n, "positions")
+    if not chosen:
+        raise ShapeMismatch('input_gradients: positions= names none; give one at least, or "all".')
     at = torch.tensor(chosen, device=device)
     question = _Differentiated(model, given, at, at, None, metric, edit)
     if answer is None:

@@ -31,6 +31,7 @@ from torch import Tensor
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Natural
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -107,10 +108,10 @@ def long_context(
     text: Any,
     *,
     target: Any = None,
-    sink: int = 4,
-    recent: int = 16,
+    sink: Natural = 4,
+    recent: Natural = 16,
     last: int | None = None,
-    block: int = 256,
+    block: Count = 256,
     sink_above: float = 0.3,
     report: Callable[[int, int], None] | None = None,
 ) -> LongContext:

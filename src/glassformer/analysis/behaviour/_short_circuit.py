@@ -18,6 +18,7 @@ from torch import Tensor
 
 from glassformer.analysis.losses import joined, losses_of
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
@@ -78,7 +79,7 @@ def short_circuit(
     planted: PlantedRows,
     *novel: Batch,
     sets: Mapping[str, Sequence[int]] | None = None,
-    rows: int = 256,
+    rows: Count = 256,
     report: Report | None = None,
 ) -> ShortCircuit:
     """Short-circuit attention layer by layer; measure regeneration by repeat count against the loss on new text.

@@ -27,6 +27,7 @@ from torch import Tensor
 from glassformer.analysis.heads._roles import Head, drawable, heads
 from glassformer.analysis.prepare import token_id, token_ids
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -79,8 +80,8 @@ def attention_sinks(
     text: Any,
     *,
     above: float = 0.3,
-    window: int = 16,
-    first: int = 4,
+    window: Count = 16,
+    first: Count = 4,
     neutral: str | int | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> AttentionSinks:

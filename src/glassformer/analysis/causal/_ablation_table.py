@@ -31,6 +31,7 @@ from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import MetricsLike, named_metrics, require_numbers
 from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
+from glassformer.arguments import Count
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Coordinate, Labelled, Result
@@ -122,7 +123,7 @@ def ablation_table(
     draws: int = 1,
     seed: int = 0,
     target: Any = None,
-    rows: int | None = None,
+    rows: Count | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
     save_to: str | Path | None = None,

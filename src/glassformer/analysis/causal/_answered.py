@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.data import Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable
@@ -43,7 +44,7 @@ class Answered(Result):
 
 
 @question("Which pairs of prompts does the model get right?", of="pairs of prompts")
-def answered(model: ModelLike, pairs: Pairs, *, rows: int = 64) -> Answered:
+def answered(model: ModelLike, pairs: Pairs, *, rows: Count = 64) -> Answered:
     """Ask a model both prompts of every pair; pairs may have different lengths.
 
     Args:

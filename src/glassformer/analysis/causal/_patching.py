@@ -28,6 +28,7 @@ from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import MetricsLike
 from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
+from glassformer.arguments import Count
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModuleLike
@@ -181,7 +182,7 @@ def patch(
     *,
     direction: Direction = "denoising",
     least_gap: float = 0.01,
-    rows: int | None = None,
+    rows: Count | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
     save_to: str | Path | None = None,

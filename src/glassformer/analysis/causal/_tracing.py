@@ -31,6 +31,7 @@ from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
 from glassformer.analysis.sweep._plan import Donor, EditLike, grid
 from glassformer.analysis.uncertainty import mean, standard_error
+from glassformer.arguments import Amount, Count
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
@@ -163,14 +164,14 @@ def causal_trace(
     wrong: str | int | None = None,
     *,
     kinds: Sequence[Kind] | None = None,
-    window: int = 10,
-    samples: int = 10,
-    noise: float = 3.0,
+    window: Count = 10,
+    samples: Count = 10,
+    noise: Amount = 3.0,
     deviation: float | None = None,
     seed: int = 0,
     stack: str | None = None,
     target: Any = None,
-    rows: int | None = None,
+    rows: Count | None = None,
     memory: int | None = None,
     report: Callable[[int, int], None] | None = None,
     save_to: str | Path | None = None,

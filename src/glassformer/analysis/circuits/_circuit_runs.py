@@ -24,7 +24,7 @@ from torch import Tensor
 from glassformer.analysis.circuits._cut_edges import CutEdges, Exchange, Mask, Recording
 from glassformer.analysis.circuits._graph import circuit_graph
 from glassformer.analysis.prepare import Inputs, prepare
-from glassformer.analysis.sweep._metrics import Metric, MetricLike as MetricLike, named_metrics
+from glassformer.analysis.sweep._metrics import Metric, MetricLike as MetricLike, apply_metric, named_metrics
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
@@ -249,7 +249,7 @@ class CircuitRuns:
 
     def measure(self, logits: Float[Tensor, "world batch *pos vocab"]) -> Float[Tensor, "world batch"]:
         """Return the metric in every world."""
-        return self.metric.function(logits, *self.ids)
+        return apply_metric(self.metric, logits, self.ids)
 
     @property
     def at_once(self) -> int:

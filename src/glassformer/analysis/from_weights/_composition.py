@@ -36,6 +36,7 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     sides,
 )
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, SubLayer
@@ -130,7 +131,7 @@ def composition(
     without_top: bool = False,
     covariance: Covariance | None = None,
     exact: bool | None = None,
-    draws: int = 128,
+    draws: Count = 128,
     seed: int = 0,
     budget: int = BUDGET,
 ) -> Composition:

@@ -28,6 +28,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import LeftOut, by_head, filled, labels_of, layers_for, token_choice
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Several
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -98,7 +99,7 @@ class CopyingRates(Result):
 @question("Which heads copy tokens, by the eigenvalues of their circuits?", of="weights")
 def copying(
     model: WeightsLike,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
     sums: Sequence[Sequence[str]] = (),
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
@@ -152,11 +153,11 @@ def copying(
 @question("Which heads raise the token they look at above others?", of="weights")
 def copying_rates(
     model: WeightsLike,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
-    k: Sequence[int] = (1, 5),
+    k: Several[int] = (1, 5),
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
-    rows: int | None = 1000,
+    rows: Count | None = 1000,
 ) -> CopyingRates:
     """Score heads by how the diagonal of their full OV circuit stands out from its row.
 

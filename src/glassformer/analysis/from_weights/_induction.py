@@ -37,6 +37,7 @@ from glassformer.analysis.from_weights._selection import LeftOut, labels_of, lay
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions
@@ -174,8 +175,8 @@ def induction_circuits(
     through: Through = "stream",
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     offsets: Iterable[int] = range(1, 33),
-    most: int = 16,
-    draws: int = 128,
+    most: Count = 16,
+    draws: Count = 128,
     seed: int = 0,
 ) -> InductionCircuits:
     """Look for induction circuits in weights, running no text.

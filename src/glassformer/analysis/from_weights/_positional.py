@@ -25,6 +25,7 @@ from glassformer import weights
 from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -91,10 +92,10 @@ class Offsets(Result):
 @question("Which heads look by position?", of="weights")
 def positional_heads(
     model: WeightsLike,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
-    length: int | None = None,
-    offsets: int = 8,
+    length: Count | None = None,
+    offsets: Count = 8,
     first_query: int | None = None,
 ) -> PositionalHeads:
     """Find heads that attend by position, from weights alone.
@@ -151,7 +152,7 @@ def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *
 
 
 @question("How do a head's scores change with distance?", of="weights")
-def offset_profile(model: WeightsLike, heads: Sequence[str] | None = None, *, offsets: int = 64) -> Labelled:
+def offset_profile(model: WeightsLike, heads: Several[str] | None = None, *, offsets: Count = 64) -> Labelled:
     """Return the score of an average query for an average key, by how far the key lies back, less its mean.
 
     Defined for rotary positions (mean query turned by the offset, times mean key) and ALiBi; with position vectors
@@ -202,7 +203,7 @@ def offset_scores(
     text: Any = None,
     target: Any = None,
     *,
-    offsets: int = 8,
+    offsets: Count = 8,
     first_query: int | None = None,
 ) -> Offsets:
     """Score heads by the offset they attend to on what was run; on random tokens, content plays no part.

@@ -22,6 +22,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.question import question
+from glassformer.arguments import Several
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions
@@ -77,7 +78,7 @@ class VirtualWeights(Result):
 
 @question("How strongly does each component read each earlier one?", of="weights")
 def virtual_weights(
-    model: WeightsLike, writers: Sequence[str] | None = None, readers: Sequence[str] | None = None
+    model: WeightsLike, writers: Several[str] | None = None, readers: Several[str] | None = None
 ) -> VirtualWeights:
     """Measure how strongly each component reads what each earlier one writes.
 

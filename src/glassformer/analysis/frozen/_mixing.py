@@ -194,7 +194,7 @@ def _attentions(model: ModelLike, analysis: str, stack: str | None) -> list[Atte
 
 def token_row(run: Run, stack: str, row: int) -> list[str]:
     """Return the tokens of a stack's positions."""
-    return list((run.source_rows if stack == "encoder" else run.token_rows)[row])
+    return list((run.source_rows if stack == "encoder" else run.token_rows)[run.row(row, stack)])
 
 
 def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:

@@ -21,6 +21,7 @@ from glassformer.analysis._run import Run
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.places import Places
 from glassformer.attention.merge import MergeHeads
+from glassformer.errors import ShapeMismatch
 from glassformer.models import ModelLike, SubLayer, require_model, written_before
 from glassformer.models.norms import Norm
 from glassformer.models.readout import ReadoutLayer
@@ -45,6 +46,8 @@ class Directions:
     @classmethod
     def of(cls, given: Float[Tensor, "*rows d_model"], at: Places) -> "Directions":
         """Take one direction, one per row, or one per row and place; raises `ShapeMismatch`."""
+        if not given.shape[-1]:
+            raise ShapeMismatch("directions have d_model=0: give one number for each coordinate of the stream.")
         vectors = at.fitted(given, "directions", rest=1)
         index = torch.arange(vectors[..., 0].numel(), device=given.device).reshape(vectors.shape[:-1])
         ones = given.new_ones(at.positions.shape)

@@ -191,7 +191,7 @@ def write_shares(
     """
     run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site))
     site, stack = _place(run, site)
-    stream = run[site].values[row].detach()
+    stream = run[site].values[run.row(row, stack)].detach()
     square = stream.square().sum(-1)
     signed, sizes, components = [], [], []
     for found, vectors in each_write(run, site, row=row):
@@ -302,6 +302,8 @@ def each_write(
     embed, entry = model.embeddings[stack], "enc " if stack == "encoder" else ""
     run.require(residual_sites(model, stack), "writes")
     earlier = written_before(model.sub_layers(stack), site)
+
+    row = run.row(row, stack)
 
     def read(site: str) -> Tensor:
         return run[site].values[row]

@@ -37,6 +37,7 @@ from glassformer.analysis.heads._roles import (
     role_masks,
 )
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
@@ -81,9 +82,9 @@ def evaluate_heads(
     text: Int[Tensor, "row text_pos"] | None = None,
     *,
     seed: int = 0,
-    n_sequences: int = 10,
-    unit: int = 25,
-    repeats: int = 4,
+    n_sequences: Count = 10,
+    unit: Count = 25,
+    repeats: Count = 4,
 ) -> HeadEvaluation:
     """Score every head by every evaluator, in every setting, in one forward pass.
 

@@ -28,6 +28,7 @@ from glassformer.analysis._run import run, run_for
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, Model, ModelLike, SubLayer, require_model
@@ -156,7 +157,7 @@ def head_roles(
 
 @question("Which heads are induction, previous-token or duplicate-token heads?", of="texts")
 def head_scores(
-    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+    model: ModelLike, *, seed: int = 0, n_sequences: Count = 10, unit: Count = 25, repeats: Count = 4
 ) -> HeadScores:
     """Score every head on random tokens repeated: `<bos>`, then a unit of different tokens, several times over.
 
@@ -189,7 +190,7 @@ def head_scores(
 
 
 def repeated_tokens(
-    model: ModelLike, *, seed: int = 0, n_sequences: int = 10, unit: int = 25, repeats: int = 4
+    model: ModelLike, *, seed: int = 0, n_sequences: Count = 10, unit: Count = 25, repeats: Count = 4
 ) -> Int[Tensor, "batch pos"]:
     """Return `<bos>` (if the tokenizer has one) and a random unit repeated; specials are not drawn."""
     bos, free = drawable(model)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from glassformer.analysis.losses import TokenPlace, icl_places, icl_score, token_losses
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Share
 from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -57,8 +58,8 @@ def in_context_learning(
     *batches: Batch,
     early: TokenPlace | None = None,
     late: TokenPlace | None = None,
-    level: float = 0.95,
-    resamples: int = 1000,
+    level: Share = 0.95,
+    resamples: Count = 1000,
     seed: int = 0,
 ) -> InContextLearning:
     """Measure loss by position and the in-context-learning score, with an interval by resampling rows.

@@ -22,6 +22,7 @@ from glassformer.analysis.learning._in_context import summarise
 from glassformer.analysis.learning._run_folder import History, history_of
 from glassformer.analysis.losses import token_losses
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Several
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -114,7 +115,7 @@ class LossTrajectories(Result):
 
 @question("What did a run learn, checkpoint by checkpoint?", of="training runs")
 def trajectory(
-    folder: str | Path | History, *batches: Batch, n_batches: int = 16, steps: Sequence[int] | None = None
+    folder: str | Path | History, *batches: Batch, n_batches: Count = 16, steps: Several[int] | None = None
 ) -> Trajectory:
     """Measure the checkpoints of a run folder on the same rows.
 
@@ -202,10 +203,10 @@ def phase_change(found: Trajectory) -> PhaseChange:
 def loss_trajectories(
     folders: Iterable[str | Path | History],
     *batches: Batch,
-    n_batches: int = 16,
-    components: int = 2,
+    n_batches: Count = 16,
+    components: Count = 2,
     seed: int = 0,
-    draws: int = 50,
+    draws: Count = 50,
 ) -> LossTrajectories:
     """Place every checkpoint of some runs by its losses on one token of each row, on their principal axes.
 

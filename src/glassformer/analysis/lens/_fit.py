@@ -23,6 +23,7 @@ from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
+from glassformer.arguments import Amount, Count, Several, Share
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -56,16 +57,16 @@ class LensDivergence(Result):
 @question("Which maps make early layers readable?", of="texts")
 def fit_tuned_lens(
     model: ModelLike,
-    batches: Sequence[Any],
+    batches: Several[Any],
     *,
-    sites: Sequence[str] | None = None,
+    sites: Several[str] | None = None,
     start: Literal["zero", "ridge"] = "zero",
-    steps: int = 250,
-    tokens: int = 2048,
-    lr: float = 1.0,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-3,
-    ridge: float = 1e-3,
+    steps: Count = 250,
+    tokens: Count = 2048,
+    lr: Amount = 1.0,
+    momentum: Share = 0.9,
+    weight_decay: Amount = 1e-3,
+    ridge: Amount = 1e-3,
     seed: int = 0,
     report: Progress | None = None,
 ) -> TunedLens:
@@ -133,7 +134,7 @@ def fit_tuned_lens(
 
 @question("How far is each lens from what the model says?", of="texts")
 def lens_divergence(
-    model: ModelLike, lens: TunedLens, batches: Sequence[Any], *, report: Progress | None = None
+    model: ModelLike, lens: TunedLens, batches: Several[Any], *, report: Progress | None = None
 ) -> LensDivergence:
     """Measure how far the logit lens and a tuned lens are from the model, on texts the lens was not fitted to.
 

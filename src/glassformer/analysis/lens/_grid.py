@@ -22,6 +22,7 @@ from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
 from glassformer.analysis.prepare import readable_outputs
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Several
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -110,10 +111,10 @@ def lens_grid(
     target: Any = None,
     *,
     answer: Answers = None,
-    sites: Sequence[str] | None = None,
+    sites: Several[str] | None = None,
     positions: Positions = None,
     measures: Sequence[Measure] = MEASURES,
-    k: int = 5,
+    k: Count = 5,
     translators: TunedLens | None = None,
     budget: int = 1 << 28,
 ) -> LensGrid:

@@ -24,6 +24,7 @@ from torch import Tensor
 from glassformer.analysis._run import run
 from glassformer.analysis.frozen._stack import Steps, require_attention_only, require_steps, step_sites, steps_of
 from glassformer.analysis.question import question
+from glassformer.arguments import Natural
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Labelled, Result
@@ -88,7 +89,7 @@ class World:
 def importance(
     model: ModelLike,
     *batches: Batch,
-    max_order: int | None = None,
+    max_order: Natural | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
     others: Literal["refuse", "recorded"] = "refuse",
 ) -> Importance:

@@ -11,7 +11,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
+from glassformer.arguments import Natural, Several
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 
@@ -98,7 +99,7 @@ def expand_paths(
     against: str | int | None = None,
     position: int = -1,
     row: int = 0,
-    max_order: int | None = 2,
+    max_order: Natural | None = 2,
 ) -> PathExpansion:
     """Split one logit into the contributions of all paths that lead to it.
 
@@ -154,7 +155,7 @@ def paths(
     against: str | int | None = None,
     position: int = -1,
     row: int = 0,
-    max_order: int | None = 2,
+    max_order: Natural | None = 2,
 ) -> Iterator[Path]:
     """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
     run = run_for(paths, run, text, target)
@@ -169,7 +170,7 @@ def path_sources(
     text: Any = None,
     target: Any = None,
     *,
-    heads: Sequence[str],
+    heads: Several[str],
     answer: str | int | None = None,
     against: str | int | None = None,
     position: int = -1,

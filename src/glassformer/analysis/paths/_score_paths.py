@@ -126,6 +126,7 @@ def _projected(
     run: Run, layer: SubLayer, part: AttentionLayer, row: int
 ) -> tuple[list[Component], Tensor, Tensor, Context]:
     """Return the components of queries and keys, `component [stream] head pos d_head`, turned by rotary positions."""
+    row = run.row(row)
     norm = FrozenNorm.of(layer.before, lambda site: run[site].values[row])
     projection, widths = part.projection, part.projection.widths
     weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias

@@ -20,6 +20,7 @@ from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.question import question
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, SubLayer
@@ -82,8 +83,8 @@ def virtual_heads(
     target: Any = None,
     *,
     centred: bool = True,
-    n_offsets: int = 8,
-    top: int = 10,
+    n_offsets: Count = 8,
+    top: Count = 10,
 ) -> VirtualHeads:
     """Rank all pairs of heads by what they contribute together to the logit of the token that comes next in the text.
 
@@ -152,7 +153,7 @@ def composed_pattern(
         row: Row of the batch.
     """
     run = run_for(composed_pattern, run, text, target)
-    pattern = _composed(steps_of(run, "composed_pattern").row(row), (first, second))[0]
+    pattern = _composed(steps_of(run, "composed_pattern").row(run.row(row)), (first, second))[0]
     labels = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
     coords = {"query": labels, "key": labels} if len(labels) == len(pattern) else {}
     return Labelled(pattern, ("query", "key"), coords)

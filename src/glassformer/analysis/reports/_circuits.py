@@ -46,6 +46,7 @@ from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.analysis.subspaces._subspaces import Bandwidth, bandwidth
 from glassformer.analysis.vocabulary._skip_trigrams import skip_trigrams
 from glassformer.analysis.vocabulary._token_circuits import token_pairs
+from glassformer.arguments import Count, Several
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
@@ -66,9 +67,9 @@ WIRED = 0.5
 def circuits(
     model: ModelLike,
     *rows: Batch,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     tokens: Sequence[int] | Tensor | None = None,
-    k: int = 12,
+    k: Count = 12,
     seed: int = 0,
     report: Callable[[int, int, str], None] | None = None,
 ) -> Circuits:

@@ -29,6 +29,7 @@ from glassformer.analysis.from_weights._virtual_weights import Port, ports
 from glassformer.analysis.prepare import real_lengths
 from glassformer.analysis.question import question
 from glassformer.analysis.subspaces._basis import of_source, stream_rows
+from glassformer.arguments import Count, Several
 from glassformer.attention import linear
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -172,7 +173,7 @@ def bandwidth(model: WeightsLike) -> Bandwidth:
 
 
 @question("Which components read and write the same subspaces?", of="weights")
-def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Overlaps:
+def overlaps(model: WeightsLike, components: Several[str] | None = None) -> Overlaps:
     """Compare the subspaces that components read and write.
 
     Args:
@@ -206,7 +207,7 @@ def overlaps(model: WeightsLike, components: Sequence[str] | None = None) -> Ove
 
 
 @question("Which components could take things out of the stream?", of="weights")
-def erasers(model: WeightsLike, *, k: int = 10) -> Erasers:
+def erasers(model: WeightsLike, *, k: Count = 10) -> Erasers:
     """List what could take things out of the stream, by weights alone.
 
     Args:
@@ -294,6 +295,7 @@ def erasure(
 
 def _of_width(model: ModelLike) -> list[str]:
     """Return the sites of vectors of the stream: the stream itself, and what is written to it."""
+    model = require_model(model, "what the stream is made of")
     shapes = ("batch", "pos", "d_model"), ("batch", "head", "pos", "d_model")
     return [name for name, site in model.sites().items() if site.axes in shapes]
 

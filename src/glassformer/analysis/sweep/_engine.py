@@ -33,6 +33,7 @@ from glassformer.analysis.sweep._saved_rows import SavedRows
 from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
+from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating
@@ -49,7 +50,7 @@ def sweep(
     *,
     target: Any = None,
     base_edit: Sequence[EditLike] = (),
-    rows: int | None = None,
+    rows: Count | None = None,
     memory: int | None = None,
     grad: bool = False,
     report: Callable[[int, int], None] | None = None,

@@ -238,7 +238,12 @@ def require_numbers(metrics: Mapping[str, Metric], analysis: str) -> None:
 
 def apply_metric(metric: Metric, value: Tensor, ids: Sequence[Tensor]) -> Float[Tensor, "world batch *axes"]:
     """Return what a metric says of a value, checked to have the axes it promised."""
-    found = metric.function(value, *ids)
+    found: object = metric.function(value, *ids)
+    if not isinstance(found, Tensor):
+        raise ShapeMismatch(
+            f'metric "{metric.name}" returned a {type(found).__name__}; it returns a tensor, one number per world and '
+            "prompt."
+        )
     if found.shape[:2] != value.shape[:2] or found.ndim != 2 + len(metric.axes):
         promised = f"one number per world and prompt: {tuple(value.shape[:2])}"
         if metric.axes:

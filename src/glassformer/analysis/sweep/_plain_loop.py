@@ -20,10 +20,12 @@ from glassformer.analysis.sweep._plan import EditLike, Plan
 from glassformer.analysis.sweep._resolve import asked, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._worlds import circle
+from glassformer.arguments import checked
 from glassformer.models import ModuleLike, require_module
 from glassformer.trace import Edit, Foreign, Set, Site, SiteTable, Take
 
 
+@checked
 def one_by_one(
     model: ModuleLike,
     base: Any,

@@ -18,6 +18,7 @@ from torch import Tensor
 from glassformer import weights
 from glassformer.analysis.from_weights._selection import names_of_both, token_choice
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Natural
 from glassformer.data.text.counts import BigramModel
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
@@ -67,8 +68,8 @@ def bigrams(
     model: WeightsLike,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     *,
-    k: int = 10,
-    position: int | None = None,
+    k: Count = 10,
+    position: Natural | None = None,
     text: BigramModel | Float[Tensor, "vocab vocab"] | None = None,
     frequency: Float[Tensor, " n"] | None = None,
 ) -> Bigrams:
@@ -136,6 +137,8 @@ def direct_log_probs(w: HeadWeights, ids: Int[Tensor, " n"], position: int | Non
                 "bigrams: this model adds no position vectors to the stream, so position=… has nothing to add.\n"
                 "    Leave it out: the direct path knows tokens alone."
             )
+        if not 0 <= position < len(table):
+            raise ShapeMismatch(f"bigrams: position {position}; the model knows positions 0 to {len(table) - 1}.")
         rows = rows + table[position]
     logits = w.normed(rows, w.final_norm()) @ w.U
     logits = logits if w.bU is None else logits + w.bU

@@ -41,6 +41,7 @@ from glassformer.analysis.vocabulary._token_circuits import (
     offsets_of,
     require_circuit,
 )
+from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -153,10 +154,10 @@ class CrossedCost(Result):
 @question("Which skip-trigrams does each head hold?", of="weights")
 def skip_trigrams(
     model: WeightsLike,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
-    k: int = 20,
-    n_sources: int | None = 256,
+    k: Count = 20,
+    n_sources: Count | None = 256,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     context: Sequence[int] | None = None,
     offset: Offset = None,
@@ -212,10 +213,10 @@ def skip_trigrams(
 def crossed_trigrams(
     model: WeightsLike,
     documents: Sequence[Sequence[int]],
-    sources: Sequence[str | int],
-    destinations: Sequence[str | int],
-    outputs: Sequence[str | int],
-    heads: Sequence[str] | None = None,
+    sources: Several[str | int],
+    destinations: Several[str | int],
+    outputs: Several[str | int],
+    heads: Several[str] | None = None,
     *,
     context: Sequence[int] | None = None,
     offset: Offset = None,

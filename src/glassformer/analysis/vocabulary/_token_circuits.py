@@ -34,6 +34,7 @@ from glassformer.analysis.from_weights._selection import (
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
@@ -128,9 +129,9 @@ class TokenCircuits(Result):
 def token_pairs(
     model: WeightsLike,
     circuit: Circuit = "OV",
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
-    k: int = 100,
+    k: Count = 100,
     largest: bool = True,
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     offset: Offset = None,
@@ -184,9 +185,9 @@ def token_pairs(
 def token_circuits(
     model: WeightsLike,
     token: str | int,
-    heads: Sequence[str] | None = None,
+    heads: Several[str] | None = None,
     *,
-    k: int = 10,
+    k: Count = 10,
     offset: Offset = None,
     through: Through = "token",
 ) -> TokenCircuits:

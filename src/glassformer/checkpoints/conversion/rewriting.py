@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer import files
+from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
 from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
 from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
@@ -45,6 +46,7 @@ BESIDE = (
 Report = Callable[[int, int], None]
 
 
+@checked
 def convert(
     source: str | Path,
     folder: str | Path,

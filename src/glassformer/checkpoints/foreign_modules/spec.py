@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from glassformer.arguments import checked
 from glassformer.attention import AttentionLayer
 from glassformer.checkpoints.comparison.reference import relative
 from glassformer.checkpoints.families.family import Table
@@ -50,6 +51,7 @@ _ROOTS = ("embed", "blocks", "final", "logits", "logits_raw", "encoder", "decode
 _LAYER = "{i}"
 
 
+@checked
 @dataclass(frozen=True)
 class Spec:
     """Where a module keeps what we have names for.
@@ -72,6 +74,7 @@ class Spec:
     ignored: Sequence[str] = ()
 
 
+@checked
 def foreign(module: nn.Module, spec: Spec, tokenizer: Tokenizer | None = None) -> Foreign:
     """Return a view of a module under our names; the module itself stays as it is.
 
