@@ -221,3 +221,16 @@ def test_a_note_comes_back_from_json() -> None:
     note = Note("a.", "b.", "c.")
     assert Note.from_dict(json.loads(json.dumps(note.to_dict()))) == note
     assert str(note) == "a. b. c." and str(Note("a.")) == "a."
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"), [(8, "context of 32 tokens, trained on 8"), (None, "context of 32 tokens")]
+)
+def test_the_head_of_a_report_says_the_context_and_what_was_trained_on(trained: int | None, words: str) -> None:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=32).build().eval()
+    model.tokenizer, model.trained_length = bytes_tokenizer(), trained
+    assert lines_of(model)[0].endswith(words)
+
+
+def lines_of(model: Any) -> list[str]:
+    return list(lines(gf.explain(model, "abc"), width=400))
