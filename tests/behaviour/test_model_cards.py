@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+import glassformer
+from glassformer.cli import main
 from glassformer.errors import UnknownModel
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
@@ -41,3 +43,11 @@ def test_cards_are_of_the_shipped_models():
     assert sorted(cards()) == sorted(NAMES)
     with pytest.raises(UnknownModel, match='Nearest: "gpt-4l"'):
         card("gpt-4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_says_how_long_a_text_may_be_and_what_was_trained_on(name, capsys):
+    model, found = glassformer.load(name), card(name)
+    assert (found.max_len, found.trained_length) == (model.config.max_len, model.trained_length)
+    assert main(["models", name]) == 0
+    assert f"context: {found.max_len} tokens, trained on {found.trained_length}" in capsys.readouterr().out

@@ -5,18 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import main
-from glassformer.data import bytes_tokenizer, marks
-from glassformer.errors import CheckpointError, TextError
-from glassformer.models import DecoderConfig, block, repeat
-from glassformer.provenance import Note, length_note
+from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
+from glassformer.data.pairs import Pair, Pairs
+from glassformer.data.tokenizer import symbol_tokenizer
+from glassformer.errors import CheckpointError, DataError, TextError
+from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
+from glassformer.provenance import Note, length_note, outgrown_note
 from glassformer.render.terminal import lines
+from glassformer.testing.models import subject
 
 UNKNOWN = "我爱量子力学和哲学"
+CHINESE = "我吃了一个苹果"
 
 
 def said(found: Any) -> str:
@@ -39,6 +44,52 @@ def test_a_text_beyond_the_trained_length_is_noted_wherever_it_is_read(small: An
     assert note in " ".join(" ".join(n.values()) for n in found.to_dict()["notes"])
     assert f"Note: {note}" in "\n".join(lines(found, width=400))
     assert "trained" not in said(gf.run(small, "abcdefg"))
+
+
+def test_generation_notes_the_trained_length_at_the_step_that_passes_it(small: Any) -> None:
+    steps = list(stream(small, [[1, 2, 3]], GREEDY, max_new_tokens=9))
+    # the sixth token is the first that is drawn from more than 8
+    assert [len(step.notes) for step in steps] == [0, 0, 0, 0, 0, 0, 1, 0, 0]
+    assert str(steps[6].notes[0]) == str(outgrown_note(8))
+    assert generate(small, [[1, 2, 3]], GREEDY, max_new_tokens=9).notes == (outgrown_note(8),)
+    assert generate(small, [[1, 2, 3]], GREEDY, max_new_tokens=6).notes == ()
+    assert generate(small, [list(range(9))], GREEDY, max_new_tokens=3).notes == length_note(9, 8)
+
+
+def test_rows_that_stop_before_the_trained_length_are_not_noted(small: Any) -> None:
+    first = generate(small, [[1, 2, 3]], GREEDY, max_new_tokens=1).tokens[0][0]
+    assert generate(small, [[1, 2, 3]], GREEDY, max_new_tokens=20, stop_ids=[first]).notes == ()
+    # of rows of unequal length, each counts its own tokens
+    rows = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    assert generate(small, rows, GREEDY, max_new_tokens=4).notes == ()
+    assert generate(small, rows, GREEDY, max_new_tokens=5).notes == (outgrown_note(8),)
+    assert beam_search(small, rows, max_new_tokens=4).notes == ()
+    assert beam_search(small, rows, max_new_tokens=5).notes == (outgrown_note(8),)
+    assert beam_search(small, [list(range(9))], max_new_tokens=1).notes == length_note(9, 8)
+
+
+def test_sources_beyond_the_trained_length_are_noted_with_what_is_generated() -> None:
+    model = gf.load("zh-en")
+    long = [[5] * 25]
+    for found in (generate, beam_search):
+        assert found(model, [[1]], max_new_tokens=1, source=long).notes == length_note(25, 24)
+        assert found(model, [[1]], max_new_tokens=1, source=[[5] * 24]).notes == ()
+
+
+def test_the_command_prints_a_text_once_and_notes_it_when_it_outgrows(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> tuple[str, str]:
+        assert main(["generate", *arguments, "--temperature", "0"]) == 0
+        told = capsys.readouterr()
+        return told.out, " ".join(told.err.split())
+
+    out, err = printed(CHINESE, "--model", "zh-en")
+    assert out == "I ate an apple\n" and "trained" not in err and err.count("reads") == 1
+    out, err = printed("def f(", "--max-new-tokens", "3")
+    assert out.count("def f(") == 1 and "trained" not in err and err.count("Note:") == 1
+    out, err = printed("x" + " y" * 254, "--max-new-tokens", "3")
+    assert err.count(str(outgrown_note(256))) == 1
+    out, err = printed("x" + " y" * 260, "--max-new-tokens", "3")
+    assert err.count("trained on") == 1 and "262 tokens, trained on 256" in err
 
 
 def test_a_result_of_a_run_has_the_notes_of_the_run(small: Any) -> None:
@@ -89,11 +140,11 @@ def test_a_mostly_unknown_text_is_refused_unless_asked_for(capsys: pytest.Captur
 def test_the_shipped_model_that_knows_a_text_is_named() -> None:
     with pytest.raises(TextError, match="fits: gpt-4l"):
         gf.run(gf.load("zh-en"), "for x in range ( 3 )")
-    assert "fits: zh-en" in said(gf.run(gf.load("gpt-4l"), "我吃了一个苹果"))
+    assert "fits: zh-en" in said(gf.run(gf.load("gpt-4l"), "for x in range ( 3 ) : print ( x ) # 我"))
 
 
 def test_bytes_are_shown_as_the_character_they_make() -> None:
-    found = gf.explain(gf.load("gpt-4l"), "x = é我")
+    found = gf.explain(gf.load("gpt-4l"), "x = é我", allow_unknown=True)
     assert [(t.character, t.part) for t in found.tokens][-5:] == [("é", 0), ("é", 1), ("我", 0), ("我", 1), ("我", 2)]
     assert "5 of 8 tokens of the text are single bytes of characters: é 我." in said(found)
     assert "4-5:é 6-8:我" in "\n".join(lines(found))
@@ -107,6 +158,59 @@ def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
     assert odd.by_bytes == ()
 
 
+def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    model = gf.load("gpt-4l")
+    with pytest.raises(TextError, match=r"21 of 21 tokens of the text are single bytes[^:]*: 我 吃(.|\n)*fits: zh-en"):
+        gf.run(model, CHINESE)
+    for reads in (gf.explain, logit_lens):
+        with pytest.raises(TextError, match="single bytes"):
+            reads(model, CHINESE)
+    assert "21 of 21 tokens" in said(gf.run(model, CHINESE, allow_unknown=True))
+    for arguments in (["generate", CHINESE], ["explain", CHINESE], ["lens", "gpt-4l", CHINESE]):
+        assert main(arguments) == 2
+        told = capsys.readouterr()
+        assert "single bytes" in told.err and "--allow-unknown" in told.err and told.out == ""
+    assert main(["generate", CHINESE, "--max-new-tokens", "1", "--allow-unknown"]) == 0
+    assert "21 of 21 tokens" in " ".join(capsys.readouterr().err.split())
+
+
+def test_half_of_a_text_may_be_unlearnt_bytes() -> None:
+    model = gf.load("gpt-4l")
+    tokenizer = model.tokenizer
+    half = "x = é"
+    found = marks(tokenizer, tokenizer.encode(half), tokenizer.tokens(tokenizer.encode(half)))
+    assert (found.byte_tokens, found.words) == (2, 5)
+    gf.run(model, half)
+    with pytest.raises(TextError, match="2 of 3 tokens of the text are single bytes"):
+        gf.run(model, "xé")
+
+
+def test_pairs_of_mostly_unlearnt_bytes_are_refused_unless_the_tokenizer_allows_it() -> None:
+    model = gf.load("gpt-4l")
+    pairs = Pairs((Pair("我吃", "你吃", " x", " y"),))
+    with pytest.raises(DataError, match="6 of 6 tokens of '我吃' are single bytes of characters"):
+        pairs.encode(model)
+    model.tokenizer = model.tokenizer.allowing_unknown()
+    assert pairs.encode(model).clean.shape == (1, 7)
+
+
+def test_a_tokenizer_of_bytes_is_one_whatever_tokens_were_added_by_hand(small: Any) -> None:
+    inner = tokenizers.Tokenizer.from_str(bytes_tokenizer().to_json())
+    inner.add_tokens(["<extra_id_0>", "<extra_id_1>"])
+    assert Tokenizer(inner).is_bytes and not gf.load("gpt-4l").tokenizer.is_bytes
+    assert not train_bpe(["ab ab ab ab"], 258).is_bytes
+    ids = Tokenizer(inner).encode("我")
+    assert marks(Tokenizer(inner), ids, Tokenizer(inner).tokens(ids)).by_bytes == ()
+    assert not gf.run(small, "我").notes[1:]
+
+
+def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() -> None:
+    model = subject("translator_apart").model
+    model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
+    model.source_tokenizer = word_tokenizer(["the cat sat on"])
+    assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
+
+
 def test_bytes_that_make_no_character_stand_alone() -> None:
     tokenizer = bytes_tokenizer()
     for ids in ([0xE6], [0xE6, 0x88, 256], [0x88, 0xE6, 65], [0xFF, 0xFE]):
@@ -117,3 +221,16 @@ def test_a_note_comes_back_from_json() -> None:
     note = Note("a.", "b.", "c.")
     assert Note.from_dict(json.loads(json.dumps(note.to_dict()))) == note
     assert str(note) == "a. b. c." and str(Note("a.")) == "a."
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"), [(8, "context of 32 tokens, trained on 8"), (None, "context of 32 tokens")]
+)
+def test_the_head_of_a_report_says_the_context_and_what_was_trained_on(trained: int | None, words: str) -> None:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=32).build().eval()
+    model.tokenizer, model.trained_length = bytes_tokenizer(), trained
+    assert lines_of(model)[0].endswith(words)
+
+
+def lines_of(model: Any) -> list[str]:
+    return list(lines(gf.explain(model, "abc"), width=400))

@@ -296,7 +296,8 @@ def run(
         mask: 1 for each real id and 0 for padding, on the right or on the left, in place of lengths. What a row gives
             at its real tokens is what it gives alone; values at padding mean nothing. A module that is not ours is told
             by its `attention_mask`. An encoder's text is laid out with padding on the right in any case.
-        allow_unknown: Read a text of which more than half is outside the vocabulary, which is refused by default.
+        allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of characters
+            that it learnt no token for; that is refused by default.
         grad: Keep the graph, so that gradients at sites can be taken.
 
     Raises:

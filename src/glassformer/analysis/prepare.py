@@ -62,7 +62,7 @@ def prepare(
         raise ShapeMismatch("there is nothing to run on: expected a text, token ids or a Batch; found None.")
     found = _prepared(model, inputs, target, specials, padding, allow_unknown)
     marks = marked(model, found.ids, found.token_rows)
-    source = marked(model, found.source_ids, found.source_rows)
+    source = marked(model, found.source_ids, found.source_rows, of_source=True)
     of = "text" if found.source_ids is None else "target"
     odd = *mark_notes(model, source, "source"), *mark_notes(model, marks, of)
     notes = distinct(found.notes, odd, rows_note(model, found.source_rows, found.token_rows))
@@ -192,10 +192,11 @@ def encode(
         text: The text.
         reading: What it is, which decides on the specials around it.
         specials: In place of the tokenizer's own way: always (True) or never (False).
-        allow_unknown: Take a text of which more than half is outside the vocabulary.
+        allow_unknown: Take a text of which more than half is outside the vocabulary, or unlearnt bytes.
 
     Raises:
-        TextError: The text is empty, or more than half of it is unknown, or the model has no tokenizer.
+        TextError: The text is empty, or more than half of it is unknown or unlearnt bytes, or the model has no
+            tokenizer.
     """
     tokenizer = _tokenizer(model, specials, reading)
     if isinstance(model, Encoder):

@@ -25,9 +25,9 @@ def rows_note(model: Any, *sides: Sequence[Sequence[str]]) -> tuple[Note, ...]:
     return length_note(longest, getattr(model, "trained_length", None))
 
 
-def marked(model: Any, ids: Tensor | None, rows: Sequence[Sequence[str]]) -> Marks:
+def marked(model: Any, ids: Tensor | None, rows: Sequence[Sequence[str]], *, of_source: bool = False) -> Marks:
     """Return what is odd about the tokens of a text; several rows are data, which nobody reads token by token."""
-    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer = getattr(model, "source_tokenizer" if of_source else "tokenizer", None)
     if ids is None or len(rows) != 1 or not isinstance(tokenizer, Tokenizer):
         return UNMARKED
     return marks(tokenizer, ids[0, : len(rows[0])].tolist(), rows[0])
@@ -44,38 +44,48 @@ def mark_notes(model: Any, found: Marks, side: str = "text") -> tuple[Note, ...]
                 "Use words that it knows.",
             )
         )
-    if by_bytes := found.by_bytes:
-        tokens = sum(one.end - one.first for one in by_bytes)
-        characters = list(dict.fromkeys(one.character for one in by_bytes))
-        shown = " ".join(characters[:SHOWN]) + (" …" if len(characters) > SHOWN else "")
-        better = fitting_model("".join(characters), getattr(model, "name", ""))
-        notes.append(
-            Note(
-                f"{tokens} of {found.words} tokens of the {side} are single bytes of characters: {shown}.",
-                "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained "
-                "to read them.",
-                f"A shipped model that fits: {better}." if better else "",
-            )
-        )
+    if found.by_bytes:
+        better = fitting_model("".join(one.character for one in found.by_bytes), getattr(model, "name", ""))
+        seen, meaning = _bytes_read(found, side)
+        notes.append(Note(seen, meaning, f"A shipped model that fits: {better}." if better else ""))
     return tuple(notes)
 
 
+def _bytes_read(found: Marks, side: str) -> tuple[str, str]:
+    """Return in words which characters are spelled byte by byte, and what that means."""
+    characters = list(dict.fromkeys(one.character for one in found.by_bytes))
+    return (
+        f"{found.byte_tokens} of {found.words} tokens of the {side} are single bytes of characters: "
+        f"{_first(characters)}.",
+        "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to read "
+        "them.",
+    )
+
+
+def _first(words: Sequence[str]) -> str:
+    return " ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
+
+
 def check_known(model: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
-    """Raise `TextError` if more than half of a text is unknown, unless the tokenizer allows that."""
-    if tokenizer.allows_unknown or tokenizer.unk is None:
+    """Raise `TextError` if more than half of a text is unknown or unlearnt bytes, unless the tokenizer allows that."""
+    # what has one byte per character is not spelled by bytes
+    if tokenizer.allows_unknown or (tokenizer.unk is None and text.isascii()):
         return
-    found = marks(tokenizer, ids, [""] * len(ids))
-    if not found.mostly_unknown:
+    found = marks(tokenizer, ids, tokenizer.tokens(ids))
+    if found.mostly_unknown:
+        words = [text[first:end] for first, end in tokenizer.spans(text)]
+        unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
+        seen = f"{len(found.unknown)} of {found.words} tokens are unknown to this model: {_first(unknown)}"
+        meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
+    elif found.mostly_bytes:
+        seen, meaning = _bytes_read(found, "text")
+        otherwise = "Use characters that it has tokens for."
+    else:
         return
-    words = [text[first:end] for first, end in tokenizer.spans(text)]
-    unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
-    shown = " ".join(unknown[:SHOWN]) + (" …" if len(unknown) > SHOWN else "")
     better = fitting_model(text, getattr(model, "name", ""))
     raise TextError(
-        f"{len(found.unknown)} of {found.words} tokens are unknown to this model: {shown}\n"
-        "    What it makes of them says nothing about the text. "
-        + (f"A shipped model that fits: {better}. " if better else "Use words that it knows. ")
-        + "To run it all the same: allow_unknown=True, --allow-unknown."
+        f"{seen}\n    {meaning}\n    {f'A shipped model that fits: {better}.' if better else otherwise} "
+        "To run it all the same: allow_unknown=True, --allow-unknown."
     )
 
 

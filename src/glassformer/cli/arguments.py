@@ -25,7 +25,7 @@ def model_of(
         name: A shipped model, or a folder.
         specials: What its tokenizer does about special tokens.
         allow_nonfinite: Open it although weights are NaN or infinite.
-        allow_unknown: Let it read texts of which more than half is unknown.
+        allow_unknown: Let it read texts of which more than half is unknown, or single bytes.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -47,8 +47,10 @@ def model_of(
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
-    if allow_unknown and model.tokenizer is not None:
-        model.tokenizer = model.tokenizer.allowing_unknown()
+    for name in ("tokenizer", "source_tokenizer") if allow_unknown else ():
+        tokenizer = getattr(model, name, None)
+        if tokenizer is not None and not tokenizer.allows_unknown:
+            setattr(model, name, tokenizer.allowing_unknown())
     return model
 
 

@@ -1,7 +1,7 @@
 """`glassformer generate`: continue a text, or translate one."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -10,9 +10,10 @@ from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import AllowNonfinite, AllowUnknown, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
+from glassformer.provenance import Note
 
 if TYPE_CHECKING:
-    from glassformer.models import ModelLike
+    from glassformer.models import ModelLike, Sampling
 
 NEW_TOKENS = 128  # as far as the context has room
 
@@ -55,12 +56,7 @@ def generate(
         beyond_context: Go on beyond the context that the model is meant for.
         beams: Search for the most probable text with so many beams instead of drawing.
     """
-    import torch
-
-    from glassformer.analysis.prepare import readable, said
-    from glassformer.analysis.reading import mark_notes, marked
-    from glassformer.models import Decoder, Sampling, beam_search, stream
-    from glassformer.provenance import length_note
+    from glassformer.models import Decoder, Sampling
 
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
@@ -70,33 +66,67 @@ def generate(
     prompt, source = _prompt(loaded, given)
     stops = () if tokenizer is None else tokenizer.roles.stops
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, loaded.config.max_len - len(prompt) + 1))
-    new = room if max_new_tokens is None else max_new_tokens
     options: dict[str, Any] = {
-        "source": source, "max_new_tokens": new, "stop_ids": stops, "beyond_context": beyond_context,
+        "source": source, "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
+        "beyond_context": beyond_context,
     }  # fmt: skip
+    # refuses what cannot be generated before anything is printed
+    drawn = _drawn(loaded, prompt, sampling, beams, options)
+    read = _read(loaded, given, prompt, source)
     # on standard error: the text itself goes on into other programs
-    ids, reading = torch.tensor([prompt] if source is None else source), "prompt" if source is None else "source"
-    rows = readable(loaded, ids)
-    odd = marked(loaded, ids, rows)
-    long = length_note(max(len(prompt) + new, ids.shape[1]), loaded.trained_length, room=True)
-    notes = *said(loaded, given, reading), *mark_notes(loaded, odd, "text" if source is None else "source"), *long
-    tell(TokensRead({"reads": rows}, notes, {"reads": odd}))
-    if isinstance(loaded, Decoder):
-        print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
-    if beams is None:
-        drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
-    else:
-        drawn = iter(beam_search(loaded, [prompt], n_beams=beams, **options).best[0].tokens)
-    # on standard error: the text itself goes on into other programs
-    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
-    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
+    tell(read)
     if isinstance(loaded, Decoder):
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
-    new = (id for id in drawn if id is not None and id not in stops)
-    if tokenizer is None:
-        print("", *new)
-    else:
-        _print(tokenizer, new)
+    later: dict[Note, None] = {}
+    new = (id for id in _noting(drawn, later) if id not in stops)
+    try:
+        if tokenizer is None:
+            print("", *new)
+        else:
+            _print(tokenizer, new)
+    finally:
+        # behind the text, which notes would break in two on a terminal; also of one that was interrupted
+        tell(TokensRead({}, tuple(note for note in later if note not in read.notes)))
+
+
+def _read(model: Any, given: str | list[int], prompt: list[int], source: list[list[int]] | None) -> TokensRead:
+    """Return what is read before anything is generated, and what must be known of it."""
+    import torch
+
+    from glassformer.analysis.prepare import readable, said
+    from glassformer.analysis.reading import mark_notes, marked
+    from glassformer.models.generate import given_notes
+
+    of_source = source is not None
+    ids = torch.tensor([prompt] if source is None else source)
+    rows = readable(model, ids, stack=model.source if of_source else None)
+    odd, long = marked(model, ids, rows, of_source=of_source), given_notes(model, [len(prompt)], source)
+    around = said(model, given, "source" if of_source else "prompt")
+    notes = (*around, *mark_notes(model, odd, "source" if of_source else "text"), *long)
+    return TokensRead({"reads": rows}, notes, {"reads": odd})
+
+
+Drawn = Iterable[tuple[int | None, tuple[Note, ...]]]
+
+
+def _drawn(
+    model: "ModelLike", prompt: list[int], sampling: "Sampling", beams: int | None, options: dict[str, Any]
+) -> Drawn:
+    """Return tokens as they are drawn, or those of the best beam; each with what must be known from there on."""
+    from glassformer.models import beam_search, stream
+
+    if beams is None:
+        return ((step.tokens[0], step.notes) for step in stream(model, [prompt], sampling, **options))
+    found = beam_search(model, [prompt], n_beams=beams, **options)
+    return ((id, found.notes) for id in found.best[0].tokens)
+
+
+def _noting(drawn: Drawn, notes: dict[Note, None]) -> Iterator[int]:
+    """Yield the tokens, and collect what must be known of them."""
+    for id, told in drawn:
+        notes.update(dict.fromkeys(told))
+        if id is not None:
+            yield id
 
 
 def _show(text: str) -> None:

@@ -43,7 +43,7 @@ AllowNonfinite = Annotated[
 ]
 AllowUnknown = Annotated[
     bool,
-    tyro.conf.arg(help="Read a text even if more than half of its tokens are unknown to the model."),
+    tyro.conf.arg(help="Read a text even if more than half of its tokens are unknown to the model, or single bytes."),
 ]
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "accuracy", "kl"]
 OneMeasure = Annotated[

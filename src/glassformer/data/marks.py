@@ -35,7 +35,7 @@ class Marks:
         unknown: Indices of tokens that stand for words outside the vocabulary.
         spelled: Characters that take several tokens, in order.
         words: Tokens that stand for a piece of the text, specials aside; unknown ones count.
-        learnt: The tokenizer has tokens besides single bytes, so what is spelled byte by byte is what it did not learn.
+        learnt: The tokenizer is not bytes by design, so what is spelled byte by byte is what it did not learn.
     """
 
     unknown: tuple[int, ...] = ()
@@ -47,6 +47,16 @@ class Marks:
     def mostly_unknown(self) -> bool:
         """Whether more than half of the text is lost."""
         return 2 * len(self.unknown) > self.words
+
+    @property
+    def mostly_bytes(self) -> bool:
+        """Whether more than half of the tokens are single bytes of characters that the vocabulary did not learn."""
+        return 2 * self.byte_tokens > self.words
+
+    @property
+    def byte_tokens(self) -> int:
+        """How many tokens the characters take of which the vocabulary holds nothing but their single bytes."""
+        return sum(one.end - one.first for one in self.by_bytes)
 
     @property
     def by_bytes(self) -> tuple[Spelled, ...]:
@@ -87,8 +97,7 @@ def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str])
     if not unknown and not broken:
         return UNMARKED
     words = sum(id not in tokenizer.specials or id == tokenizer.unk for id in ids)
-    learnt = tokenizer.vocab_size - len(tokenizer.specials) > 256
-    return Marks(unknown, tuple(_spelled(tokenizer, ids, broken)), words, learnt)
+    return Marks(unknown, tuple(_spelled(tokenizer, ids, broken)), words, not tokenizer.is_bytes)
 
 
 def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:

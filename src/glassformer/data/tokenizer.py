@@ -78,7 +78,8 @@ class Tokenizer:
             put in front of a prompt.
         text: The tokenizer.json it comes from, which `to_json` then gives back as it was.
 
-    `allows_unknown` says whether a model may be given a text of which more than half is outside the vocabulary.
+    `allows_unknown` says whether a model may be given a text of which more than half is outside the vocabulary, or is
+    single bytes of characters that it learnt no token for.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, published: Roles | None = None, text: str | None = None) -> None:
@@ -212,6 +213,12 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def is_bytes(self) -> bool:
+        """Whether it is bytes by design: none of its tokens is longer than a byte, but for those added by hand."""
+        added = self._inner.get_added_tokens_decoder()
+        return all(len(self.bytes_of(id)) <= 1 for id in range(self.vocab_size) if id not in added)
 
     @cached_property
     def specials(self) -> dict[int, str]:

@@ -16,9 +16,19 @@ from torch import Tensor
 
 from glassformer.arguments import Exponent, Natural, checked
 from glassformer.config import require
-from glassformer.models.generate import Ids, begin, next_logits, padded, room_for
+from glassformer.models.generate import (
+    Ids,
+    begin,
+    given_notes,
+    next_logits,
+    outgrown_notes,
+    padded,
+    prompt_lengths,
+    room_for,
+)
 from glassformer.models.model import ModelLike, require_model
 from glassformer.models.sampling import require_choice
+from glassformer.provenance import Note, distinct
 
 
 class Hypothesis(NamedTuple):
@@ -32,9 +42,10 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True)
 class Beams:
-    """Hypotheses per row, best first: ended ones before those cut off, by score."""
+    """Hypotheses per row, best first: ended ones before those cut off, by score; `notes` as those of `Generation`."""
 
     hypotheses: tuple[tuple[Hypothesis, ...], ...]
+    notes: tuple[Note, ...] = ()
 
     @property
     def best(self) -> tuple[Hypothesis, ...]:
@@ -80,6 +91,7 @@ def beam_search(
     batch, device = tokens.shape[0], tokens.device
     state = begin(model, batch, source, source_lengths, beyond_context)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
+    prompt = prompt_lengths(tokens, lengths)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
     # one column per beam; at first they would all be equal, so only the first counts
     total = torch.full((batch, n_beams), float("-inf"), device=device, dtype=torch.float64)
@@ -103,7 +115,11 @@ def beam_search(
         parent, token = _widened(parent, n_beams, 0.0), _widened(token, n_beams, 0.0)
         rows = (parent + n_beams * torch.arange(batch, device=device)[:, None]).flatten()
         state, tokens = select_rows(state, rows), token.flatten()[:, None]
-    return Beams(tuple(beam.ranked() for beam in beams))
+    ranked = tuple(beam.ranked() for beam in beams)
+    # the last token of each was drawn behind the others
+    grown = [(given, len(one.tokens) - 1) for given, row in zip(prompt, ranked) for one in row]
+    notes = distinct(given_notes(model, prompt, source, source_lengths), outgrown_notes(model, grown))
+    return Beams(ranked, notes)
 
 
 def select_rows(state: Any, rows: Int[Tensor, " n"]) -> Any:

@@ -4,7 +4,7 @@ Rows of unequal length are padded on the left, so that all of them end at the sa
 it would have alone. Nothing is remembered in the model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.models.stack import State
+from glassformer.provenance import Note, distinct, length_note, outgrown_note
 from glassformer.trace import Tape
 
 DRAW = Sampling()  # from the model's own distribution
@@ -30,10 +31,14 @@ Ids = Sequence[Sequence[int]] | Tensor
 
 
 class GenerationStep(NamedTuple):
-    """One new token per row, with its log-probability; None for a row that has stopped."""
+    """One new token per row, with its log-probability; None for a row that has stopped.
+
+    `notes` say what must be known of it and of the steps behind it: each comes once, with the first step it is true of.
+    """
 
     tokens: tuple[int | None, ...]
     log_probs: tuple[float | None, ...]
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,13 @@ class Generation:
         tokens: New ids per row, the stop token included if it was reached.
         log_probs: Log-probability of each under the model's own distribution (before any sampling step), in nats.
         stopped: Whether the row ended with a stop token.
+        notes: What must be known of it: that a row, or its source, is longer than those the model was trained on.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     log_probs: tuple[tuple[float, ...], ...]
     stopped: tuple[bool, ...]
+    notes: tuple[Note, ...] = ()
 
     @property
     def trimmed(self) -> tuple[tuple[int, ...], ...]:
@@ -101,7 +108,8 @@ def generate(
     rows = range(len(prompts))
     tokens = tuple(tuple(t for step in steps if (t := step.tokens[row]) is not None) for row in rows)
     log_probs = tuple(tuple(p for step in steps if (p := step.log_probs[row]) is not None) for row in rows)
-    return Generation(tokens, log_probs, tuple(len(row) > 0 and row[-1] in stops for row in tokens))
+    stopped = tuple(len(row) > 0 and row[-1] in stops for row in tokens)
+    return Generation(tokens, log_probs, stopped, distinct(*(step.notes for step in steps)))
 
 
 @checked
@@ -121,7 +129,25 @@ def stream(
     tokens, lengths = padded(model, prompts, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     state = begin(model, tokens.shape[0], source, source_lengths, beyond_context)
-    return _steps(model, tokens, lengths, state, sampling, new, frozenset(stop_ids))
+    steps = _steps(model, tokens, lengths, state, sampling, new, frozenset(stop_ids))
+    return _noted(model, steps, prompt_lengths(tokens, lengths), source, source_lengths)
+
+
+def _noted(
+    model: Model,
+    steps: Iterator[GenerationStep],
+    prompts: Sequence[int],
+    source: Ids | None,
+    source_lengths: Tensor | None,
+) -> Iterator[GenerationStep]:
+    """Yield the steps, each with the notes that it is the first to deserve."""
+    notes, outgrown = given_notes(model, prompts, source, source_lengths), False
+    for made, step in enumerate(steps):
+        grown = [(prompt, made) for prompt, token in zip(prompts, step.tokens) if token is not None]
+        if not outgrown and (found := outgrown_notes(model, grown)):
+            notes, outgrown = (*notes, *found), True
+        yield step._replace(notes=notes)
+        notes = ()
 
 
 # a decorated generator leaves the caller's gradient mode alone between steps
@@ -179,6 +205,29 @@ def begin(
     if ids.shape[1] > limit and not beyond_context:
         raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
     return model.begin(ids, lengths if source_lengths is None else source_lengths)
+
+
+def given_notes(
+    model: Model, prompts: Sequence[int], source: Ids | None = None, source_lengths: Tensor | None = None
+) -> tuple[Note, ...]:
+    """Return what must be known of prompts of these lengths, and of sources, before anything is generated."""
+    lengths = list(prompts)
+    if source is not None:
+        lengths += [len(row) for row in source] if source_lengths is None else source_lengths.tolist()
+    return length_note(max(lengths), model.trained_length)
+
+
+def outgrown_notes(model: Model, rows: Iterable[tuple[int, int]]) -> tuple[Note, ...]:
+    """Return what must be known of the tokens drawn behind rows of so many tokens: given ones and generated ones."""
+    trained = model.trained_length
+    if trained is None or not any(given <= trained < given + made for given, made in rows):
+        return ()
+    return (outgrown_note(trained),)
+
+
+def prompt_lengths(tokens: Tensor, lengths: Tensor | None) -> list[int]:
+    """Return how many tokens of each row of padded prompts are real."""
+    return [tokens.shape[1]] * len(tokens) if lengths is None else lengths.tolist()
 
 
 def next_logits(

@@ -70,21 +70,27 @@ def distinct(*groups: Iterable[Note]) -> tuple[Note, ...]:
     return tuple(dict.fromkeys(note for group in groups for note in group))
 
 
-def length_note(length: int, trained: int | None, *, room: bool = False) -> tuple[Note, ...]:
+def length_note(length: int, trained: int | None) -> tuple[Note, ...]:
     """Return what to know of a text that is longer than the rows a model was trained on: one note, or none.
 
     Args:
         length: Tokens of the text.
         trained: Those of the longest row in training; None if that is not known.
-        room: The text may become as long, and is not yet.
     """
     if trained is None or length <= trained:
         return ()
+    advice = f"Give at most {trained:,} tokens, or go by the positions before {trained}."
+    return (Note(f"{length:,} tokens, trained on {trained:,}.", _beyond(trained), advice),)
+
+
+def outgrown_note(trained: int) -> Note:
+    """Return what to know of a text that became longer than the rows a model was trained on while it was generated."""
+    seen = f"The text has outgrown the {trained:,} tokens that the model was trained on."
+    return Note(seen, _beyond(trained), f"Generate fewer tokens, or go by those before position {trained}.")
+
+
+def _beyond(trained: int) -> str:
     return (
-        Note(
-            f"{'Up to ' if room else ''}{length:,} tokens, trained on {trained:,}.",
-            f"From position {trained} on the model stands where training never put it: heads may look elsewhere than "
-            "they do before, and its probabilities deserve less trust.",
-            f"Give at most {trained:,} tokens, or go by the positions before {trained}.",
-        ),
+        f"From position {trained} on the model stands where training never put it: heads may look elsewhere than "
+        "they do before, and its probabilities deserve less trust."
     )

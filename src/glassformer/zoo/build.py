@@ -46,6 +46,8 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
         about=ABOUT[name],
         recipe=f"glassformer train {name}",
         parameters=sum(p.numel() for p in model.parameters()),
+        max_len=model.config.max_len,
+        trained_length=config.data.length,
         steps=last["step"],
         tokens=last["tokens"],
         seconds=last["seconds"],

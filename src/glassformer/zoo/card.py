@@ -21,6 +21,8 @@ class ModelCard:
         about: One sentence.
         recipe: The command that redoes it.
         parameters: Trainable numbers, tied ones once.
+        max_len: Longest text it takes, in tokens.
+        trained_length: Longest row of its training, in tokens.
         steps: Updates.
         tokens: Target tokens seen.
         seconds: Wall-clock time of training, with `threads` CPU threads.
@@ -39,6 +41,8 @@ class ModelCard:
     about: str
     recipe: str
     parameters: int
+    max_len: int
+    trained_length: int
     steps: int
     tokens: int
     seconds: float
@@ -63,7 +67,9 @@ class ModelCard:
         fence = "````"
         parts = [
             f"# {self.name}\n\n{self.about}",
-            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n- training: {self.steps:,} steps, "
+            f"- recipe: `{self.recipe}`\n- parameters: {self.parameters:,}\n"
+            f"- context: {self.max_len:,} tokens, trained on {self.trained_length:,}\n"
+            f"- training: {self.steps:,} steps, "
             f"{self.tokens:,} target tokens, {minutes:.0f} minutes on {self.threads} CPU "
             "thread(s) of a shared machine\n"
             f"- made up: {said_of_synthetic(self.synthetic)}\n"

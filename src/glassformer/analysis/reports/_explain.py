@@ -92,7 +92,7 @@ def explain(
             one before, where the last word is written rather than the end token; for an encoder the first masked one.
         sampling: How the next token would be drawn.
         specials: Put special tokens around the text always or never, as in `run`.
-        allow_unknown: Read a text of which more than half is outside the vocabulary, as in `run`.
+        allow_unknown: Read a text of which more than half is outside the vocabulary or unlearnt bytes, as in `run`.
 
     Raises:
         TextError: The text is empty, too long or mostly unknown, or answer or against is not one token.

@@ -278,7 +278,7 @@ def _with_trained_length(config: dict[str, Any], family: Family, checkpoint: Che
     """Return a config that says what the model was trained on, by a name of ours where its own fields say otherwise."""
     trained, fields = checkpoint.trained_length, Fields(config, family.config_name)
     says = trained_length(family, fields, family.config(fields))
-    return config if trained is None or trained == says else {**config, FIELD: trained}
+    return config if trained == says else {**config, FIELD: trained}
 
 
 def _of_type(config: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

@@ -157,4 +157,7 @@ _LAYOUT: dict[str, Any] = {
 GEMMA = Family("Gemma", ("gemma",), _config_1, _table, express=_express_1, **_LAYOUT)
 GEMMA2 = Family("Gemma 2", ("gemma2",), _config_2, _sandwich_table, express=_express_2, **_LAYOUT)
 VAULTGEMMA = Family("VaultGemma", ("vaultgemma",), _vault_config, _sandwich_table, **_LAYOUT)
-GEMMA3 = Family("Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, express=_express_3, **_LAYOUT)
+# the whole context was trained on at the end, with positions scaled (Gemma Team 2025, section 2.1)
+GEMMA3 = Family(
+    "Gemma 3", ("gemma3_text",), _config_3, _sandwich_table, express=_express_3, trained_with_scaling=True, **_LAYOUT
+)

@@ -97,4 +97,5 @@ _LAYOUT: dict[str, Any] = {
 }
 OLMO = Family("OLMo", ("olmo",), _config_1, _table_1, express=_express_1, **_LAYOUT)
 OLMO2 = Family("OLMo 2", ("olmo2",), _config_2, _table_2, express=_express_2, **_LAYOUT)
-OLMO3 = Family("OLMo 3", ("olmo3",), _config_3, _table_2, **_LAYOUT)
+# its last stage trains on the whole context, with positions scaled (Olmo 3, 2025, the stage of long contexts)
+OLMO3 = Family("OLMo 3", ("olmo3",), _config_3, _table_2, trained_with_scaling=True, **_LAYOUT)

@@ -7,7 +7,8 @@ from glassformer.attention import DynamicScaling, LinearScaling, Rope, YarnScali
 from glassformer.checkpoints.families.family import Family
 from glassformer.checkpoints.families.fields import Fields
 
-# what files call their longest context; ours stands first: conversions write it where the others say something else
+# what files call their longest context; ours stands first: conversions write it where the others say something else,
+# and null where they say something and nothing is known
 FIELD = "trained_length"
 NAMES = (
     FIELD, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "block_size",
@@ -19,15 +20,15 @@ def trained_length(family: Family, fields: Fields, config: Any) -> int | None:
 
     Scalings of rotary positions that stretch a finished model (linear, dynamic, YaRN) leave the length it was trained
     on as it was before; those that models are trained on with (Llama 3's, LongRoPE, and YaRN in families that say so)
-    reach the whole context.
+    reach the whole context. Windows are no limit: what lies behind one is read through the layers above it.
 
     Args:
         family: Of the model.
         fields: Its config as published.
         config: Ours of it.
     """
-    if FIELD in fields:
-        return max(1, fields.whole(FIELD))
+    if FIELD in fields.data:
+        return max(1, fields.whole(FIELD)) if FIELD in fields else None
     if not any(name in fields for name in NAMES):
         return None
     if family.trained_with_scaling:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from glassformer.data.marks import marks
 from glassformer.data.pairs.contrast import SIDES, Contrast
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
@@ -225,8 +226,8 @@ class _Reader:
             ids = tokenizer.encode(prompt)
             if not ids:
                 return f"{prompt!r} holds no token."
-            if tokenizer.unk in ids:
-                return f"a word of {prompt!r} is not in the vocabulary: {self._shown(ids)}."
+            if not tokenizer.allows_unknown and (why := _unlearnt(tokenizer, ids, prompt)):
+                return f"{why}: {self._shown(ids)}."
             ids = [*tokenizer.around("opening")[0], *ids]
         else:
             ids = list(prompt)
@@ -297,6 +298,16 @@ class _Reader:
     def _with_tokenizer(self) -> Tokenizer:
         assert self.tokenizer is not None, "text was refused before"
         return self.tokenizer
+
+
+def _unlearnt(tokenizer: Tokenizer, ids: list[int], prompt: str) -> str:
+    """Return what the vocabulary lacks to read a prompt; empty if that is nothing."""
+    if tokenizer.unk in ids:
+        return f"a word of {prompt!r} is not in the vocabulary"
+    found = marks(tokenizer, ids, tokenizer.tokens(ids))
+    if found.mostly_bytes:
+        return f"{found.byte_tokens} of {found.words} tokens of {prompt!r} are single bytes of characters"
+    return ""
 
 
 def _labels(

@@ -28,7 +28,7 @@ function header() {
   const m = data.model;
   const rows = [
     ["parameters", count(m.parameters)], ["layers", m.n_layers], ["heads", m.n_heads], ["width", m.d_model],
-    ["vocabulary", vocabularies(m)], ["attention", m.mechanisms.join(", ")],
+    ["vocabulary", vocabularies(m)], ["context", contextOf(m)], ["attention", m.mechanisms.join(", ")],
   ];
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), " · circuits, from weights and from activations"),

@@ -226,6 +226,9 @@ function inWords(tokens, weights, { isSigned = false, most = 4, rest: summed = t
   return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
 }
 
+// how many tokens a model takes, and how many its training gave it at once
+const contextOf = (model) => `${count(model.max_len)} tokens` + (model.trained_length ? `, trained on ${count(model.trained_length)}` : "");
+
 // ---- what must be known, and what everything is of
 
 const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },

@@ -44,7 +44,7 @@ function facts() {
   const m = data.model;
   const rows = [
     ["kind", m.kind.replaceAll("_", "-")], ["parameters", count(m.parameters)], ["layers", m.n_layers], ["heads", m.n_heads],
-    ["width", m.d_model], ["vocabulary", vocabularies(m)], ["attention", (m.mechanisms ?? []).join(", ")],
+    ["width", m.d_model], ["vocabulary", vocabularies(m)], ["context", contextOf(m)], ["attention", (m.mechanisms ?? []).join(", ")],
   ];
   return el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
 }

@@ -111,7 +111,7 @@ function patchingSection(id, sweeps) {
 function header() {
   const model = data.model;
   const names = [...new Set(data.results.map((result) => kindName(result.result)))];
-  const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["attention", (model.mechanisms ?? []).join(", ")]] : [];
+  const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(", ")]] : [];
   const given = data.given ?? {};
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : " · results of analyses"),

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from glassformer.analysis.reports import Circuits
 from glassformer.analysis.reports._circuits_document import HeadCircuits, StrongestPairs
-from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, context_of, section, table, tables, visible
 
 # a terminal shows the heads that stand out, the page all of them
 N_HEADS, N_EDGES, N_PAIRS, N_RULES = 16, 10, 5, 10
@@ -19,7 +19,9 @@ def _(report: Circuits) -> RenderableType:
     model = report.model
     size = f"{model.parameters:,} parameters, {model.n_layers} layers of {model.n_heads} heads"
     parts: list[RenderableType] = [
-        Text.assemble((f"The circuits of {model.name}", STRONG), f"  {size}, {', '.join(model.mechanisms)}"),
+        Text.assemble(
+            (f"The circuits of {model.name}", STRONG), f"  {size}, {', '.join(model.mechanisms)}, {context_of(model)}"
+        ),
         _bullets(report.findings),
         _heads(report),
     ]

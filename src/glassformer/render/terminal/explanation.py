@@ -31,6 +31,7 @@ from glassformer.render.terminal.tables import (
     QUIET,
     STRONG,
     bar,
+    context_of,
     largest,
     numbered,
     section,
@@ -105,9 +106,8 @@ def _(result: HeadScores) -> RenderableType:
 def _header(found: Explanation) -> RenderableType:
     model = found.model
     size = f"{model.parameters:,} parameters, {model.n_layers} layers of up to {model.n_heads} heads"
-    lines = [
-        Text.assemble((model.name, STRONG), f"  {model.kind.replace('_', '-')}, {size}, {', '.join(model.mechanisms)}")
-    ]
+    kind, mechanisms = model.kind.replace("_", "-"), ", ".join(model.mechanisms)
+    lines = [Text.assemble((model.name, STRONG), f"  {kind}, {size}, {mechanisms}, {context_of(model)}")]
     if found.source_tokens is not None:
         lines.append(_numbered("source", found.source_tokens))
     # what reads both ways has read what comes after the position too

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Labelled, Result, spaced
@@ -57,6 +58,12 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
 def show(result: Result, console: Console | None = None) -> None:
     """Print a result as tables, and below them what must be known to read them right."""
     (console or Console()).print(tables(result), *noted(result.notes))
+
+
+def context_of(model: ModelFacts) -> str:
+    """Return how many tokens a model takes, and how many its training gave it at once."""
+    trained = f", trained on {model.trained_length:,}" if model.trained_length is not None else ""
+    return f"context of {model.max_len:,} tokens{trained}"
 
 
 def noted(notes: Iterable[Note]) -> list[Text]:
