@@ -9,7 +9,9 @@ const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation pat
   DirectLogitAttribution: "Direct logit attribution" };
 
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"] };
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"],
+  TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
+  TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
