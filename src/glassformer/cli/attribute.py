@@ -101,8 +101,9 @@ def attribute(
     for result in found:
         console.print()
         console.print(_view(result, place, top))
-    asked = {"text": text, "target": target, "position": place, "method": list(methods), "answer": ids[0]}
-    deliver("attribute", loaded, asked | {"against": ids[1]}, found, output, read)
+    asked = {"text": text, "target": target, "position": place, "method": list(methods)}
+    words = {name: None if id is None else _name(loaded, id) for name, id in zip(("answer", "against"), ids)}
+    deliver("attribute", loaded, asked | words, found, output, read)
 
 
 def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: int, output: Output) -> None:
@@ -163,18 +164,28 @@ def _by_gradient(
         )  # fmt: skip
 
 
-def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
+def _name(model: "ModelLike", id: int) -> str:
+    """Return what an output token is called."""
     import torch
 
     from glassformer.analysis.prepare import readable_outputs
+
+    return readable_outputs(model, torch.tensor([[id]]))[0][0]
+
+
+def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
     from glassformer.render.terminal.tables import section, table, visible
 
     logits = run.logits[0, place].double()
     grid = table("", "", "logit", "probability", left=(0, 1))
     for word, id in (("next", answer), ("against", against)):
         if id is not None:
-            name = visible(readable_outputs(run.model, torch.tensor([[id]]))[0][0])
-            grid.add_row(word, name, f"{float(logits[id]):.3f}", f"{100 * float(logits.softmax(-1)[id]):.1f} %")
+            grid.add_row(
+                word,
+                visible(_name(run.model, id)),
+                f"{float(logits[id]):.3f}",
+                f"{100 * float(logits.softmax(-1)[id]):.1f} %",
+            )
     return section(run.model.name, grid)
 
 

@@ -14,6 +14,7 @@ from glassformer.figures.colours import LIGHT, SERIES, Ramp
 
 MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
 LINE, SMALL, MEDIUM = 0.165, 8, 10  # inches that a line of small text takes; points
+MOST_BESIDE = 30  # characters of a label beside a bar
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
 UNITS = ("metric", "measure", "outcome")
@@ -203,7 +204,7 @@ def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
     if len(chosen) <= 12:
         axes.bar_label(bars, fmt="%.3g", fontsize=SMALL, padding=3)
         axes.margins(x=0.3 if any(values[i] < 0 for i in chosen) else 0.18)
-    axes.set_yticks(range(len(chosen)), [_shown(labels[i]) for i in chosen], **_text())
+    axes.set_yticks(range(len(chosen)), [_shown(labels[i], MOST_BESIDE) for i in chosen], **_text())
     axes.set_ylim(max(len(chosen), 4) - 0.5, -0.5)  # a bar alone would fill the panel
     axes.axvline(0, color="0.4", lw=0.8)
     axes.set_ylabel(axis.replace("_", " "))

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import figures, weights
 from glassformer.analysis._run import run
 from glassformer.analysis.from_weights._selection import (
     LeftOut,
@@ -35,6 +35,7 @@ from glassformer.analysis.from_weights._selection import (
 )
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
+from glassformer.analysis.vocabulary._ranked import ranked_panels
 from glassformer.analysis.vocabulary._token_circuits import (
     Offset,
     full_circuit,
@@ -88,6 +89,12 @@ class SkipTrigrams(Result):
     output_names: dict[int, str]
     folded: bool
     left_out: LeftOut
+
+    def panels(self, *names: str) -> list[figures.Panel]:
+        if names:
+            return super().panels(*names)
+        tokens = [(self.sources, self.names), (self.destinations, self.names), (self.outputs, self.output_names)]
+        return ranked_panels("logits added", self.contribution, tokens)
 
     def table(self, head: str, k: int = 10) -> list[tuple[str, float]]:
         """Return a head's rules as text with what they add: `1:keep … 2:in -> 3:mind`, in logits."""

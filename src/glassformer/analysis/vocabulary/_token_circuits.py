@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer import weights
+from glassformer import figures, weights
 from glassformer.analysis.from_weights._selection import (
     LeftOut,
     labels_of,
@@ -34,6 +34,7 @@ from glassformer.analysis.from_weights._selection import (
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, by_position
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
+from glassformer.analysis.vocabulary._ranked import ranked_panels
 from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
@@ -79,6 +80,13 @@ class TokenPairs(Result):
     n_tokens: int
     left_out: LeftOut
 
+    def panels(self, *names: str) -> list[figures.Panel]:
+        if names:
+            return super().panels(*names)
+        columns = self.output_names if self.circuit == "OV" else self.names
+        what = "logits per unit of attention" if self.circuit == "OV" else "scores"
+        return ranked_panels(what, self.values, [(self.rows, self.names), (self.columns, columns)])
+
     def table(self, head: str, k: int = 10) -> list[tuple[str, str, float]]:
         """Return a head's pairs as text: (source, output, logits) or (query, key, score)."""
         picked = [field.select(head=head).values[:k].tolist() for field in (self.rows, self.columns, self.values)]
@@ -123,6 +131,14 @@ class TokenCircuits(Result):
     folded: bool
     through: Through
     left_out: LeftOut
+
+    def panels(self, *names: str) -> list[figures.Panel]:
+        if names:
+            return super().panels(*names)
+        said = [("raises", self.raised, self.raised_tokens, self.output_names)]
+        said += [("lowers", self.lowered, self.lowered_tokens, self.output_names)]
+        said += [("is sought by", self.sought, self.sought_tokens, self.names)]
+        return [panel for name, values, ids, words in said for panel in ranked_panels(name, values, [(ids, words)])]
 
 
 @question("Which token pairs does each head join most strongly?", of="weights")

@@ -123,6 +123,8 @@ function shade(node, value, limit, isSigned) {
 
 const shaded = (node, value, limit, isSigned) => painted(node, () => shade(node, value, limit, isSigned));
 
+const TICK_ROOM = 8; // characters from one tick to the next
+
 function legend(limit, isSigned, words) {
   const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
   painted(canvas, () => {
@@ -136,7 +138,10 @@ function legend(limit, isSigned, words) {
   const marks = isSigned ? [-1, -0.25, 0, 0.25, 1] : [0, 0.05, 0.25, 0.5, 1];
   const size = (m) => String(Number((Math.abs(m) * limit).toPrecision(2)));
   const name = (m) => (!isSigned || m === 0 ? size(m) : `${m < 0 ? "−" : "+"}${size(m)}`);
-  const ticks = marks.map((m) => {
+  // the first and last begin and end with the scale, those between are centred: long ones would touch
+  const [outer, inner] = [name(marks[0]), name(marks[1])];
+  const isRoomy = outer.length + inner.length / 2 <= TICK_ROOM;
+  const ticks = marks.filter((m) => isRoomy || [-1, 0, 1].includes(m)).map((m) => {
     const left = isSigned ? 50 + 50 * stretch(m) : 100 * stretch(m);
     return el("span", { style: `left:${left}%` }, name(m));
   });
@@ -190,6 +195,7 @@ function grouped(pieces, odd) {
   const found = [];
   pieces.forEach((piece, i) => {
     const mark = odd.get(i);
+    if (piece === null) return;
     if (mark?.character && mark.part === 0) {
       found.push(el("span", { class: "spelled" }, el("span", { class: "character" }, mark.character), el("span", { class: "bytes" })));
     }
@@ -199,20 +205,57 @@ function grouped(pieces, odd) {
   return found;
 }
 
-function strip(tokens, { weights = null, limit = 1, isSigned = false, here = null, once = false, format = null } = {}) {
+// the spaces of a token that holds a new line belong to the line after it
+const atBreak = (text) => { const end = text.lastIndexOf("\n") + 1; return [text.slice(0, end), text.slice(end)]; };
+
+// of a long text, the tokens around those of the largest weights; all of a short one
+const WHOLE = 120, TELLING = 8, AROUND = 4;
+
+function tellingPlaces(tokens, weights, here) {
+  if (tokens.length <= WHOLE) return null;
+  const odd = oddities.get(tokens);
+  const largest = [...weights.keys()].sort((i, j) => Math.abs(weights[j]) - Math.abs(weights[i])).slice(0, TELLING);
+  const places = new Set();
+  for (const i of here === null ? largest : [...largest, here]) {
+    let [first, last] = [Math.max(0, i - AROUND), Math.min(tokens.length - 1, i + AROUND)];
+    while (odd?.get(first)?.part > 0) first--; // no part of a character without the others
+    while (odd?.get(last + 1)?.part > 0) last++;
+    for (let at = first; at <= last; at++) places.add(at);
+  }
+  return places;
+}
+
+// a strip of what tells, and behind a heading the whole of a long text
+function tellingStrip(tokens, options) {
+  const places = tellingPlaces(tokens, options.weights, options.here ?? null);
+  if (places === null) return strip(tokens, options);
+  const whole = el("div", {});
+  return [strip(tokens, { ...options, places }),
+    el("details", { ontoggle: () => { if (!whole.hasChildNodes()) whole.append(strip(tokens, options)); } }, el("summary", {}, `All ${count(tokens.length)} tokens`), whole)];
+}
+
+function strip(tokens, { places = null, weights = null, limit = 1, isSigned = false, here = null, ahead = false, once = false, format = null } = {}) {
   const pieces = tokens.map((text, i) => {
+    if (places && !places.has(i)) return null;
+    const gap = places && !places.has(i - 1) ? el("span", { class: "gap" }, i ? "… " : "", i ? `${i}` : "") : null;
     const weight = weights ? weights[i] ?? 0 : null;
     const value = weight === null ? "" : `: ${format ? format(weight) : isSigned ? signed(weight, 3) : percent(weight)}`;
     const unknown = oddities.get(tokens)?.get(i)?.unknown;
-    const node = token(text, { class: `${i === here ? "here" : ""}${unknown ? " unknown" : ""}`, title: `${i} “${visible(text)}”${unknown ? ", unknown to the model" : ""}${value}` });
+    const classes = [i === here && "here", unknown && "unknown", ahead && i > here && "ahead"].filter(Boolean).join(" ");
+    const [line, indent] = atBreak(text);
+    const node = token(line || text, { class: classes, title: `${i} “${visible(text)}”${unknown ? ", unknown to the model" : ""}${value}` });
+    if (line && indent) {
+      node.append(el("br"), ...token(indent).childNodes);
+      node.classList.add("broken");
+    }
     if (weight !== null) {
       node.classList.add("shaded");
       (once ? shade : shaded)(node, weight, limit, isSigned);
     }
-    const breaks = text.includes("\n") && !(tokens[i + 1] ?? "\n").startsWith("\n"); // blank lines take no room
-    return breaks ? [node, el("br")] : node;
+    const breaks = line && !indent && !(tokens[i + 1] ?? "\n").startsWith("\n"); // blank lines take no room
+    return gap || breaks ? [gap, node, breaks ? el("br") : null].filter(Boolean) : node;
   });
-  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 ? " long" : ""}` }, oddities.has(tokens) ? grouped(pieces, oddities.get(tokens)) : pieces);
+  return el("div", { class: `strip${weights ? "" : " plain"}${tokens.length > 100 && !places ? " long" : ""}` }, oddities.has(tokens) ? grouped(pieces, oddities.get(tokens)) : pieces, places && !places.has(tokens.length - 1) ? el("span", { class: "gap" }, "…") : null);
 }
 
 // the largest entries of a mixture in words, and what is left over; `rest: false` where a sum means nothing
@@ -240,7 +283,7 @@ function ofCard(of) {
   const rows = [["analysis", of.analysis], ["model", of.model], ["weights", weights], ["trained on", of.trained_length ? `${count(of.trained_length)} tokens` : null],
     ["dtype", of.dtype], ["device", of.device], ["seed", of.seed], ["glassformer", of.version], ["PyTorch", of.torch],
     ...(of.input ?? []).map(({ shown, size, sha256 }) => ["input", `${visible(shown)} (${size}${sha256 ? `, sha256 ${sha256.slice(0, 16)}` : ""})`])];
-  return el("details", { class: "card of" }, el("summary", {}, "Of"),
+  return el("details", { class: "of" }, el("summary", {}, "Model, weights and versions behind these numbers"),
     el("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
       .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))));
 }

@@ -62,7 +62,7 @@ function header() {
     el("h1", {}, title()),
     facts(),
     el("div", { class: "columns" }, source,
-      el("div", { class: "card" }, el("h2", {}, data.source_tokens ? "The decoder has so far" : "The text, as tokens"), strip(tokens, { here: data.position }))),
+      el("div", { class: "card" }, el("h2", {}, data.source_tokens ? "The decoder has so far" : "The text, as tokens"), strip(tokens, { here: data.position, ahead: data.source_tokens !== null && data.source_tokens !== undefined }))),
     el("p", { class: "gloss" }, `Explained: what ${THERE ? "is" : "follows"} token ${data.position} `, chip(tokens[data.position]),
       " (outlined). The model gives ", outcome(data.answer), data.against ? [" and ", outcome(data.against)] : [],
       `. Its whole distribution holds ${bits.toFixed(2)} bits of uncertainty.`),
@@ -192,7 +192,7 @@ function nextToken() {
   }));
   return section("next", THERE ? "What may stand there" : "What may come next",
     "The likeliest tokens; probability is the softmax of the logits. The token explained is outlined.",
-    el("div", { class: "card" }, bars({ heads: ["token", "rank", "probability", "logit"], rows })));
+    el("div", { class: "card" }, bars({ heads: ["token", "rank", "probability", "logit"], rows, limit: 1 })));
 }
 
 function lensRow(row, width) {
@@ -302,7 +302,7 @@ function inputs() {
   const { values, source_values: source, target: asked } = data.inputs;
   const limit = Math.max(...values.map(Math.abs), ...(source ?? []).map(Math.abs), 1e-9);
   const card = (heading, list, numbers, here) => el("div", { class: "card" }, heading ? el("h3", {}, heading) : null,
-    inWords(textsIn(list), numbers, { isSigned: true, rest: false }), strip(textsIn(list), { weights: numbers, limit, isSigned: true, here }));
+    inWords(textsIn(list), numbers, { isSigned: true, rest: false }), tellingStrip(textsIn(list), { weights: numbers, limit, isSigned: true, here }));
   return section("inputs", "What each token’s vector does for it",
     [`Gradient of the ${asked === "difference" ? "logit difference" : "logit"} of `, chip(data.answer.text), data.against ? [" against ", chip(data.against.text)] : [],
       " times the token’s vector, with everything behind it reacting: paths through other positions, patterns and norms count. These are local slopes: they do not add up to the logit, and a large change could do otherwise."].flat(),
@@ -349,6 +349,7 @@ const opener = (label, open) => (patterns.some((p) => p.label === label)
 
 // a head has the roles that it plays in general, on random tokens; others it only resembles on this text
 const inGeneral = (r) => (r.model_wide === null ? "" : ` (${r.model_wide.toFixed(2)})`);
+const TELLING_ROLE = 0.2; // as on the terminal
 const isNamed = (r) => r.named !== false;
 
 function roleChip(r) {
@@ -361,7 +362,7 @@ function headCard(top, open) {
   const head = headByLabel.get(top.label);
   const pattern = patterns.find((p) => p.label === top.label);
   const texts = textsIn(top.key);
-  const roles = head ? knownRoles(head).filter((r) => Math.abs(r.score) >= 0.1).slice(0, 4) : [];
+  const roles = head ? knownRoles(head).filter((r) => Math.abs(r.score) >= TELLING_ROLE).slice(0, 4) : [];
   const adds = top.contribution === null ? null : ["adds ", number(signed(top.contribution, 3)), ` to the ${target}`];
   const role = top.because === "contribution" ? null : el("span", {}, `best ${roleName(top.because)} head`);
   const basis = top.basis === "pattern" ? "its row of the pattern" : "absolute weight × norm of the value, normalised";
@@ -370,11 +371,11 @@ function headCard(top, open) {
     pattern ? thumb(pattern, textsOf(pattern), [], open) : null,
     el("div", { class: "title" }, el("h3", {}, top.label), role, adds && el("span", {}, adds), roles.map(roleChip)),
     roles.length && roles[0].score >= 0.3 && isNamed(roles[0]) && ROLES[roles[0].role] ? el("p", { class: "soft" }, ROLES[roles[0].role][1]) : null,
-    el("div", {}, inWords(texts, top.weights), strip(texts, { weights: top.weights, here: top.key === "tokens" ? data.position : null }),
+    el("div", {}, inWords(texts, top.weights), tellingStrip(texts, { weights: top.weights, here: top.key === "tokens" ? data.position : null }),
       el("p", { class: "soft small" }, `Shade: ${basis}; the ${top.weights.length} weights add up to 1.`)),
     top.sources.length ? el("details", {}, el("summary", {}, `What each token adds to the ${target} through this head`),
       legend(limit, true, `adds up to ${signed(top.contribution ?? 0, 3)}`),
-      inWords(texts, top.sources, { isSigned: true }), strip(texts, { weights: top.sources, limit, isSigned: true })) : null);
+      inWords(texts, top.sources, { isSigned: true }), tellingStrip(texts, { weights: top.sources, limit, isSigned: true })) : null);
 }
 
 const heads = (open) => section("heads", "The most telling heads, and where they look",

@@ -17,8 +17,9 @@ function oneAxis(tensor, error, scale, name) {
   const values = labels.map((_, i) => tensor.at(i));
   if (CURVES.has(axis)) return curves(tensor, name);
   const order = labels.map((_, i) => i).filter((i) => values[i] !== null);
-  const shown = order.length <= MOST_BARS ? order
-    : [...order].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MOST_BARS).sort((a, b) => a - b);
+  const bySize = [...order].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  const shown = axis === "component" ? bySize.slice(0, MOST_BARS)
+    : order.length <= MOST_BARS ? order : bySize.slice(0, MOST_BARS).sort((a, b) => a - b);
   const spread = error?.values.some((x) => !Number.isNaN(x));
   const row = (i) => ({
     name: labelNode(axis, labels[i]), value: values[i],
@@ -27,9 +28,10 @@ function oneAxis(tensor, error, scale, name) {
   const draw = (indices) => bars({ heads: [axis.replaceAll("_", " "), "number", ...(spread ? ["error"] : [])], rows: indices.map(row), isSigned: scale.isSigned });
   const text = isText(tensor, axis) ? [legend(scale.limit, scale.isSigned, "every token by its number"),
     strip(labels.map(textOfToken), { weights: values, ...scale, format: (x) => compact(x, scale.isSigned) })] : null;
-  const hidden = order.length - shown.length;
+  const others = bySize.slice(shown.length).map((i) => values[i]);
   const table = room(name, order.length ? draw(shown) : el("p", {}, "Nothing here is defined."));
-  const note = hidden ? el("p", { class: "soft small" }, `the ${shown.length} largest of ${order.length}`) : null;
+  const note = others.length ? el("p", { class: "soft small" },
+    `the ${shown.length} largest of ${order.length}; the others sum to ${compact(others.reduce((a, b) => a + b), scale.isSigned)}`) : null;
   return el("div", { class: "stack" }, text, text ? el("details", {}, el("summary", {}, "As bars"), note, table) : [note, table]);
 }
 
@@ -172,7 +174,8 @@ class Figure {
       const kept = this.beside ? [this.pictured] : [];
       const [now, error] = [this.now(kept), this.error(kept)];
       this.maps.forEach((map, i) => map.show(pick(now, i), pick(error, i), scale));
-      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, `rows: ${this.drawn[0].replaceAll("_", " ")}, columns: ${last.replaceAll("_", " ")}`));
+      const pale = this.maps.some((map) => map.hasNoise) ? "; pale: within two standard errors of zero" : "";
+      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, `rows: ${this.drawn[0].replaceAll("_", " ")}, columns: ${last.replaceAll("_", " ")}${pale}`));
       return;
     }
     const now = this.now();

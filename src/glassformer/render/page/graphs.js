@@ -43,6 +43,8 @@ function reached(routes, threshold) {
   return { found, edges };
 }
 
+const MOST_TOKENS = 40, MOST_NAMED = 10; // columns for tokens without a route; edges that bear the name of their head
+
 function routesPicture(routes, threshold) {
   const { found, edges } = reached(routes, threshold);
   const nodes = routes.nodes.filter((n) => found.has(n.label));
@@ -50,15 +52,17 @@ function routesPicture(routes, threshold) {
   const order = routes.inputs.coords.key ?? [];
   const column = (node) => node.label.slice(node.label.indexOf("| ") + 2);
   const rank = (name) => { const i = order.indexOf(name); return i < 0 ? order.length : i; };
-  const columns = [...new Set(nodes.map(column))].sort((a, b) => rank(a) - rank(b));
+  // as far as there is room, tokens without a route keep their places
+  const columns = order.length && order.length <= MOST_TOKENS ? order : [...new Set(nodes.map(column))].sort((a, b) => rank(a) - rank(b));
   const places = [...new Set(nodes.map((n) => n.place))].sort((a, b) => depthOf(a) - depthOf(b));
   const gap = Math.max(30, Math.min(80, 820 / columns.length)), rowGap = places.length > 14 ? 38 : 50, left = 76, bottom = 104;
   const width = Math.max(360, left + gap * columns.length + 20), height = rowGap * places.length + bottom;
+  const carriedBy = (e) => byLabel.get(e.above).importance * e.share;
   const x = (node) => left + gap * (columns.indexOf(column(node)) + 0.5);
   const y = (node) => height - bottom - rowGap * (places.indexOf(node.place) + 0.5);
   const lines = edges.filter((e) => byLabel.has(e.below)).sort((a, b) => a.share - b.share).map((e) => {
     const [above, below] = [byLabel.get(e.above), byLabel.get(e.below)];
-    const carried = Math.min(1, above.importance * e.share);
+    const carried = Math.min(1, carriedBy(e));
     const kind = e.via === "stream" ? "stream" : / /.test(e.via) ? "mlp" : "head";
     const bend = (y(below) - y(above)) * 0.5;
     const side = { stream: 0, mlp: 5, head: -3 }[kind] * (x(above) === x(below) ? 1 : 0);
@@ -66,6 +70,14 @@ function routesPicture(routes, threshold) {
     return titled(svg("path", { d, class: `edge via-${kind}`, "stroke-width": (0.8 + 6 * carried).toFixed(2) }),
       `${visible(e.below)} → ${visible(e.above)} by ${e.via}: ${percent(e.share)} of it`);
   });
+  // names stand on the middle of the strongest edges, where none stands already
+  const named = [];
+  for (const e of edges.filter((e) => e.via !== "stream" && byLabel.has(e.below)).sort((a, b) => carriedBy(b) - carriedBy(a))) {
+    const [above, below] = [byLabel.get(e.above), byLabel.get(e.below)];
+    const at = { x: (x(above) + x(below)) / 2, y: (y(above) + y(below)) / 2 + 4, via: e.via };
+    if (named.length < MOST_NAMED && named.every((n) => n.y !== at.y || Math.abs(n.x - at.x) > 36)) named.push(at);
+  }
+  const heads = named.map((n) => svg("text", { x: n.x, y: n.y, class: "middle via" }, n.via));
   const dots = nodes.map((n) => titled(svg("circle", { cx: x(n), cy: y(n), r: (2.5 + 5 * Math.sqrt(Math.min(1, n.importance))).toFixed(1), class: "stop" }),
     `${visible(n.label)}: importance ${compact(n.importance)}`));
   const names = places.map((p, i) => svg("text", { x: left - 12, y: height - bottom - rowGap * (i + 0.5) + 4, class: "end" }, p));
@@ -75,7 +87,7 @@ function routesPicture(routes, threshold) {
     return svg("text", { x: at[0], y: at[1], class: "end code", transform: `rotate(-55 ${at[0]} ${at[1]})` }, labelText("key", name, 18));
   });
   const words = `Routes of at least ${percent(threshold)}: ${edges.length} edges between ${nodes.length} places; the table below says which`;
-  return picture(width, height, words, rules, lines, dots, names, tokens);
+  return picture(width, height, words, rules, lines, dots, heads, names, tokens);
 }
 
 const VIAS = [["stream", "stays in the stream"], ["head", "through a head"], ["mlp", "through an MLP"]];

@@ -76,11 +76,20 @@ class LensTable {
       bars({ heads: ["token", "probability"], rows, limit: 1 }));
   }
 
+  // scroll so that a cell is seen, and no column before it is cut by the labels of rows
+  showWhole(cell, region) {
+    const labels = this.table.tBodies[0].rows[0].cells[0].offsetWidth + 2;
+    const starts = this.cells[0].map((c) => c.offsetLeft - labels);
+    const left = Math.max(0, starts.find((x) => x >= cell.offsetLeft + cell.offsetWidth - region.clientWidth) ?? 0);
+    this.table.style.marginRight = `${Math.max(0, left - (region.scrollWidth - region.clientWidth))}px`;
+    region.scrollLeft = left;
+  }
+
   get node() {
     const shading = this.shades.length > 1 ? choice("shade", this.shades.map(([, words]) => words), null, (i) => { this.shade = this.shades[i][0]; this.paint(); }) : null;
     const region = el("div", { class: "scroll", role: "region", "aria-label": distinct("table of predictions") }, this.table);
     const cell = this.cells[this.s][this.p];
-    requestAnimationFrame(() => { region.scrollLeft = Math.max(0, cell.offsetLeft + cell.offsetWidth - region.clientWidth); });
+    requestAnimationFrame(() => { this.showWhole(cell, region); });
     return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend, region, this.told);
   }
 }

@@ -2,6 +2,8 @@
 
 // ---- a row of cells for every entry of one axis, a column for every entry of another
 
+const PALE = 0.02; // of its number, what the colour of a cell shows that is no surer than noise
+
 class HeatMap {
   constructor(name) {
     this.name = name;
@@ -91,19 +93,25 @@ class HeatMap {
       for (let c = 0; c < this.columns.length; c++) {
         const value = this.tensor.at(r, c);
         if (value === null) continue;
-        const fill = colour(value, this.limit, this.isSigned);
+        const isPale = this.isNoise(r, c);
+        const fill = colour(isPale ? value * PALE : value, this.limit, this.isSigned);
         context.fillStyle = css(fill);
-        const spread = this.error?.at(r, c) ?? null;
-        context.globalAlpha = spread !== null && Math.abs(value) < 2 * spread ? 0.3 : 1; // no surer than noise
         // without gaps, cells overlap by a fraction of a pixel: seams would show as a grid
         context.fillRect(this.left + c * w, this.top + r * h, w - gap + (gap ? 0 : 0.4), h - gap + (gap ? 0 : 0.4));
-        context.globalAlpha = 1;
         if (!numbers) continue;
-        context.fillStyle = ink(fill);
+        context.fillStyle = isPale ? style.getPropertyValue("--soft") : ink(fill);
         context.fillText(beside(value, this.limit, this.isSigned), this.left + (c + 0.5) * w - 0.5, this.top + (r + 0.5) * h);
       }
     }
   }
+
+  // whether a mean is nearer to zero than two of its standard errors
+  isNoise(r, c) {
+    const spread = this.error?.at(r, c) ?? null;
+    return spread !== null && Math.abs(this.tensor.at(r, c)) < 2 * spread;
+  }
+
+  get hasNoise() { return this.rows.some((_, r) => this.columns.some((_, c) => this.isNoise(r, c))); }
 
   drawLabels(context, style) {
     const tint = (chosen) => { context.fillStyle = style.getPropertyValue(chosen ? "--pick" : "--soft"); };

@@ -9,7 +9,9 @@ const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation pat
   DirectLogitAttribution: "Direct logit attribution" };
 
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"] };
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"],
+  TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
+  TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
@@ -17,8 +19,14 @@ const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^k
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
-const meaning = (result, field) => data.about[result.result]?.fields[field] ?? "";
+const meaning = (result, field) => withoutAxes(data.about[result.result]?.fields[field] ?? "");
 const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
+
+// axes are for those who program: a picture names its own
+const withoutAxes = (words) => words.replace(/(, | over |^)`(\w+|…)( (\w+|…))*`(?=[.,:;]|$)/g, "").replace(/^[.;:,] */, "").replace(/^./, (c) => c.toUpperCase());
+
+// what was asked stands above already
+const isAsked = (result) => ([name, value]) => value === false || (name in (data.given ?? {}) && SHOWN[result.result]?.includes(name)) || JSON.stringify(data.given?.[name]) === JSON.stringify(value);
 
 // ---- numbers and words that come with a result
 
@@ -79,7 +87,7 @@ function tensorsOf(result, said = true) {
 
 const content = (result) => {
   const own = VIEWS[result.result]?.(result);
-  return [factsOf(entriesOf(result), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), inside(result)];
+  return [factsOf(entriesOf(result).filter((entry) => !isAsked(result)(entry)), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), inside(result)];
 };
 
 // results within a result: tables of a sweep, circuits of a range of thresholds
@@ -112,25 +120,28 @@ function header() {
   const model = data.model;
   const names = [...new Set(data.results.map((result) => kindName(result.result)))];
   const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(", ")]] : [];
-  const given = data.given ?? {};
+  // a text stands below as its tokens; what was not asked for need not be said
+  const asked = Object.entries(data.given ?? {}).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : " · results of analyses"),
     el("h1", {}, names.length === 1 ? names[0] : `${names.slice(0, 3).join(", ")}${names.length > 3 ? " and more" : ""}`, model ? ` in ${model.name}` : ""),
     factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
-    Object.keys(given).length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(Object.entries(given))) : null,
+    asked.length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(asked)) : null,
     data.reading ? readingCard(data.reading) : null, notesCard(data.notes), ofCard(data.provenance));
 }
 
 // the first row of each side; a token's index shows when it is pointed at
 function readingCard({ tokens, marks }) {
   return el("div", { class: "card" }, el("h2", {}, "What it read"),
-    Object.entries(tokens).map(([name, rows]) => el("div", {}, el("p", { class: "gloss" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
+    Object.entries(tokens).map(([name, rows]) => el("div", {}, name === "reads" && rows.length === 1 ? null
+      : el("p", { class: "soft small" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
 }
 
 const READING = [
   ["colour", "Blue is below zero and orange above where numbers have a sign; otherwise darker (on a dark page: lighter) is more. Colour follows the square root of size, so small numbers show."],
   ["empty cells", "Grey cells and dashes are not defined: a position after the query, a layer with fewer heads."],
   ["±", "Standard error of the mean over prompts or samples; a single one is chosen from the list above a picture."],
+  ["pale cells", "No surer than noise: nearer to zero than two standard errors. Their numbers are grey."],
   ["maps", "Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens."],
 ];
 

@@ -65,7 +65,30 @@ function traceView(result) {
   return told.length ? el("p", { class: "warning" }, `The noise does not lower the ${told.join(" or the ")} by more than two standard errors: there is nothing to bring back, and no share of it.`) : null;
 }
 
+// ---- what heads join: lists of tokens with a number, head by head
+
+// columns: [ids, names] of the tokens of an entry, in the order they are read in
+function rankedTokens(result, name, columns) {
+  const values = new Tensor(result[name]);
+  const ids = columns.map(([field, words]) => [new Tensor(result[field]), result[words]]);
+  const row = (head, rank) => ({
+    name: ids.flatMap(([tensor, words], i) => [i ? (i === ids.length - 1 ? " → " : " … ") : "", chip(words[tensor.at(head, rank)] ?? String(tensor.at(head, rank)))]),
+    value: values.at(head, rank) ?? 0, cells: [compact(values.at(head, rank), true)],
+  });
+  const list = (head) => {
+    const ranks = Array.from({ length: values.size("rank") }, (_, rank) => rank).filter((rank) => values.at(head, rank) !== null);
+    return room(name, bars({ heads: ["tokens", name], rows: ranks.slice(0, MOST_BARS).map((rank) => row(head, rank)), isSigned: true }));
+  };
+  const shown = el("div", {}, list(0));
+  return el("div", { class: "stack" }, el("h3", {}, sentence(name)),
+    el("div", { class: "choices" }, choice("head", values.labels("head"), null, (head) => shown.replaceChildren(list(head)))), shown);
+}
+
 const VIEWS = {
+  TokenPairs: (result) => rankedTokens(result, "values", [["rows", "names"], ["columns", result.circuit === "OV" ? "output_names" : "names"]]),
+  SkipTrigrams: (result) => rankedTokens(result, "contribution", [["sources", "names"], ["destinations", "names"], ["outputs", "output_names"]]),
+  TokenCircuits: (result) => el("div", { class: "stack" }, [["raised", "output_names"], ["lowered", "output_names"], ["sought", "names"]]
+    .filter(([name]) => new Tensor(result[name]).values.length).map(([name, words]) => rankedTokens(result, name, [[`${name}_tokens`, words]]))),
   CausalTrace: traceView,
   TracesByRole: traceView,
   LensGrid: lensView,

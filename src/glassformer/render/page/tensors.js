@@ -75,10 +75,10 @@ function compact(x, isSigned = false) {
   return isSigned ? signed(x, digits) : plain(x, digits);
 }
 
-// the same beside numbers as large as `limit`: what is nothing beside them reads as nothing
+// two digits beside numbers as large as `limit`, three from one on: what is nothing beside them reads as nothing
 function beside(x, limit, isSigned) {
   if (limit >= 1e5 || limit < 1e-3) return compact(x, isSigned);
-  const digits = Math.max(0, Math.min(5, 2 - Math.floor(Math.log10(limit) + 1e-6)));
+  const digits = Math.max(0, Math.min(5, (limit < 1 ? 1 : 2) - Math.floor(Math.log10(limit) + 1e-6)));
   if (Number(fixed(x, digits)) === 0) return "0";
   return isSigned ? signed(x, digits) : plain(x, digits);
 }

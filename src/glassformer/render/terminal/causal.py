@@ -12,7 +12,8 @@ from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.terminal.matrix import label_of, matrix
 from glassformer.render.terminal.tables import NEGATIVE, QUIET, STRONG, bar, largest, section, table, tables
 
-N_CELLS = 6
+# entries of a table; the smallest share that is more than nothing beside a whole of 1
+N_CELLS, LEAST = 6, 0.0005
 MEANINGS = {
     "denoising": "clean values put into the corrupt run: is the value enough?",
     "noising": "corrupt values put into the clean run: is the value needed?",
@@ -152,18 +153,14 @@ def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
     grid = table("largest", "share", "", left=(0, 2))
     index = {axis: {label: i for i, label in enumerate(share.labels(axis))} for axis in share.axes}
     for where, value in ranked:
-        if _significant(value) == "0":
+        if abs(value) < LEAST:
             continue
         off = float(error.values[tuple(index[axis][label] for axis, label in zip(share.axes, where))])
-        told = _significant(value) + ("" if math.isnan(off) else f" ± {_significant(off)}")
+        digits = max(2, 1 - math.floor(math.log10(abs(value))))
+        told = f"{value:.{digits}f}" + ("" if math.isnan(off) else f" ± {off:.{digits}f}")
         style = QUIET if abs(value) < 2 * off else ""
         grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), style=style)
     return [Text("nothing changes it", style=QUIET)] if not grid.rows else [grid]
-
-
-def _significant(x: float) -> str:
-    """Return a number with two significant digits; what rounds to nothing beside a whole of 1 is nothing."""
-    return "0" if abs(x) < 0.0005 else f"{float(f'{x:.2g}'):g}"
 
 
 def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:

@@ -52,9 +52,10 @@ MEANINGS = {
 
 @tables.register
 def _(result: Explanation) -> RenderableType:
-    parts = [_header(result), _pipeline(result), _next_token(result), _sampling(result)]
+    parts = [_header(result), _next_token(result)]
     parts += [_translation(result)] if result.translation is not None else []
-    parts += [_lens(result.lens, result.answer.text), _attribution(result), _heads(result), _looks(result)]
+    parts += [_attribution(result), _heads(result), _looks(result)]
+    parts += [_lens(result.lens, result.answer.text), _pipeline(result), _sampling(result)]
     return Group(*[line for part in parts for line in (part, Text(""))])
 
 

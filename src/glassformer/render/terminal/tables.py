@@ -16,7 +16,7 @@ from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Labelled, Result, spaced
 from glassformer.provenance import Note
 
-BAR, MOST = 16, 8
+BAR, MOST, MOST_TOKENS = 16, 8, 120
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
 
 
@@ -57,7 +57,8 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
 
 def show(result: Result, console: Console | None = None) -> None:
     """Print a result as tables, and below them what must be known to read them right."""
-    (console or Console()).print(tables(result), *noted(result.notes))
+    # what is printed at once stands on one line
+    (console or Console()).print(Group(tables(result), *noted(result.notes)))
 
 
 def context_of(model: ModelFacts) -> str:
@@ -92,6 +93,12 @@ def numbered(name: str, tokens: Sequence[str], marks: Marks | None = None) -> Te
     spelled = {one.first: one for one in odd.spelled if one.end <= len(tokens)}
     i = 0
     while i < len(tokens):
+        if i >= MOST_TOKENS // 2 and (left_out := len(tokens) - MOST_TOKENS // 2 - i) > 0 and len(tokens) > MOST_TOKENS:
+            line.append(f" … {left_out} more …", style=QUIET)
+            i += left_out
+            while any(one.first < i < one.end for one in odd.spelled):
+                i += 1
+            continue
         if i in spelled:
             one = spelled[i]
             line.append(f" {i}-{one.end - 1}:{visible(one.character)}", style=NEGATIVE)
