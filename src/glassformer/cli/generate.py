@@ -81,15 +81,10 @@ def generate(
     long = length_note(max(len(prompt) + new, ids.shape[1]), loaded.trained_length, room=True)
     notes = *said(loaded, given, reading), *mark_notes(loaded, odd, "text" if source is None else "source"), *long
     tell(TokensRead({"reads": rows}, notes, {"reads": odd}))
-    if isinstance(loaded, Decoder):
-        print(given if isinstance(given, str) else " ".join(map(str, given)), end="", flush=True)
     if beams is None:
         drawn = (step.tokens[0] for step in stream(loaded, [prompt], sampling, **options))
     else:
         drawn = iter(beam_search(loaded, [prompt], n_beams=beams, **options).best[0].tokens)
-    # on standard error: the text itself goes on into other programs
-    rows = readable(loaded, torch.tensor([prompt] if source is None else source))
-    tell(TokensRead({"reads": rows}, said(loaded, given, "prompt" if source is None else "source")))
     if isinstance(loaded, Decoder):
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
     new = (id for id in drawn if id is not None and id not in stops)
