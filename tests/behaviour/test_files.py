@@ -1,10 +1,12 @@
 """Outputs: written whole or not at all, and in place of nothing that is no regular file."""
 
+import contextlib
 import os
+import signal
 import stat
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,15 +52,51 @@ def test_links_in_a_circle_are_refused(write):
     assert Path("one").is_symlink() and Path("other").is_symlink()
 
 
+@contextlib.contextmanager
+def in_seconds() -> Iterator[None]:
+    """Fail what waits for the other end of a pipe, where it would wait for ever."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("it waits for the other end of a pipe")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_pipe_is_written_through_and_stays_a_pipe():
     os.mkfifo("pipe")
-    read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()))
-    files.check_writable("pipe")
-    reader.start()
-    files.write("pipe", "through")
-    reader.join()
-    assert read == [b"through"] and stat.S_ISFIFO(os.stat("pipe").st_mode)
+    with in_seconds():
+        # nobody reads yet
+        files.check_writable("pipe")
+        reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+        files.write("pipe", "through")
+    assert os.read(reader, 100) == b"through" and stat.S_ISFIFO(os.stat("pipe").st_mode)
+    os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files have no names here")
+def test_a_pipe_in_a_place_that_takes_no_files_can_be_written():
+    # what /dev/stdout leads to in front of another program
+    reader, writer = os.pipe()
+    path = f"/proc/self/fd/{writer}"
+    files.check_writable(path)
+    files.write(path, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_pipe_that_may_not_be_written_is_refused_before_anything_is_run(monkeypatch):
+    # whoever runs the tests may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    os.mkfifo("pipe")
+    with in_seconds(), pytest.raises(SaveError, match='cannot write "pipe": Permission denied'):
+        files.check_writable("pipe")
 
 
 def test_a_device_is_written_through_and_stays_a_device():

@@ -22,8 +22,6 @@ from glassformer.training import train
 from tiny_runs import recipe
 
 FETCHED = ("openai-community/gpt2", "gpt2-ours", "stories15M", "my-llama", "EleutherAI/pythia-70m")
-# what an example says is kept, and done to less: a tuned lens of few steps, circuits on few rows
-LESS = {"lens": " --steps 2", "circuits": " --rows 4"}
 # what an answer looks like that answers nothing
 NULL = re.compile(r"The noise does not lower the|nothing changes it|\bnan\b|no roles, no picture")
 
@@ -41,6 +39,15 @@ def words_of(example: str) -> list[str]:
 
 def is_run(verb: str, example: str) -> bool:
     return verb != "train" and not any(name in example for name in FETCHED)
+
+
+def less(verb: str, example: str) -> str:
+    """Return what lets an example do as it says with less: few steps of a tuned lens, few rows, few prompts."""
+    if verb == "lens" and "--train" in example:
+        return " --steps 2"
+    if verb == "patch" and "--clean" not in example and "--pairs" not in example:
+        return " --n 4"
+    return " --rows 4" if verb == "circuits" else ""
 
 
 @pytest.fixture
@@ -92,8 +99,7 @@ def test_no_example_quotes_a_line_break_that_the_shell_takes_for_a_letter(
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_example_runs_in_sh_and_answers(verb: str, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for example in [line for line in examples(verb, capsys) if is_run(verb, line)]:
-        less = LESS.get(verb, "") if verb != "lens" or "--train" in example else ""
-        done = subprocess.run(["sh", "-c", example + less], capture_output=True, text=True, cwd=prepared)
+        done = subprocess.run(["sh", "-c", example + less(verb, example)], capture_output=True, text=True, cwd=prepared)
         assert done.returncode == 0, (example, done.stderr)
         assert done.stdout.strip() and "Traceback" not in done.stderr, example
         assert not NULL.search(done.stdout), (example, done.stdout)

@@ -1,0 +1,207 @@
+"""What nobody should give a command, case by case: numbers, names and texts that are refused in one plain sentence."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer as gf
+from glassformer import cli
+from glassformer.cli import arguments, main
+from glassformer.cli.console import Console, say
+from glassformer.cli.parsing import call_of
+from glassformer.errors import GlassformerError, UnknownModel, nearest, printable, shortened
+
+# what clears, rings, moves back, writes over, colours by one character, turns the writing
+STEERING = ["\x1b[31m", "\x07", "\b", "\r", "\x9b31m", "\u202e", "\u2066", "\x00", "\x7f", "\x85"]
+HARMLESS = ["\n", "\t", "é", "苹果", "\u3000", "\U0001f468"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def verb(*, seed: int = 0, rate: float = 1.0, pair: tuple[float, ...] = (), answer: str | None = None) -> None:
+    """Take what verbs take.
+
+    Args:
+        seed: A number.
+        rate: A number that need not be whole.
+        pair: Several of them.
+        answer: A text.
+    """
+    TAKEN.append({"seed": seed, "rate": rate, "pair": pair, "answer": answer})
+
+
+TAKEN: list[dict[str, Any]] = []
+
+
+def taken(*words: str) -> dict[str, Any]:
+    """Return what a verb is called with for these words."""
+    call_of("verb", verb, words)()
+    return TAKEN.pop()
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**20, 10**400])
+def test_a_number_beyond_64_bits_is_refused(number: int) -> None:
+    with pytest.raises(GlassformerError, match="--seed"):
+        taken("--seed", str(number))
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+def test_a_number_of_64_bits_is_taken(number: int) -> None:
+    assert taken("--seed", str(number))["seed"] == number
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("option", ["--rate", "--pair"])
+def test_a_number_that_is_not_finite_is_refused(option: str, number: str) -> None:
+    with pytest.raises(GlassformerError, match=f"{option} must be a finite number"):
+        taken(option, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("generate a --temperature nan", "--temperature must be a finite number, found nan"),
+        ("generate a --seed 99999999999999999999", "--seed must fit in 64 bits"),
+        ("generate a --max-new-tokens 0", "--max-new-tokens must be at least 1, found 0"),
+        ("sites attn-only-1l --length 99999999999999999999", "--length must be at most 10,000,000"),
+        ("circuits attn-only-1l --top 1000000", "--top must be at most 1,000, found 1,000,000"),
+    ],
+)
+def test_numbers_that_no_verb_can_do_anything_with_are_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- names
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "n" * 5_000, "a\0b"])
+@pytest.mark.parametrize("words", [("sites",), ("explain", "a", "--model"), ("circuits",)])
+def test_a_name_that_no_file_can_have_is_no_model(
+    words: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, name]) == 2
+    told = capsys.readouterr().err
+    assert "no model" in told and len(told) < 1_500
+    with pytest.raises(UnknownModel, match="no model"):
+        gf.load(name)
+
+
+def test_a_name_of_great_length_is_compared_with_no_other() -> None:
+    assert nearest("n" * 301, ["n" * 300]) == "" and nearest("n" * 299, ["n" * 300]) != ""
+
+
+def test_what_was_given_at_great_length_is_shown_by_its_ends() -> None:
+    for long in (f'no "{"a b " * 500}".', "x" * 100_000, "'" + "y z" * 1_000 + "'"):
+        told = shortened(long)
+        assert len(told) < 400 and "more characters" in told and told[:90] == long[:90]
+    assert len(shortened("many short words " * 10_000)) < 6_000
+    assert shortened("a short message") == "a short message"
+    assert len(str(GlassformerError(f'no "{"n" * 10_000}"'))) < 400
+
+
+@pytest.mark.parametrize("text", ["None", "none", "null", "True"])
+def test_a_text_that_reads_like_a_value_is_a_text(text: str) -> None:
+    assert taken("--answer", text)["answer"] == text
+    assert taken()["answer"] is None
+
+
+# --- terminals
+
+
+@pytest.mark.parametrize("steering", STEERING)
+def test_nothing_that_is_printed_steers_the_terminal(steering: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"a{steering}b"
+    say(text)
+    Console().print(text)
+    Console(stderr=True).print(text)
+    main([text])
+    main(["sites", text])
+    shown = "".join(capsys.readouterr())
+    # rich drops some of them by itself
+    assert shown.count("\\") >= 3 and steering[0] not in shown
+
+
+@pytest.mark.parametrize("harmless", HARMLESS)
+def test_what_steers_nothing_is_printed_as_it_is(harmless: str) -> None:
+    assert printable(f"a{harmless}b") == f"a{harmless}b"
+
+
+@pytest.mark.parametrize("text", ["[red]x[/red]", "[/]", "[bold", ":smile:"])
+def test_texts_are_no_markup(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Console().print(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+# --- outputs that take nothing
+
+
+class Output(io.TextIOWrapper):
+    """Standard output that gives way when it is written to the end."""
+
+    def __init__(self, fate: OSError | None = None, encoding: str = "utf-8") -> None:
+        super().__init__(io.BytesIO(), encoding)
+        self.fate = fate
+
+    def flush(self) -> None:
+        if self.fate is not None:
+            raise self.fate
+        super().flush()
+
+    def fileno(self) -> int:
+        raise OSError("it has no number")
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (Output(OSError(28, "No space left on device")), 2, "the output cannot be read or written: No space left"),
+        (Output(BrokenPipeError(32, "Broken pipe")), 141, ""),
+        (Output(encoding="ascii"), 2, "the output is ascii, which has no character '\\xe9'. Set PYTHONIOENCODING"),
+    ],
+    ids=["full", "closed", "ascii"],
+)
+def test_an_output_that_takes_nothing_ends_a_command(
+    output: Output, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda verb, words: print("é") or 0)
+    monkeypatch.setattr(sys, "stdout", output)
+    found = main(["sites"])
+    output.fate = None
+    told = capsys.readouterr().err
+    assert found == code and said in told and told.count("\n") == bool(said)
+
+
+# --- standard input
+
+
+class Endless(io.RawIOBase):
+    """What never ends: it counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def read(self, size: int = -1) -> bytes:
+        assert size >= 0, "all of it"
+        self.asked += size
+        return b"x" * size
+
+
+def test_standard_input_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "MOST_READ", 1_000)
+    endless = Endless()
+    monkeypatch.setattr(sys, "stdin", type("Standard", (), {"buffer": endless}))
+    with pytest.raises(GlassformerError, match="standard input holds more than 1,000 bytes"):
+        arguments.text_of("-")
+    assert endless.asked <= 2_000
