@@ -16,9 +16,9 @@ from playwright.sync_api import Page
 
 from every_result import MAKERS, classes, result
 from explanations import sample
-from glassformer import figures
 from glassformer.analysis import run
 from glassformer.errors import SaveError, SiteNotRead
+from glassformer.figures import drawing
 from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_page
@@ -92,7 +92,7 @@ def test_every_result_draws_itself_at_a_size_to_read(name: str) -> None:
     figure = result(name).plot()
     FigureCanvasAgg(figure).draw()
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
-    assert 1 <= len(panels) <= figures.MOST_PANELS
+    assert 1 <= len(panels) <= drawing.MOST_PANELS
     width, height = figure.get_size_inches()
     assert width <= 12 and width / height < 3
     for axes in panels:
@@ -113,7 +113,7 @@ def test_no_drawing_holds_nothing_but_what_is_not_defined(name: str) -> None:
 def test_numbers_below_zero_belong_to_what_a_class_says_has_a_sign(name: str) -> None:
     for panel in result(name).panels():
         values = panel.value.values
-        several_units = {*panel.value.axes, panel.name} & {*figures.UNITS, "numbers", ""}
+        several_units = {*panel.value.axes, panel.name} & {*drawing.UNITS, "numbers", ""}
         if values.is_complex() or several_units:
             continue
         assert panel.signed or not bool((values < -1e-6 * values.double().abs().nan_to_num().max()).any()), panel.name
@@ -243,7 +243,7 @@ def test_units_are_drawn_apart() -> None:
 
 def test_too_many_maps_are_the_first_of_them_in_an_overview() -> None:
     figure = sign(torch.rand(40, 3, 3), "layer", "query", "key").plot()
-    assert len(maps(figure)) == figures.MOST_PANELS and "the first 24 of 80 maps" in figure.get_suptitle()
+    assert len(maps(figure)) == drawing.MOST_PANELS and "the first 24 of 80 maps" in figure.get_suptitle()
 
 
 def test_a_run_draws_its_patterns_or_the_sites_that_are_named() -> None:
