@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tokenizers
@@ -11,12 +11,19 @@ import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import main
+<<<<<<< HEAD
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import CheckpointError, DataError, TextError
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
 from glassformer.provenance import Note, length_note, outgrown_note
+=======
+from glassformer.data import bytes_tokenizer, marks
+from glassformer.errors import CheckpointError, TextError
+from glassformer.models import DecoderConfig, block, repeat
+from glassformer.provenance import Note, gathered, length_note, tell
+>>>>>>> red-b
 from glassformer.render.terminal import lines
 from glassformer.testing.models import subject
 
@@ -93,7 +100,9 @@ def test_the_command_prints_a_text_once_and_notes_it_when_it_outgrows(capsys: py
 
 
 def test_a_result_of_a_run_has_the_notes_of_the_run(small: Any) -> None:
-    assert logit_lens(gf.run(small, "abcdefgh", read=[logit_lens])).notes == gf.run(small, "abcdefgh").notes != ()
+    found = logit_lens(gf.run(small, "abcdefgh", read=[logit_lens]))
+    assert found.notes == gf.run(small, "abcdefgh").notes != ()
+    assert found.replace(answer=1).notes == found.notes
 
 
 def test_the_trained_length_is_saved_and_converted_with_the_model(small: Any, tmp_path: Path) -> None:
@@ -137,6 +146,15 @@ def test_a_mostly_unknown_text_is_refused_unless_asked_for(capsys: pytest.Captur
     assert "5 of 9 tokens of the source are unknown" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_text_of_which_one_half_is_unknown_is_read_with_the_unknown_words_marked() -> None:
+    model = gf.load("zh-en")
+    half = gf.run(model, "我吃爱量")
+    assert half.source_marks.to_list() == [{"index": i, "unknown": True} for i in half.source_marks.unknown]
+    assert (len(half.source_marks.unknown), half.source_marks.words) == (2, 4)
+    with pytest.raises(TextError, match="3 of 5 tokens are unknown"):
+        gf.run(model, "我吃爱量力")
+
+
 def test_the_shipped_model_that_knows_a_text_is_named() -> None:
     with pytest.raises(TextError, match="fits: gpt-4l"):
         gf.run(gf.load("zh-en"), "for x in range ( 3 )")
@@ -158,6 +176,7 @@ def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
     assert odd.by_bytes == ()
 
 
+<<<<<<< HEAD
 def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     model = gf.load("gpt-4l")
     with pytest.raises(TextError, match=r"21 of 21 tokens of the text are single bytes[^:]*: 我 吃(.|\n)*fits: zh-en"):
@@ -209,6 +228,35 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
     model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
     assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
+=======
+def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
+    class Merged:
+        """Pieces of bytes: 0 to 255 by themselves, 256 the first two of 我."""
+
+        specials: ClassVar[dict[int, str]] = {}
+        unk, vocab_size = None, 257
+
+        def bytes_of(self, id: int) -> bytes:
+            return "我".encode()[:2] if id == 256 else bytes([id])
+
+    tokenizer: Any = Merged()
+    merged = marks(tokenizer, [256, 0x91], ["<0xE6><0x88>", "<0x91>"])
+    assert [(one.first, one.end, one.character) for one in merged.spelled] == [(0, 2, "我")]
+    assert merged.by_bytes == ()
+    single = marks(tokenizer, [0xE6, 0x88, 0x91], ["<0xE6>", "<0x88>", "<0x91>"])
+    assert [one.character for one in single.by_bytes] == ["我"]
+
+
+def test_what_analyses_within_an_analysis_are_told_is_told_once_and_not_more_than_a_few() -> None:
+    with gathered() as outer:
+        tell([Note("a."), Note("b.")])
+        with gathered() as inner:
+            tell([Note("b."), Note("c.")])
+    assert list(outer) == list(inner) == [Note("a."), Note("b."), Note("c.")]
+    with gathered() as many:
+        tell([Note(f"{i}.") for i in range(20)])
+    assert list(many) == [Note(f"{i}.") for i in range(6)]
+>>>>>>> red-b
 
 
 def test_bytes_that_make_no_character_stand_alone() -> None:

@@ -17,6 +17,7 @@ from glassformer.checkpoints import save
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.provenance import digest as digests
+from glassformer.provenance.binding import given
 from glassformer.render.page.results import results_document
 
 
@@ -44,9 +45,10 @@ def test_a_seed_is_said_where_an_analysis_takes_one() -> None:
 
 def test_a_result_of_a_saved_run_says_what_the_run_was_of(tmp_path: Path) -> None:
     model = made()
+    model.trained_length = 2
     run = gf.run(model, "abc", read=[logit_lens])
     back = gf.Run.load(run.save(tmp_path / "run"), model=made(1))
-    assert back.provenance == run.provenance
+    assert back.provenance == run.provenance and back.notes == run.notes != ()
     assert logit_lens(back).provenance.digest == model.digest()  # type: ignore[union-attr]
 
 
@@ -98,6 +100,45 @@ def test_nothing_is_hashed_before_a_result_is_exported(monkeypatch: pytest.Monke
     assert found.provenance is not None
 
 
+def test_weights_that_lie_in_their_files_are_not_read_for_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streamed = gf.load(save(made(), tmp_path), stream=True)
+    digests.forget(streamed)
+    monkeypatch.setattr(digests, "_computed", lambda model: pytest.fail("hashed"))
+    assert "lie in their files" in logit_lens(streamed, "abc").provenance.why  # type: ignore[union-attr]
+
+
+def test_a_digest_is_computed_once_until_a_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, computed, hashed = made(), digests._computed, list[Any]()
+    monkeypatch.setattr(digests, "_computed", lambda model: hashed.append(model) or computed(model))
+    assert model.digest() == model.digest() == logit_lens(model, "abc").provenance.digest  # type: ignore[union-attr]
+    assert len(hashed) == 1
+    first, model.embed.matrix = model.digest(), torch.nn.Parameter(model.embed.matrix.detach() + 1)
+    assert model.digest() != first and len(hashed) == 2
+
+
+def test_the_digest_is_of_buffers_and_of_the_config_too() -> None:
+    model, same, other = made(), made(), made()
+    for one, value in ((model, 1.0), (same, 1.0), (other, 2.0)):
+        one.register_buffer("offset", torch.full((3,), value))
+    assert model.digest() == same.digest() != other.digest()
+    before = model.digest()
+    model.offset[0] = 5.0
+    assert model.digest() != before
+    # as many weights of the same names and values, which another config computes something else with
+    config, weights = made().config, made().state_dict()
+    twin = config.replace(max_len=32).build()
+    twin.load_state_dict(weights)
+    assert twin.digest() != made().digest()
+
+
+def test_a_model_made_in_inference_mode_has_a_digest() -> None:
+    with torch.inference_mode():
+        model = made()
+    assert model.digest() == made().digest()
+
+
 def test_a_folder_of_ours_knows_the_digest_of_its_weights_for_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +161,23 @@ def test_long_inputs_are_shortened_with_a_digest_of_the_whole() -> None:
     assert first is not None and second is not None
     assert first.input[0].shown == second.input[0].shown and len(first.input[0].shown) < 200
     assert first.input[0].sha256 != second.input[0].sha256
+
+
+def test_a_long_text_is_shortened_with_a_digest_of_the_whole() -> None:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=400).build().eval()
+    model.tokenizer = bytes_tokenizer()
+    texts = ["a" * 240, "a" * 299 + "b", "a" * 299 + "c"]
+    short, first, second = (gf.run(model, text).provenance.input[0] for text in texts)  # type: ignore[union-attr]
+    assert (short.shown, short.sha256) == (texts[0], "")
+    assert first.shown == second.shown == "a" * 240 + "…" and first.size == "300 characters"
+    assert "" != first.sha256 != second.sha256 != ""
+
+
+def test_further_inputs_than_a_few_are_counted_with_a_digest_of_them_all() -> None:
+    texts = [f"text {i}" for i in range(11)]
+    first, second = given([texts]), given([[*texts[:10], "another"]])
+    assert [one.shown for one in first] == [*texts[:8], "… and 3 more"]
+    assert first[:8] == second[:8] and first[8].size == "3 inputs" and first[8].sha256 != second[8].sha256
 
 
 def test_results_are_copied_and_pickled_with_what_they_are_of() -> None:
