@@ -11,19 +11,12 @@ import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import main
-<<<<<<< HEAD
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import CheckpointError, DataError, TextError
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
-from glassformer.provenance import Note, length_note, outgrown_note
-=======
-from glassformer.data import bytes_tokenizer, marks
-from glassformer.errors import CheckpointError, TextError
-from glassformer.models import DecoderConfig, block, repeat
-from glassformer.provenance import Note, gathered, length_note, tell
->>>>>>> red-b
+from glassformer.provenance import Note, gathered, length_note, outgrown_note, tell
 from glassformer.render.terminal import lines
 from glassformer.testing.models import subject
 
@@ -176,7 +169,6 @@ def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
     assert odd.by_bytes == ()
 
 
-<<<<<<< HEAD
 def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     model = gf.load("gpt-4l")
     with pytest.raises(TextError, match=r"21 of 21 tokens of the text are single bytes[^:]*: 我 吃(.|\n)*fits: zh-en"):
@@ -228,7 +220,8 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
     model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
     assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
-=======
+
+
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
     class Merged:
         """Pieces of bytes: 0 to 255 by themselves, 256 the first two of 我."""
@@ -256,7 +249,6 @@ def test_what_analyses_within_an_analysis_are_told_is_told_once_and_not_more_tha
     with gathered() as many:
         tell([Note(f"{i}.") for i in range(20)])
     assert list(many) == [Note(f"{i}.") for i in range(6)]
->>>>>>> red-b
 
 
 def test_bytes_that_make_no_character_stand_alone() -> None:

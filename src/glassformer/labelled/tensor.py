@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.arguments import checked
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.numerics.indices import asked, entries, located
 
 Coordinate = str | int | float
 
 
-@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labelled:
     """A tensor whose axes have names and, where it helps, coordinates.
