@@ -7,8 +7,10 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -90,11 +92,16 @@ def misused(call: Call, parameter: str, wrong: str, trials: Trials) -> None:
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise AssertionError(
-            f"{call.name}({parameter}={wrong}) ended in {type(error).__name__}: {error}, {where.filename}:{where.lineno}"
+            f"{call.name}({parameter}={wrong}) ended in {type(error).__name__}: {error}, "
+            f"{where.filename}:{where.lineno}"
         ) from error
 
 
-def test_a_wrong_argument_works_or_is_refused_by_a_public_error(trials: Trials) -> None:
+def test_a_wrong_argument_works_or_is_refused_by_a_public_error(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a name that does not exist is one under which something can be saved
+    monkeypatch.chdir(tmp_path)
     made, names = dict[str, Call](), sorted(set(calls()) - (set() if trials.full else SLOW))
     with lifted():
         for seed in trials(quick=400, sweep=8000):

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from glassformer.arguments import checked
-from glassformer.errors import AnalysisUnavailable, SiteNotRead, UnknownSite, nearest
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
@@ -80,7 +80,6 @@ class HasSites(Protocol):
     def sites(self, glob: str = "*") -> SiteTable: ...
 
 
-@checked
 @dataclass(frozen=True)
 class Read:
     """Record a site, or a part of it.
@@ -94,6 +93,17 @@ class Read:
     site: str
     at: At = field(default_factory=At)
     reduce: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        # by hand: a tape makes one for each site it records
+        site: Any = self.site
+        at: Any = self.at
+        if not isinstance(site, str):
+            raise UnknownSite(f"Read: the first argument is the name of a site; found a {type(site).__name__}.")
+        if not isinstance(at, At):
+            raise UnknownAxis(f'Read of "{site}": at= takes a part, At(pos=-1); found a {type(at).__name__}.')
+        if self.reduce is not None and not callable(self.reduce):
+            raise ShapeMismatch(f'Read of "{site}": reduce= takes a function; found a {type(self.reduce).__name__}.')
 
     def keep(self, value: Tensor, site: Site, grad: bool) -> Tensor:
         if self.at:
