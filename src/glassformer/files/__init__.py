@@ -2,9 +2,9 @@
 
 from glassformer.files.as_json import json_text
 from glassformer.files.reading import MOST_JSON, MOST_TOKENIZER, opened, read, read_json, read_text, reason
-from glassformer.files.writing import check_writable, refused, write, write_all
+from glassformer.files.writing import check_writable, refused, sweep, write, write_all
 
 __all__ = [
     "MOST_JSON", "MOST_TOKENIZER", "check_writable", "json_text", "opened", "read", "read_json", "read_text", "reason",
-    "refused", "write", "write_all",
+    "refused", "sweep", "write", "write_all",
 ]  # fmt: skip
