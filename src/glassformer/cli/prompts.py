@@ -12,10 +12,10 @@ from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
-from glassformer.provenance import Note, distinct
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
+    from glassformer.provenance import Note
 
 TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
 
@@ -32,12 +32,13 @@ class ComparedPrompts:
 
     pairs: Any
     name: str = "pair"
-    notes: tuple[Note, ...] = ()
+    notes: "tuple[Note, ...]" = ()
 
     def read(self, model: "ModelLike") -> TokensRead:
         """Return what a model reads of them."""
         from glassformer.analysis.prepare import prepare
         from glassformer.data.pairs.contrast import SIDES
+        from glassformer.provenance import distinct
 
         clean, corrupt = (prepare(model, self.pairs.side(side), self.pairs.target) for side in SIDES)
         if not clean.source_rows:
@@ -142,6 +143,7 @@ def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
 def clean_run(model: "ModelLike", path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
     """Run a model on the clean prompts of a file of pairs, reading for some analyses; return run and encoded pairs."""
     from glassformer import analysis, data
+    from glassformer.provenance import distinct
 
     found = usable(model, data.read_pairs(path), fitting)
     encoded = found.encode(model, pad="right")
@@ -149,7 +151,7 @@ def clean_run(model: "ModelLike", path: Path, fitting: bool, read: Sequence[Any]
     return dataclasses.replace(run, notes=distinct(added_to(model, found), run.notes)), encoded
 
 
-def added_to(model: "ModelLike", pairs: Any) -> tuple[Note, ...]:
+def added_to(model: "ModelLike", pairs: Any) -> "tuple[Note, ...]":
     """Return which specials the tokenizer added to the texts of pairs: no note on ids."""
     from glassformer.analysis.reading import specials_note
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from glassformer.provenance import Note
-
 if TYPE_CHECKING:
     from glassformer.data import Marks
+    from glassformer.provenance import Note
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class TokensRead:
     """
 
     rows: dict[str, Sequence[Sequence[str]]]
-    notes: tuple[Note, ...] = ()
+    notes: "tuple[Note, ...]" = ()
     marks: "dict[str, Marks]" = field(default_factory=dict)
 
     def shown(self) -> Any:

@@ -258,7 +258,7 @@ def test_answers_are_given_and_shown_by_the_names_of_the_outputs() -> None:
     found = gf.explain(model, "b a")
     assert (found.answer.text, found.tokens[0].text) == ("high", "b")
     assert {c.text for c in found.next_token.candidates} == set(CLASSES)
-    assert any("3 tokens that are predicted are not the 4" in note for note in found.notes)
+    assert any("3 tokens that are predicted are not the 4" in str(note) for note in found.notes)
     with pytest.raises(TextError, match="outside the vocabulary"):
         analysis.lens.logit_lens(model, "b a", answer="b")
     grid = analysis.lens.lens_grid(model, "b a", k=1)
