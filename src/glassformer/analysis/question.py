@@ -121,6 +121,9 @@ def question(
 def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, traits: tuple[str, ...] = ()) -> Any:
     """Register the card of an analysis, and let its results say what they are of.
 
+    That goes for every `Result`; an analysis that returns a bare `Labelled` or `Factored` has no place for notes and
+    provenance, and its run has them.
+
     Args:
         text: The question it answers.
         of: What it is asked of; `Card` has the choices.

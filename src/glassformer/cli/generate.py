@@ -10,10 +10,12 @@ from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import AllowNonfinite, AllowUnknown, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
-from glassformer.provenance import Note
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike, Sampling
+    from glassformer.provenance import Note
+
+    Drawn = Iterable[tuple[int | None, tuple[Note, ...]]]
 
 NEW_TOKENS = 128  # as far as the context has room
 
@@ -106,12 +108,9 @@ def _read(model: Any, given: str | list[int], prompt: list[int], source: list[li
     return TokensRead({"reads": rows}, notes, {"reads": odd})
 
 
-Drawn = Iterable[tuple[int | None, tuple[Note, ...]]]
-
-
 def _drawn(
     model: "ModelLike", prompt: list[int], sampling: "Sampling", beams: int | None, options: dict[str, Any]
-) -> Drawn:
+) -> "Drawn":
     """Return tokens as they are drawn, or those of the best beam; each with what must be known from there on."""
     from glassformer.models import beam_search, stream
 
@@ -121,7 +120,7 @@ def _drawn(
     return ((id, found.notes) for id in found.best[0].tokens)
 
 
-def _noting(drawn: Drawn, notes: dict[Note, None]) -> Iterator[int]:
+def _noting(drawn: "Drawn", notes: "dict[Note, None]") -> Iterator[int]:
     """Yield the tokens, and collect what must be known of them."""
     for id, told in drawn:
         notes.update(dict.fromkeys(told))
