@@ -48,7 +48,7 @@ _looking = True
 @contextlib.contextmanager
 def lifted() -> Iterator[None]:
     """Let wrong arguments through, to see what a user sees, who runs without these checks."""
-    global _looking  # noqa: PLW0603
+    global _looking
     _looking = False
     try:
         yield

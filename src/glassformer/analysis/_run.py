@@ -369,7 +369,9 @@ def run_for(
     return run(given, text, target, read=sites)
 
 
-def _sites(read: Iterable[str | Read | Callable[..., Any]] | str | Read | Callable[..., Any], view: Any) -> list[str | Read]:
+def _sites(
+    read: Iterable[str | Read | Callable[..., Any]] | str | Read | Callable[..., Any], view: Any
+) -> list[str | Read]:
     """Return what to read, with an analysis replaced by the sites it reads."""
     found: list[str | Read] = []
     for asked in [read] if isinstance(read, str) or not isinstance(read, Iterable) else read:

@@ -47,9 +47,7 @@ class Directions:
     def of(cls, given: Float[Tensor, "*rows d_model"], at: Places) -> "Directions":
         """Take one direction, one per row, or one per row and place; raises `ShapeMismatch`."""
         if not given.shape[-1]:
-            raise ShapeMismatch(
-                "directions have d_model=0: give one number for each coordinate of the stream."
-            )
+            raise ShapeMismatch("directions have d_model=0: give one number for each coordinate of the stream.")
         vectors = at.fitted(given, "directions", rest=1)
         index = torch.arange(vectors[..., 0].numel(), device=given.device).reshape(vectors.shape[:-1])
         ones = given.new_ones(at.positions.shape)
