@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from circuit_pairs import pair
+from circuit_pairs import Compared, pair
 from glassformer.analysis.circuits import attribute_edges
 from glassformer.testing import close
+from glassformer.testing.models import subject
 
 # more than anything here takes
 SECONDS = 60
@@ -46,8 +47,9 @@ def test_a_thread_that_trains_the_model_meanwhile_loses_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "translator_pre", "linear", "experts"])
-def test_gradients_of_circuits_are_none_of_the_parameters(name: str) -> None:
-    given = pair(name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_circuits_are_none_of_the_parameters(name: str, dtype: torch.dtype) -> None:
+    given = Compared(subject(name, dtype=dtype))
     attribute_edges(*given.args)
     for parameter in given.model.parameters():
         assert parameter.requires_grad
