@@ -52,7 +52,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "a module": lambda: nn.Linear(2, 2),
     "a function of another kind": lambda: lambda *_: None,
 }
-# slow to refuse nothing: what works takes a second
+# where what works takes a second
 SLOW = {"fit_tuned_lens", "meaning_shift"}
 
 
@@ -91,10 +91,8 @@ def misused(call: Call, parameter: str, wrong: str, trials: Trials) -> None:
         if not isinstance(error, Exception | Hung):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
-        raise AssertionError(
-            f"{call.name}({parameter}={wrong}) ended in {type(error).__name__}: {error}, "
-            f"{where.filename}:{where.lineno}"
-        ) from error
+        ended = f"{type(error).__name__}: {error}, {where.filename}:{where.lineno}"
+        raise AssertionError(f"{call.name}({parameter}={wrong}) ended in {ended}") from error
 
 
 def test_a_wrong_argument_works_or_is_refused_by_a_public_error(

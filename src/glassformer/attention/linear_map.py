@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class LinearMap(nn.Linear):
@@ -52,6 +53,9 @@ def linear(
     """Return x W' + b; equal to `F.linear` up to rounding."""
     if not _onednn_serves(x, weight):
         return F.linear(x, weight, bias)
+    if has_torch_function((x, weight)):
+        # `_Product` is none of torch's functions: a mode around the pass would not see what it is handed
+        return handle_torch_function(linear, (x, weight), x, weight, bias)
     if torch.is_grad_enabled():
         return _Product.apply(x, weight, bias)  # type: ignore[no-any-return]
     return _onednn(x, weight, bias)

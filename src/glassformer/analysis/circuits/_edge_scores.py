@@ -5,13 +5,14 @@ gradient at a site is multiplied by the differences of writes and let go as soon
 would be the largest thing in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from glassformer.analysis.circuits._circuit_runs import CircuitRuns
 from glassformer.analysis.circuits._cut_edges import normed
@@ -85,16 +86,29 @@ def require_gradient(runs: CircuitRuns, value: Tensor) -> None:
 
 @contextmanager
 def constant(model: nn.Module) -> Iterator[None]:
-    """Take no gradients by parameters, whose products with what is read would all be kept."""
+    """Take no gradients by parameters, whose products with what is read would all be kept.
+
+    That is a property of this thread's pass: the parameters stay as they are, for whoever trains them meanwhile.
+    """
     require_gradients(model, "attribution patching")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
+    with _ConstantParameters():
         yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+
+
+class _ConstantParameters(TorchFunctionMode):
+    """Hands every operation the values of parameters, detached, in their place."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return func(*map(_detached, args), **{name: _detached(value) for name, value in (kwargs or {}).items()})
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, nn.Parameter):
+        return value.detach()
+    # what is concatenated or multiplied comes in lists
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager
