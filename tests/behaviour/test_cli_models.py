@@ -101,9 +101,7 @@ def test_generate_continues_a_text_the_same_way_for_the_same_seed(
     assert shown[0].startswith("ab")
 
 
-def test_generate_shows_the_text_and_what_was_read_of_it_once(
-    decoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_shows_the_text_and_what_was_read_of_it_once(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "xyz", "--model", decoder, "--max-new-tokens", "1", "--temperature", "0"]) == 0
     out, err = capsys.readouterr()
     assert out.count("xyz") == 1 and err.count("reads") == 1
