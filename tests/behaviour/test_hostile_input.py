@@ -100,6 +100,11 @@ def test_a_name_that_no_file_can_have_is_no_model(
         gf.load(name)
 
 
+def test_a_command_of_great_length_is_shown_by_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["n" * 10_000]) == 2
+    assert len(capsys.readouterr().err) < 1_500
+
+
 def test_a_name_of_great_length_is_compared_with_no_other() -> None:
     assert nearest("n" * 301, ["n" * 300]) == "" and nearest("n" * 299, ["n" * 300]) != ""
 

@@ -22,7 +22,7 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.files import json_text, reading
-from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
+from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
 from waiting import in_seconds
 
@@ -67,10 +67,16 @@ def test_weights_that_are_not_finite_are_refused_by_name_unless_they_are_allowed
     assert not gf.run(model, "ab").logits.isfinite().all()
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["embed.matrix", "stack.final.weight", "stack.blocks.0.attn_norm.weight"])
-def test_any_tensor_that_is_not_finite_is_named(name: str, tmp_path: Path) -> None:
+def test_any_tensor_that_is_not_finite_is_named(name: str, stream: bool, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(f'"{name}"')):
-        gf.load(ours(tmp_path, spoilt(name)))
+        gf.load(ours(tmp_path, spoilt(name)), stream=stream)
+
+
+def test_no_beam_goes_on_from_what_is_not_finite() -> None:
+    with pytest.raises(AnalysisUnavailable, match="the next token: the model's logits here are NaN"):
+        beam_search(spoilt("embed.matrix"), [[1, 2]], n_beams=2)
 
 
 def test_numbers_too_large_for_the_type_asked_for_are_told_from_damaged_ones(tmp_path: Path) -> None:
@@ -258,12 +264,12 @@ def test_a_file_that_says_it_is_empty_is_read_up_to_its_bound(tmp_path: Path, mo
     assert asked == [10]
 
 
-@pytest.mark.parametrize(("name", "most"), [("config.json", "MOST_JSON"), ("tokenizer.json", "MOST_TOKENIZER")])
-def test_a_bound_is_that_of_the_kind_of_file(name: str, most: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "most"), [(CONFIG, 2**26), (INDEX, 2**26), ("tokenizer.json", 2**29)])
+def test_a_bound_is_that_of_the_kind_of_file(name: str, most: int, tmp_path: Path) -> None:
     place = theirs(tmp_path)
     with (place / name).open("wb") as file:
-        file.truncate(getattr(reading, most) + 1)
-    with pytest.raises(CheckpointError, match=f"larger than the {getattr(reading, most):,} bytes"):
+        file.truncate(most + 1)
+    with pytest.raises(CheckpointError, match=f"larger than the {most:,} bytes"):
         gf.load(place)
 
 

@@ -157,6 +157,15 @@ def test_a_changed_step_in_the_facts_is_noticed(stopped):
         train(recipe(), stopped)
 
 
+def test_facts_of_another_step_are_noticed(stopped):
+    from glassformer.checkpoints import run_steps
+
+    facts = run_steps.read_facts(stopped / "step-00000003")
+    (stopped / "step-00000003" / "facts.json").write_text(run_steps.facts_text(facts | {"step": 2}))
+    with pytest.raises(CheckpointError, match="they are those of step 2"):
+        gf.load(stopped)
+
+
 def test_samples_with_a_header_that_names_no_step_do_not_stop_a_run(stopped):
     (stopped / "samples.txt").write_text("=== step x\nmine\n=== step 0\na sample\n\n=== step 5\nlater\n")
     train(recipe(), stopped)
