@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 
 import glassformer as gf
-from glassformer.analysis.causal import CausalTrace, causal_trace
+from glassformer.analysis.causal import CausalTrace, Patched, average_traces, causal_trace
 from glassformer.analysis.uncertainty import mean
 from glassformer.cli import main
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.matrix import matrix
-from glassformer.render.terminal.tables import BAR, bar
+from glassformer.render.terminal.tables import BAR, bar, tables
 from glassformer.testing import close
 
 NOT_LOWERED = "The noise does not lower the"
@@ -78,6 +78,68 @@ def test_colours_of_shares_do_not_depend_on_the_largest_of_the_table() -> None:
     small = Labelled(torch.tensor([[0.04, 0.02]]), ("row", "column"))
     assert "\x1b[1;33m.040" in printed(matrix(small))
     assert "\x1b[2;33m.04" in printed(matrix(small, scale=1.0))
+
+
+def with_shares(trace: CausalTrace, share: float, spread: float = 0.0) -> CausalTrace:
+    """Return a trace whose noise takes 2 of everything, and whose every cell brings back this share of it."""
+    samples = trace.corrupt.size("sample")
+    corrupt = (trace.clean.values[:, None] - 2.0).expand(-1, samples)
+    values = corrupt[:, None, None, None] + 2 * (share + torch.linspace(-spread, spread, samples))
+    return trace.replace(
+        corrupt=dataclasses.replace(trace.corrupt, values=corrupt),
+        values=dataclasses.replace(trace.values, values=values.expand_as(trace.values.values)),
+    )
+
+
+def patched(share: float, spread: float = 0.0) -> Patched:
+    """Return a patching in which every cell carries this share of the difference."""
+    ends = [Labelled(torch.full((1, 4), value), ("metric", "batch"), {"metric": ["logit"]}) for value in (2.0, 0.0)]
+    values = (2 * (share + torch.linspace(-spread, spread, 4))).expand(1, 2, 3, 4)
+    found = Labelled(
+        values, ("metric", "layer", "pos", "batch"), {"metric": ["logit"], "layer": [0, 1], "pos": ["a", "b", "c"]}
+    )
+    return Patched(found, *ends, "denoising", 1e-3)
+
+
+STRONG, WEAK, FAINT = "\x1b[1;33m", "\x1b[2;33m.04", "\x1b[2m.80"
+
+
+def shown_traces(trace: CausalTrace) -> dict[str, tuple[Any, Any]]:
+    """Return views of traces that bring back little, and that bring back much of which nothing is sure."""
+    doubtful = average_traces([with_shares(trace, share) for share in (-0.2, 1.8)])
+    return {
+        "one": (with_shares(trace, 0.04), with_shares(trace, 0.8, 4.0)),
+        "patched": (patched(0.04), patched(0.8, 4.0)),
+        "by role": (average_traces([with_shares(trace, 0.04)] * 2), doubtful),
+    }
+
+
+@pytest.mark.parametrize("name", ["one", "by role", "patched"])
+def test_little_of_a_whole_is_pale(trace: CausalTrace, name: str) -> None:
+    shown = printed([tables(shown_traces(trace)[name][0])])
+    assert WEAK in shown and STRONG not in shown and "█" * 4 not in shown
+
+
+@pytest.mark.parametrize("name", ["one", "by role", "patched"])
+def test_much_of_which_nothing_is_sure_is_set_back(trace: CausalTrace, name: str) -> None:
+    shown = printed([tables(shown_traces(trace)[name][1])])
+    assert FAINT in shown and STRONG not in shown
+
+
+def test_cells_that_are_not_sure_are_listed_faintly(trace: CausalTrace) -> None:
+    (row, *_) = [
+        line for line in printed([tables(with_shares(trace, 0.8, 4.0))]).splitlines() if " ± " in line and "L0 " in line
+    ]
+    assert row.count("\x1b[2m") >= 2
+    (row, *_) = [
+        line for line in printed([tables(with_shares(trace, 0.8))]).splitlines() if " ± " in line and "L0 " in line
+    ]
+    assert "\x1b[2m" not in row
+
+
+def test_prompts_whose_noise_lowers_nothing_are_said_to_have_no_shares(trace: CausalTrace) -> None:
+    shown = " ".join(lines(average_traces([shifted(trace, 0.2)] * 2)))
+    assert f"{NOT_LOWERED} probability" in shown and "brought back" not in shown
 
 
 def test_a_bar_is_empty_at_nothing_and_never_longer_than_full() -> None:

@@ -144,6 +144,15 @@ def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
     assert Path("runs/recipe/step-00000001/config.json").exists()
 
 
+def test_ctrl_c_before_the_first_step_says_that_nothing_was_kept(monkeypatch, capsys):
+    def interrupted(config, folder, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
+    assert main(["train", "recipe.json"]) == 130
+    assert "glassformer train: interrupted: before anything was kept" in capsys.readouterr().err
+
+
 def process(*arguments: str, **options) -> subprocess.Popen:
     code = "import sys; from glassformer.cli import main; sys.exit(main())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

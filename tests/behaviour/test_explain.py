@@ -139,6 +139,9 @@ def test_a_head_is_named_by_the_roles_it_plays_on_random_tokens_and_else_resembl
     named = {h.label for h in found.heads for r in h.roles if r.role == "induction" and r.named}
     assert named == {"L1H3", "L1H6"}
     assert any("L1H6" in line and "induction" in line and "resembles induction" not in line for line in lines(found))
+    (role,) = (r for h in found.heads for r in h.roles if h.label == "L1H6" and r.role == "induction")
+    both = f"induction {role.score:.2f} ({role.positions}; {role.model_wide:.2f})"
+    assert any("L1H6" in line and both in line for line in lines(found, 200))
 
 
 def test_no_head_of_a_model_without_induction_heads_is_called_one() -> None:

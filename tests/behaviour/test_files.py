@@ -1,12 +1,9 @@
 """Outputs: written whole or not at all, and in place of nothing that is no regular file."""
 
-import contextlib
 import os
-import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from glassformer import files
 from glassformer.cli import main
 from glassformer.errors import SaveError
+from waiting import in_seconds
 
 LONG = "n" * 300
 
@@ -50,22 +48,6 @@ def test_links_in_a_circle_are_refused(write):
     with pytest.raises(SaveError, match='cannot write "one"'):
         write("one")
     assert Path("one").is_symlink() and Path("other").is_symlink()
-
-
-@contextlib.contextmanager
-def in_seconds() -> Iterator[None]:
-    """Fail what waits for the other end of a pipe, where it would wait for ever."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError("it waits for the other end of a pipe")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, 5)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_pipe_is_written_through_and_stays_a_pipe():

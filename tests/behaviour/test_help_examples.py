@@ -45,7 +45,7 @@ def less(verb: str, example: str) -> str:
     """Return what lets an example do as it says with less: few steps of a tuned lens, few rows, few prompts."""
     if verb == "lens" and "--train" in example:
         return " --steps 2"
-    if verb == "patch" and "--clean" not in example and "--pairs" not in example:
+    if verb in ("patch", "prune") and "--clean" not in example and "--pairs" not in example:
         return " --n 4"
     return " --rows 4" if verb == "circuits" else ""
 

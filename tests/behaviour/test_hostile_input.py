@@ -1,6 +1,8 @@
 """What nobody should give a command, case by case: numbers, names and texts that are refused in one plain sentence."""
 
+import fcntl
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,11 @@ def test_a_name_that_no_file_can_have_is_no_model(
         gf.load(name)
 
 
+def test_a_command_of_great_length_is_shown_by_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["n" * 10_000]) == 2
+    assert len(capsys.readouterr().err) < 1_500
+
+
 def test_a_name_of_great_length_is_compared_with_no_other() -> None:
     assert nearest("n" * 301, ["n" * 300]) == "" and nearest("n" * 299, ["n" * 300]) != ""
 
@@ -152,7 +159,7 @@ class Output(io.TextIOWrapper):
 
     def __init__(self, fate: OSError | None = None, encoding: str = "utf-8") -> None:
         super().__init__(io.BytesIO(), encoding)
-        self.fate = fate
+        self.fate, self.number = fate, os.open(os.devnull, os.O_RDONLY)
 
     def flush(self) -> None:
         if self.fate is not None:
@@ -160,7 +167,7 @@ class Output(io.TextIOWrapper):
         super().flush()
 
     def fileno(self) -> int:
-        raise OSError("it has no number")
+        return self.number
 
 
 @pytest.mark.parametrize(
@@ -178,8 +185,10 @@ def test_an_output_that_takes_nothing_ends_a_command(
     monkeypatch.setattr(cli, "_run", lambda verb, words: print("é") or 0)
     monkeypatch.setattr(sys, "stdout", output)
     found = main(["sites"])
-    output.fate = None
     told = capsys.readouterr().err
+    # Python tries to write the rest when it ends, and would complain a second time
+    assert bool(output.fate) == (fcntl.fcntl(output.number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY)
+    output.fate = None
     assert found == code and said in told and told.count("\n") == bool(said)
 
 

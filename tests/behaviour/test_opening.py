@@ -1,5 +1,6 @@
 """Opening what is damaged or strange: weights that are not finite, special files, other types, other formats."""
 
+import io
 import json
 import math
 import os
@@ -23,8 +24,9 @@ from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.files import json_text, reading
-from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
+from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
+from waiting import in_seconds
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -68,10 +70,16 @@ def test_weights_that_are_not_finite_are_refused_by_name_unless_they_are_allowed
     assert logits is not None and not logits.isfinite().all()
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["embed.matrix", "stack.final.weight", "stack.blocks.0.attn_norm.weight"])
-def test_any_tensor_that_is_not_finite_is_named(name: str, tmp_path: Path) -> None:
+def test_any_tensor_that_is_not_finite_is_named(name: str, stream: bool, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(f'"{name}"')):
-        gf.load(ours(tmp_path, spoilt(name)))
+        gf.load(ours(tmp_path, spoilt(name)), stream=stream)
+
+
+def test_no_beam_goes_on_from_what_is_not_finite() -> None:
+    with pytest.raises(AnalysisUnavailable, match="the next token: the model's logits here are NaN"):
+        beam_search(spoilt("embed.matrix"), [[1, 2]], n_beams=2)
 
 
 def test_numbers_too_large_for_the_type_asked_for_are_told_from_damaged_ones(tmp_path: Path) -> None:
@@ -226,7 +234,10 @@ def test_files_that_are_special_or_too_large_are_refused(
     place = folder(tmp_path)
     (place / name).unlink(missing_ok=True)
     make(place / name)
-    with pytest.raises(CheckpointError, match=r"no regular file|larger than|not a whole safetensors|does not match"):
+    with (
+        in_seconds(),
+        pytest.raises(CheckpointError, match=r"no regular file|larger than|not a whole safetensors|does not match"),
+    ):
         gf.load(place)
 
 
@@ -238,6 +249,31 @@ def test_a_file_is_read_up_to_its_bound_and_no_further(tmp_path: Path) -> None:
         reading.read(path, 9)
     with pytest.raises(OSError, match="no regular file"):
         reading.read(tmp_path, 9)
+
+
+def test_a_file_that_says_it_is_empty_is_read_up_to_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class MadeUp(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(-1 if size is None else size)
+            return b"x" * asked[-1]
+
+    path = tmp_path / "made up as it is read"
+    path.touch()
+    monkeypatch.setattr(reading, "opened", MadeUp)
+    with pytest.raises(OSError, match="larger than the 9 bytes"):
+        reading.read(path, 9)
+    assert asked == [10]
+
+
+@pytest.mark.parametrize(("name", "most"), [(CONFIG, 2**26), (INDEX, 2**26), ("tokenizer.json", 2**29)])
+def test_a_bound_is_that_of_the_kind_of_file(name: str, most: int, tmp_path: Path) -> None:
+    place = theirs(tmp_path)
+    with (place / name).open("wb") as file:
+        file.truncate(most + 1)
+    with pytest.raises(CheckpointError, match=f"larger than the {most:,} bytes"):
+        gf.load(place)
 
 
 # --- values of other types
@@ -310,6 +346,7 @@ QUANTISED = {
     "bitsandbytes, 4 bits": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "bitsandbytes, 8 bits": {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False},
     "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {}},
+    "HQQ": {"quant_method": "hqq"},
     "FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 TENSORS = {
@@ -318,6 +355,8 @@ TENSORS = {
     "bitsandbytes, 4 bits": ("weight.absmax", torch.float32),
     "compressed-tensors": ("weight_packed", torch.int32),
     "FP8 with scales": ("weight_scale_inv", torch.float32),
+    "MXFP4": ("down_proj_blocks", torch.uint8),
+    "EXL2": ("q_weight", torch.int32),
 }
 
 
@@ -328,6 +367,14 @@ def test_a_config_of_quantised_weights_is_refused_with_what_it_says(method: str,
     _write(place / CONFIG, json.dumps(said))
     message = rf"quantised weights \({method}: quantization_config\)[\s\S]*Take the checkpoint it was made\s+from"
     with pytest.raises(CheckpointError, match=message):
+        gf.load(place)
+
+
+def test_quantisation_goes_by_an_older_name_too(tmp_path: Path) -> None:
+    place = theirs(tmp_path)
+    said = json.loads((place / CONFIG).read_text()) | {"compression_config": {"quant_method": "compressed-tensors"}}
+    _write(place / CONFIG, json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"quantised weights \(compressed-tensors"):
         gf.load(place)
 
 

@@ -149,6 +149,18 @@ def test_hovering_a_picture_names_query_key_and_weight(opened: Opener) -> None:
 
 
 @browser_test
+def test_a_head_is_named_by_a_role_it_plays_in_general_and_else_resembles_it(opened: Opener) -> None:
+    payload = copy.deepcopy(document("short"))
+    for general in (0.1, 0.7):
+        for head in payload["heads"]:
+            for role in head["roles"]:
+                role |= {"score": 0.9, "model_wide": general, "named": general >= 0.4}
+        seen = opened(payload).inner_text("main")
+        told = re.findall(rf"(resembles )?induction 0\.90 \({general:.2f}\)", seen)
+        assert told and all(bool(word) == (general < 0.4) for word in told)
+
+
+@browser_test
 def test_no_token_becomes_markup_and_all_are_visible(opened: Opener) -> None:
     payload = copy.deepcopy(document("short"))
     for token, text in zip(payload["tokens"], NASTY):

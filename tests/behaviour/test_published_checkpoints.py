@@ -9,6 +9,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -295,6 +296,12 @@ def hub_error(kind: str) -> Exception:
     return error
 
 
+def refused_token(status: int) -> Exception:
+    error: Any = hub_error("HfHubHTTPError")
+    error.response = SimpleNamespace(status_code=status)
+    return error
+
+
 HUB = {
     "GatedRepoError": (UnknownModel, "is gated: accept its terms"),
     "RevisionNotFoundError": (UnknownModel, '"somebody/a-model" at revision v9: the hub has the model, but not this'),
@@ -314,6 +321,24 @@ def test_what_the_hub_refuses_is_said(kind: str, monkeypatch: pytest.MonkeyPatch
     error, message = HUB[kind]
     with pytest.raises(error) as caught:
         gf.load("somebody/a-model", revision="v9")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(401, "refuses your token"), (403, "refuses your token"), (500, "answers with an error (500)")],
+)
+def test_a_token_that_is_refused_is_told_from_other_errors(
+    status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise refused_token(status)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises((UnknownModel, CheckpointError)) as caught:
+        gf.load("somebody/a-model")
     assert message in str(caught.value)
 
 

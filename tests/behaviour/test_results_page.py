@@ -12,6 +12,7 @@ import pytest
 import torch
 from playwright.sync_api import Page
 
+from glassformer.analysis.causal import CausalTrace
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
@@ -164,6 +165,40 @@ def test_a_map_tells_the_number_under_its_cursor(opened: Opener) -> None:
     shown.keyboard.press("Shift+ArrowUp")
     assert told.inner_text() == "layer 0, head 2: −3.00"
     assert "layer L0, head H2: −3.00" in (shown.locator("canvas.map").get_attribute("aria-label") or "")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part(Result):
+    """A result that is a share of a whole."""
+
+    share: Labelled
+
+
+def last_colour(shown: Page) -> list[int]:
+    """Return the colour of the last cell of the first map."""
+    return shown.locator("canvas.map").first.evaluate(
+        "canvas => [...canvas.getContext('2d').getImageData(canvas.width - 30, canvas.height - 8, 1, 1).data]"
+    )
+
+
+@browser_test
+@pytest.mark.parametrize("prompts", [(0.04, 0.04), (-1.2, 2.8)], ids=["little of a whole", "not sure"])
+def test_a_share_is_paler_than_one_that_is_large_and_sure(prompts: tuple[float, float], opened: Opener) -> None:
+    def colour(*shares: float) -> list[int]:
+        values = torch.tensor(shares)[:, None, None].expand(-1, 2, 2)
+        return last_colour(opened([Part(Labelled(values, ("prompt", "layer", "head")))]))
+
+    assert colour(*prompts) != colour(0.8, 0.8)
+
+
+@browser_test
+@pytest.mark.parametrize("lost", [0.0, 2.0])
+def test_noise_that_lowers_nothing_is_said_to_leave_nothing_to_bring_back(lost: float, opened: Opener) -> None:
+    (trace,) = sample("tracing")
+    assert isinstance(trace, CausalTrace)
+    corrupt = trace.clean.values[:, None] - lost
+    shown = opened([trace.replace(corrupt=dataclasses.replace(trace.corrupt, values=corrupt.expand(-1, 2)))])
+    assert shown.locator("p.warning", has_text="there is nothing to bring back").count() == (lost == 0)
 
 
 @browser_test

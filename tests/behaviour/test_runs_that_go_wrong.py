@@ -16,6 +16,7 @@ from glassformer.models import RmsNorm, block, repeat
 from glassformer.training import OptimConfig, loop, read_metrics, train
 from glassformer.training.recipes import RECIPES
 from tiny_runs import DATA, MODEL, recipe
+from waiting import in_seconds
 
 STEEP = OptimConfig(lr=1e30, schedule="constant", warmup=0)
 
@@ -56,6 +57,15 @@ def test_a_run_whose_loss_is_not_finite_stops_at_the_step_and_says_what_to_chang
     assert all(name in str(error.value) for name in ("optim.lr (now 1e+30)", "optim.warmup", "optim.clip"))
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
     assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_gradient_that_is_not_finite_stops_a_run_whose_loss_is(tmp_path, monkeypatch):
+    kind = type(MODEL.build())
+    loss = kind.loss
+    # the root of nothing has an infinite slope
+    monkeypatch.setattr(kind, "loss", lambda self, *a: loss(self, *a) + (next(self.parameters()).sum() * 0).sqrt())
+    with pytest.raises(TrainingDiverged, match="in step 1: gradient norm is nan"):
+        train(recipe(), tmp_path)
 
 
 @pytest.mark.parametrize("spoil", [math.nan, math.inf])
@@ -133,11 +143,27 @@ def test_facts_that_are_no_facts_are_said(content, stopped):
         gf.load(stopped)
 
 
+def test_facts_too_large_to_be_facts_are_not_read(stopped):
+    with (stopped / "step-00000003" / "facts.json").open("wb") as file:
+        file.truncate(2**26 + 1)
+    with pytest.raises(CheckpointError, match="too large"):
+        gf.load(stopped)
+
+
 def test_a_changed_step_in_the_facts_is_noticed(stopped):
     path = stopped / "step-00000003" / "facts.json"
     path.write_text(path.read_text().replace('"step": 3', '"step": 1'))
     with pytest.raises(CheckpointError, match="do not match their digest"):
         train(recipe(), stopped)
+
+
+def test_facts_of_another_step_are_noticed(stopped):
+    from glassformer.checkpoints import run_steps
+
+    facts = run_steps.read_facts(stopped / "step-00000003")
+    (stopped / "step-00000003" / "facts.json").write_text(run_steps.facts_text(facts | {"step": 2}))
+    with pytest.raises(CheckpointError, match="they are those of step 2"):
+        gf.load(stopped)
 
 
 def test_samples_with_a_header_that_names_no_step_do_not_stop_a_run(stopped):
@@ -151,7 +177,7 @@ def test_samples_with_a_header_that_names_no_step_do_not_stop_a_run(stopped):
 def test_what_is_no_regular_file_in_a_run_folder_is_said(name, make, stopped):
     (stopped / name).unlink()
     make(stopped / name)
-    with pytest.raises(RunFolderError, match=f"{name}.*no regular file"):
+    with in_seconds(), pytest.raises(RunFolderError, match=f"{name}.*no regular file"):
         train(recipe(), stopped)
 
 
@@ -203,9 +229,13 @@ def test_a_held_out_loss_on_another_source_than_the_training_text_warns(tmp_path
     assert facts["heldout_on"] == mine
 
 
-def test_text_that_changed_while_a_run_was_stopped_warns(tmp_path):
-    mine = texts(tmp_path / "mine", "word")
-    config = recipe(model=WIDE, data=on(mine), steps=2)
+@pytest.mark.filterwarnings("ignore:training is on")
+@pytest.mark.parametrize("of_training", [True, False])
+def test_text_that_changed_while_a_run_was_stopped_warns(of_training, tmp_path):
+    mine, other = texts(tmp_path / "mine", "word"), texts(tmp_path / "other", "other")
+    config = recipe(
+        model=WIDE, data=on(mine if of_training else other), evaluate=on(other if of_training else mine), steps=2
+    )
 
     def report(progress):
         raise KeyboardInterrupt

@@ -390,6 +390,14 @@ def test_fewer_than_one_new_token_is_refused(new):
             continuation()
 
 
+def test_a_source_longer_than_the_context_is_refused_unless_one_goes_on_beyond_it() -> None:
+    model = built(ARCHITECTURES["encoder-decoder post"].replace(max_len=8))
+    source = [[1] * 9]
+    with pytest.raises(TextError, match=r"a source of 9 tokens, but the context of this model is 8; shorten"):
+        generate(model, [[1]], source=source, max_new_tokens=1)
+    assert len(generate(model, [[1]], GREEDY, source=source, max_new_tokens=1, beyond_context=True).tokens[0]) == 1
+
+
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_the_context_ends_a_text_at_its_last_token(positions):
     model = tiny(positions)
