@@ -15,6 +15,7 @@ from glassformer.errors import CheckpointError, TextError
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.provenance import Note, length_note
 from glassformer.render.terminal import lines
+from glassformer.render.terminal.tables import numbered
 
 UNKNOWN = "我爱量子力学和哲学"
 
@@ -117,3 +118,15 @@ def test_a_note_comes_back_from_json() -> None:
     note = Note("a.", "b.", "c.")
     assert Note.from_dict(json.loads(json.dumps(note.to_dict()))) == note
     assert str(note) == "a. b. c." and str(Note("a.")) == "a."
+
+
+def test_each_note_stands_on_a_line_of_its_own_below_a_result(small: Any) -> None:
+    found = logit_lens(small, "abc")
+    told = list(lines(found.noted(Note("One thing."), Note("Another thing."))))
+    assert told[-2:] == ["Note: One thing.", "Note: Another thing."]
+
+
+def test_a_long_text_is_printed_from_both_ends() -> None:
+    shown = numbered("reads", [f"w{i}" for i in range(448)]).plain
+    assert "59:w59 … 328 more … 388:w388" in shown and shown.endswith("447:w447")
+    assert "more" not in numbered("reads", ["w"] * 120).plain
