@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from typing import Any
 
 import pytest
@@ -71,13 +72,13 @@ def test_what_is_within_two_standard_errors_is_set_back_and_what_is_beyond_is_no
     share = Labelled(torch.tensor([[0.9, 0.8]]), ("row", "column"))
     error = Labelled(torch.tensor([[0.5, 0.1]]), ("row", "column"))
     shown = printed(matrix(share, scale=1.0, error=error))
-    assert "\x1b[2m.90" in shown and "\x1b[1;36m.80" in shown
+    assert "\x1b[2m.90" in shown and "\x1b[1;33m.80" in shown
 
 
 def test_colours_of_shares_do_not_depend_on_the_largest_of_the_table() -> None:
     small = Labelled(torch.tensor([[0.04, 0.02]]), ("row", "column"))
-    assert "\x1b[1;36m.040" in printed(matrix(small))
-    assert "\x1b[2;36m.04" in printed(matrix(small, scale=1.0))
+    assert "\x1b[1;33m.040" in printed(matrix(small))
+    assert "\x1b[2;33m.04" in printed(matrix(small, scale=1.0))
 
 
 def test_a_bar_is_empty_at_nothing_and_never_longer_than_full() -> None:
@@ -88,3 +89,8 @@ def test_paths_that_carry_nothing_have_no_bar(capsys: pytest.CaptureFixture[str]
     assert main(["paths", "attn-only-2l", "L1H6.k", "--n", "4"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " 0 %" in line]
     assert rows and not any("█" in line for line in rows)
+
+
+def test_a_number_and_its_error_have_the_same_decimals(trace: CausalTrace) -> None:
+    pairs = re.findall(r"(-?[\d.]+) ± ([\d.]+) ", "\n".join(lines(shifted(trace, -2.0))))
+    assert pairs and all(len(share.partition(".")[2]) == len(off.partition(".")[2]) >= 2 for share, off in pairs)
