@@ -16,7 +16,7 @@ PICTURE = Path(__file__).resolve().parent / "images" / "explain.png"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 # what the page opens with, the attribution by layer and by token, the two most telling heads, and every pattern
 LEFT_OUT = """
-nav, footer, #pipeline, #translation, #next, #lens, #words, .head:nth-child(n + 3), #attribution .card,
+nav, footer, .of, #pipeline, #translation, #next, #lens, #words, .head:nth-child(n + 3), #attribution .card,
 #attribution details, #heads > .card, #heads > .later, #heads > .later ~ * { display: none !important; }
 .frame { display: block !important; padding: 0 2rem 1.5rem !important; }
 .gloss { max-width: none !important; }

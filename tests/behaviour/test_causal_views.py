@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from typing import Any
 
 import pytest
@@ -150,3 +151,8 @@ def test_paths_that_carry_nothing_have_no_bar(capsys: pytest.CaptureFixture[str]
     assert main(["paths", "attn-only-2l", "L1H6.k", "--n", "4"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " 0 %" in line]
     assert rows and not any("█" in line for line in rows)
+
+
+def test_a_number_and_its_error_have_the_same_decimals(trace: CausalTrace) -> None:
+    pairs = re.findall(r"(-?[\d.]+) ± ([\d.]+) ", "\n".join(lines(shifted(trace, -2.0))))
+    assert pairs and all(len(share.partition(".")[2]) == len(off.partition(".")[2]) >= 2 for share, off in pairs)

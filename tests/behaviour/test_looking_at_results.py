@@ -14,9 +14,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from playwright.sync_api import Page
 
+import glassformer as gf
 from every_result import MAKERS, classes, result
 from explanations import sample
 from glassformer.analysis import run
+from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.errors import SaveError, SiteNotRead
 from glassformer.figures import drawing
 from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
@@ -328,3 +330,15 @@ def test_curves_are_told_apart_by_all_kinds_of_colour_vision() -> None:
     for matrix in seen.values():
         places = (linear @ matrix.mT).clamp(0, 1) ** (1 / 2.2)
         assert float(torch.pdist(places).min()) > 0.15
+
+
+def test_strongest_pairs_and_skip_trigrams_are_drawn_under_their_tokens() -> None:
+    model = gf.load("attn-only-1l")
+    pairs = token_pairs(model, heads=["L0H0", "L0H1"], k=3)
+    drawn = [panel.value.labels("tokens") for panel in pairs.panels()]
+    ids = pairs.rows.values[1].tolist()
+    assert [str(label).split(" → ")[0] for label in drawn[1]] == [
+        pairs.names[id].partition(":")[2].replace(" ", "·")[:7] for id in ids
+    ]
+    [panel] = skip_trigrams(model, heads=["L0H0"], k=3).panels()
+    assert all(str(label).count(" … ") == 1 and " → " in str(label) for label in panel.value.labels("tokens"))

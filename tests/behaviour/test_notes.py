@@ -18,6 +18,7 @@ from glassformer.errors import CheckpointError, DataError, TextError
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
 from glassformer.provenance import Note, gathered, length_note, outgrown_note, tell
 from glassformer.render.terminal import lines
+from glassformer.render.terminal.tables import numbered
 from glassformer.testing.models import subject
 
 UNKNOWN = "我爱量子力学和哲学"
@@ -274,3 +275,15 @@ def test_the_head_of_a_report_says_the_context_and_what_was_trained_on(trained: 
 
 def lines_of(model: Any) -> list[str]:
     return list(lines(gf.explain(model, "abc"), width=400))
+
+
+def test_each_note_stands_on_a_line_of_its_own_below_a_result(small: Any) -> None:
+    found = logit_lens(small, "abc")
+    told = list(lines(found.noted(Note("One thing."), Note("Another thing."))))
+    assert told[-2:] == ["Note: One thing.", "Note: Another thing."]
+
+
+def test_a_long_text_is_printed_from_both_ends() -> None:
+    shown = numbered("reads", [f"w{i}" for i in range(448)]).plain
+    assert "59:w59 … 328 more … 388:w388" in shown and shown.endswith("447:w447")
+    assert "more" not in numbered("reads", ["w"] * 120).plain

@@ -54,9 +54,6 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
 
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
-
-    Raises:
-        ValueError: The payload holds a number that is not finite.
     """
     return _page(payload, "explanation", f"{payload['model']['name']} explained", EXPLANATION)
 
@@ -66,9 +63,6 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
 
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
-
-    Raises:
-        ValueError: The payload holds a number that is not finite.
     """
     return _page(payload, "report", f"The circuits of {payload['model']['name']}", CIRCUITS)
 
@@ -82,7 +76,6 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
 
     Raises:
         ConfigError: There is no result, or something else among them.
-        ValueError: A number in the head is not finite.
     """
     document = results_document(results, head)
     kinds = list(dict.fromkeys(entry["result"] for entry in document["results"]))

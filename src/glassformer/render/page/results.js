@@ -49,7 +49,7 @@ function factsOf(entries, explained = () => "") {
 // mappings from names to words, such as what was left out and why
 function wordLists(result) {
   return entriesOf(result).filter(([name, value]) => value && typeof value === "object" && !Array.isArray(value) && !isTensor(value) && !isResult(value)
-    && name !== "words" && Object.keys(value).length && Object.values(value).every((v) => typeof v === "string"))
+    && !["words", "names", "output_names"].includes(name) && Object.keys(value).length && Object.values(value).every((v) => typeof v === "string"))
     .map(([name, value]) => el("details", { open: name === "left_out" }, el("summary", {}, `${sentence(name)} (${Object.keys(value).length})`),
       el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, visible(key)), ": ", inCode(words))))));
 }

@@ -76,7 +76,7 @@ function rankedTokens(result, name, columns) {
     value: values.at(head, rank) ?? 0, cells: [compact(values.at(head, rank), true)],
   });
   const list = (head) => {
-    const ranks = Array.from({ length: values.size("rank") }, (_, rank) => rank).filter((rank) => values.at(head, rank) !== null);
+    const ranks = Array.from({ length: values.shape.at(-1) }, (_, rank) => rank).filter((rank) => values.at(head, rank) !== null);
     return room(name, bars({ heads: ["tokens", name], rows: ranks.slice(0, MOST_BARS).map((rank) => row(head, rank)), isSigned: true }));
   };
   const shown = el("div", {}, list(0));
