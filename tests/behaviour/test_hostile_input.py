@@ -100,6 +100,12 @@ def test_a_name_that_no_file_can_have_is_no_model(
         gf.load(name)
 
 
+def test_a_command_names_the_folder_that_is_nearly_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("of-mine").mkdir()
+    assert main(["sites", "./of-mne"]) == 2
+    assert 'no folder "./of-mne". Nearest: "./of-mine"' in capsys.readouterr().err
+
+
 def test_a_command_of_great_length_is_shown_by_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["n" * 10_000]) == 2
     assert len(capsys.readouterr().err) < 1_500
@@ -190,6 +196,19 @@ def test_an_output_that_takes_nothing_ends_a_command(
     assert bool(output.fate) == (fcntl.fcntl(output.number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY)
     output.fate = None
     assert found == code and said in told and told.count("\n") == bool(said)
+
+
+class Closed(io.StringIO):
+    """An output whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_console_leaves_it_to_the_command_how_a_closed_output_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        Console().print("a")
 
 
 # --- standard input

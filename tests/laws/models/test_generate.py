@@ -360,6 +360,8 @@ def test_more_tokens_than_learned_positions_are_refused_before_any_work() -> Non
     model = built(ARCHITECTURES["learned"].replace(max_len=8))
     with pytest.raises(TextError, match="max_len=8 only; ask for at most 6 new ones"):
         stream(model, [[1, 2, 3]], max_new_tokens=7)
+    with pytest.raises(TextError, match="learned positions"):
+        stream(model, [[1, 2, 3]], max_new_tokens=7, beyond_context=True)
     assert len(generate(model, [[1, 2, 3]], GREEDY, max_new_tokens=6).tokens[0]) == 6
 
 
