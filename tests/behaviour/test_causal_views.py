@@ -94,12 +94,14 @@ def with_shares(trace: CausalTrace, share: float, spread: float = 0.0) -> Causal
 
 def patched(share: float, spread: float = 0.0) -> Patched:
     """Return a patching in which every cell carries this share of the difference."""
-    ends = [Labelled(torch.full((1, 4), value), ("metric", "batch"), {"metric": ["logit"]}) for value in (2.0, 0.0)]
+    clean, corrupt = (
+        Labelled(torch.full((1, 4), value), ("metric", "batch"), {"metric": ["logit"]}) for value in (2.0, 0.0)
+    )
     values = (2 * (share + torch.linspace(-spread, spread, 4))).expand(1, 2, 3, 4)
     found = Labelled(
         values, ("metric", "layer", "pos", "batch"), {"metric": ["logit"], "layer": [0, 1], "pos": ["a", "b", "c"]}
     )
-    return Patched(found, *ends, "denoising", 1e-3)
+    return Patched(found, clean, corrupt, "denoising", 1e-3)
 
 
 STRONG, WEAK, FAINT = "\x1b[1;33m", "\x1b[2;33m.04", "\x1b[2m.80"

@@ -158,4 +158,4 @@ def test_batch_axes_broadcast_as_those_of_tensors_do():
     with pytest.raises(ShapeMismatch, match="do not broadcast"):
         Factored(torch.ones(2, 2, 3), torch.ones(3, 3, 4))
     with pytest.raises(ShapeMismatch, match="do not broadcast"):
-        Factored(torch.ones(2, 2, 3), torch.ones(3, 4)) + Factored(torch.ones(3, 2, 3), torch.ones(3, 4))
+        _ = Factored(torch.ones(2, 2, 3), torch.ones(3, 4)) + Factored(torch.ones(3, 2, 3), torch.ones(3, 4))
