@@ -67,7 +67,7 @@ def checked(function: F) -> F:
     if isinstance(function, type):
         made: Any = function
         made.__init__ = checked(made.__init__)
-        return function
+        return cast(F, made)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
