@@ -114,7 +114,8 @@ def test_a_digest_is_computed_once_until_a_weight_changes(monkeypatch: pytest.Mo
     monkeypatch.setattr(digests, "_computed", lambda model: hashed.append(model) or computed(model))
     assert model.digest() == model.digest() == logit_lens(model, "abc").provenance.digest  # type: ignore[union-attr]
     assert len(hashed) == 1
-    first, model.embed.matrix = model.digest(), torch.nn.Parameter(model.embed.matrix.detach() + 1)
+    # another matrix in its place, which was written to as often
+    first, model.embed.matrix = model.digest(), made(1).embed.matrix
     assert model.digest() != first and len(hashed) == 2
 
 

@@ -17,6 +17,17 @@ def test_a_type_goes_by_its_name(name: str) -> None:
     assert number_type(name) is number_type(f"torch.{name}") is number_type(getattr(torch, name)) is TYPES[name]
 
 
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        *[("half", "float16"), ("fp16", "float16"), ("bf16", "bfloat16"), ("float", "float32"), ("fp32", "float32")],
+        *[("double", "float64"), ("fp64", "float64")],
+    ],
+)
+def test_a_type_goes_by_what_it_is_called_for_short(short: str, name: str) -> None:
+    assert number_type(short) is TYPES[name]
+
+
 def test_a_model_is_saved_loaded_and_counted_in_a_type_by_name(tmp_path: Path) -> None:
     model = gf.load("gpt-4l")
     gf.save(model, tmp_path, dtype="bfloat16")

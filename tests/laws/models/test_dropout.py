@@ -6,11 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from glassformer.attention import Attention, Differential, Lightning, Linear, MixerConfig, Rope, Softmax
-from glassformer.errors import ConfigError
-from glassformer.models import DecoderConfig, EncoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block
+from glassformer.attention import Attention, Differential, Lightning, Linear, MixerConfig, Rope, Softmax, Traits
+from glassformer.errors import ConfigError, NoPattern
+from glassformer.models import (
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    LayerNorm,
+    Learned,
+    Mlp,
+    ModelConfig,
+    block,
+)
 from glassformer.models.evaluation import evaluating
-from glassformer.models.presets import transformer_base
+from glassformer.models.presets import transformer_base, transformer_big
 from glassformer.testing import close
 from glassformer.testing.sub_layer_laws import tokens
 from glassformer.trace import Tape
@@ -83,6 +92,14 @@ def test_dropout_on_embeddings_is_on_token_plus_position(kind: str) -> None:
     close(entered, F.dropout(token + position, 0.5))
 
 
+def test_dropout_on_embeddings_is_behind_their_norm() -> None:
+    model = decoder().replace(embed_norm=LayerNorm(), embed_dropout=0.5).build().double().train()
+    _, tape = run(model, tokens(2, 7), "embed.token", "blocks.0.resid_pre")
+    torch.manual_seed(3)
+    normed: Any = model.embed.norm
+    close(tape["blocks.0.resid_pre"].values, F.dropout(normed(tape["embed.token"].values), 0.5))
+
+
 def test_nothing_is_dropped_in_evaluation() -> None:
     config = decoder(attn_dropout=0.4, dropout=0.2).replace(embed_dropout=0.3)
     attention, mlp = config.layers[0].parts
@@ -103,6 +120,8 @@ def test_the_preset_of_the_paper_drops_what_sub_layers_write_and_what_enters_the
     model(tokens(1, 4), tokens(1, 3, 1))
     # source and target, two sub-layers in each block of the encoder, three in each of the decoder
     assert rates == [0.1] * (2 + 6 * 2 + 6 * 3)
+    big = transformer_big(11)
+    assert {big.embed_dropout, *(block.dropout for block in big.encoder_layers + big.decoder_layers)} == {0.3}
 
 
 @pytest.mark.parametrize("kind", EMBEDDED)
@@ -119,6 +138,25 @@ def test_an_evaluation_drops_nothing_whatever_mode_the_model_is_in(kind: str) ->
     with evaluating(model):
         assert torch.equal(model(*args), expected)
     assert not torch.equal(model(*args), expected)
+
+
+@pytest.mark.parametrize("mixer", [Linear(), Lightning(chunk=2)], ids=lambda mixer: mixer.kind)
+def test_a_state_without_keys_refuses_dropout_on_weights_that_it_does_not_have(mixer: MixerConfig) -> None:
+    model = decoder(mixer, attn_dropout=0.4).build().double()
+    state, after = model.eval().begin(2), tokens(2, 3)
+    model(after, state=state)
+    model.train()
+    with pytest.raises(NoPattern, match="no pattern here"):
+        model(after, state=state)
+    with evaluating(model):
+        model(after, state=state)
+
+
+def test_no_mechanism_without_a_pattern_takes_dropout_on_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Softmax, "traits", Traits(linear_in_value="no"))
+    assert Attention(2, mixer=Softmax()).dropout == 0
+    with pytest.raises(ConfigError, match="use the dropout of the block"):
+        Attention(2, mixer=Softmax(), dropout=0.1)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

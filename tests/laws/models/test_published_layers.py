@@ -41,7 +41,8 @@ def test_an_explanation_of_bare_layers_says_so_once() -> None:
     bare, published = block(Differential(), n_heads=2), published_block(Differential(), 0, n_heads=2)
     for layers, expected in (((bare, bare), 1), ((published,), 0)):
         found = gf.explain(DecoderConfig(10, 16, layers).build(), [1, 2, 3])
-        assert sum("is not the layer of its mechanism's paper" in note.seen for note in found.notes) == expected
+        said = [note.seen for note in found.notes if "is not the layer of its mechanism's paper" in note.seen]
+        assert len(said) == expected and all("blocks.0.attn (and 1 more layers)" in words for words in said)
 
 
 def test_a_bare_lightning_layer_says_that_norm_and_gate_are_missing() -> None:

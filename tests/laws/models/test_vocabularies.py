@@ -14,12 +14,14 @@ import glassformer as gf
 from glassformer import analysis, weights
 from glassformer.analysis import vocabulary
 from glassformer.checkpoints.own import digest_of
+from glassformer.cli.options import PromptOptions
+from glassformer.cli.prompts import prompts_of
 from glassformer.data import Batch, ModularAddition, ModularSum, Pair, Pairs
 from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, DataError, TextError, TokenOutOfRange
 from glassformer.handmade import HeadMatrices, assemble
-from glassformer.models import DecoderConfig, LayerNorm, Mlp, ModelConfig, block
+from glassformer.models import DecoderConfig, LayerNorm, Mlp, ModelConfig, Sampling, block
 from glassformer.models.accounting import count_flops, count_parameters
 from glassformer.models.beam import beam_search
 from glassformer.models.generate import generate
@@ -207,6 +209,21 @@ NEED_ONE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# what else these are asked of is looked at afterwards
+UNREAD: Any = None
+NEED_ONE_FIRST: dict[str, Callable[[Any], Any]] = {
+    "short_circuit": lambda m: analysis.behaviour.short_circuit(m, UNREAD),
+    "crossed_cost": lambda m: vocabulary.crossed_cost(m, UNREAD, ids()),
+    "pairs of a task": lambda m: prompts_of(m, PromptOptions(task="induction")),
+}
+
+
+@pytest.mark.parametrize("name", NEED_ONE_FIRST)
+def test_a_model_of_two_vocabularies_is_refused_before_anything_else_is_looked_at(name: str) -> None:
+    with pytest.raises(AnalysisUnavailable, match=r"of one vocabulary \(11\) and its logits are of another \(7\)"):
+        NEED_ONE_FIRST[name](subject("classifier").model)
+
+
 @pytest.mark.parametrize("name", NEED_ONE)
 def test_what_takes_both_ends_for_the_same_tokens_is_unavailable_and_says_so(name: str) -> None:
     with pytest.raises(AnalysisUnavailable, match=r"of one vocabulary \(11\) and its logits are of another \(7\)"):
@@ -258,11 +275,32 @@ def test_answers_are_given_and_shown_by_the_names_of_the_outputs() -> None:
     found = gf.explain(model, "b a")
     assert (found.answer.text, found.tokens[0].text) == ("high", "b")
     assert {c.text for c in found.next_token.candidates} == set(CLASSES)
-    assert any("3 tokens that are predicted are not the 4" in str(note) for note in found.notes)
+    assert found.pipeline[-1].name == "probabilities" != gf.explain(subject("gpt2").model, [1, 2]).pipeline[-1].name
+    assert any("3 tokens that are predicted are not the 4" in note.seen for note in found.notes)
     with pytest.raises(TextError, match="outside the vocabulary"):
         analysis.lens.logit_lens(model, "b a", answer="b")
     grid = analysis.lens.lens_grid(model, "b a", k=1)
     assert set(grid.words.values()) <= set(CLASSES)
+
+
+def test_no_output_was_there_before_in_the_text() -> None:
+    # `d` is the fourth of the tokens that are read, and there are three outputs
+    plain, penalised = (
+        gf.explain(classified(), "b d", sampling=Sampling(repetition_penalty=penalty)) for penalty in (1.0, 4.0)
+    )
+    assert plain.sampling is not None and penalised.sampling is not None
+    assert penalised.sampling.steps[-1].candidates == plain.sampling.steps[-1].candidates
+
+
+def test_what_layers_read_is_compared_for_tokens_that_are_no_outputs() -> None:
+    model = ARCHITECTURES["attention_only"].replace(output_vocab_size=7).build().double().eval()
+    one = ARCHITECTURES["attention_only"].build().double().eval()
+    assert not model.one_vocabulary() and one.one_vocabulary()
+    own = {name: value for name, value in one.state_dict().items() if name.startswith("unembed")}
+    one.load_state_dict(model.state_dict() | own)
+    found, expected = (analysis.from_weights.matching_trace(each) for each in (model, one))
+    assert bool(found.ratio.values.isfinite().any())
+    torch.testing.assert_close(found.ratio.values, expected.ratio.values, equal_nan=True)
 
 
 def test_where_outputs_have_no_names_their_ids_are_shown() -> None:
@@ -375,3 +413,5 @@ def test_a_target_beyond_the_outputs_is_refused_in_words() -> None:
     with pytest.raises(TokenOutOfRange, match="target 9, outside what the model predicts: 0 to 6"):
         batch.check_targets(7)
     Batch(batch.tokens, copy.copy(batch.targets), batch.weight).check_targets(10)
+    with pytest.raises(TokenOutOfRange, match="target -1, outside what the model predicts: 0 to 9"):
+        dataclasses.replace(batch, targets=batch.targets.sub(3)).check_targets(10)

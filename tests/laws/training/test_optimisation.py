@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from glassformer.attention import Attention, Separate
 from glassformer.data import Batch, Copy
+from glassformer.errors import ConfigError
 from glassformer.models import DecoderConfig, LabelSmoothing, LayerNorm, Learned, Mlp, block, repeat
 from glassformer.testing import close
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
@@ -97,6 +98,24 @@ def test_the_two_forms_of_smoothing_are_one_at_rates_that_give_the_others_the_sa
     vocab, logits, ids = 7, torch.randn(5, 7, dtype=torch.float64), torch.randint(0, 7, (5,))
     shared = LabelSmoothing(rate).losses(logits, ids)
     close(LabelSmoothing(rate * (vocab - 1) / vocab, over="others").losses(logits, ids), shared)
+
+
+def test_where_the_right_token_is_an_excluded_one_all_that_is_taken_from_it_is_shared():
+    logits, ids = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 4])
+    log_prob = logits.log_softmax(-1)
+    found = LabelSmoothing(0.3, over="others", excluded=(0, 1)).losses(logits, ids)
+    # 0 and 1 have no share; neither has the right token, which of the last row is one more
+    for row, sharing in enumerate(([2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 5])):
+        close(found[row], -0.7 * log_prob[row, ids[row]] - 0.3 * log_prob[row, sharing].mean())
+
+
+def test_shares_that_nobody_or_nobody_there_could_have_are_refused():
+    logits, ids = torch.randn(3, 4), torch.tensor([0, 1, 3])
+    with pytest.raises(ConfigError, match='belongs to over="others"'):
+        LabelSmoothing(0.1, excluded=(0,))
+    for excluded in ((4,), (-1,), (0, 1, 2)):
+        with pytest.raises(ConfigError, match="leaves no other of 4 tokens, or names one outside"):
+            LabelSmoothing(0.1, over="others", excluded=excluded).losses(logits, ids)
 
 
 @pytest.mark.parametrize("smoothing", [0.1, LabelSmoothing(0.1, over="others", excluded=(0,))])
