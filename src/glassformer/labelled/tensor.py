@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from glassformer import figures
-from glassformer.arguments import checked
+from glassformer.arguments import check
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.numerics.indices import asked, entries, located
 
 Coordinate = str | int | float
 
 
-@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labelled:
     """A tensor whose axes have names and, where it helps, coordinates.
@@ -41,6 +40,7 @@ class Labelled:
     of: str = ""
 
     def __post_init__(self) -> None:
+        check(Labelled, (self.values, self.axes, self.coords, self.of), {})
         if len(self.axes) != self.values.ndim:
             raise ShapeMismatch(f"{len(self.axes)} axis names {self.axes} for a tensor of shape {self.shape}.")
         for axis, labels in self.coords.items():
