@@ -163,13 +163,19 @@ def _fits_generic(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if hasattr(value, "tolist") and (origin is Iterable or type(value).__module__ == "numpy"):
         value = value.tolist()
     if isinstance(value, str | bytes | Mapping):
-        return False
+        # what may hold anything is judged by whom it is given to
+        return inner[0] is Any and isinstance(value, origin)
     if issubclass(origin, tuple) and inner[-1:] != (...,):
         return isinstance(value, tuple | list) and len(value) == len(inner) and all(map(fits, value, inner))
     if not isinstance(value, tuple | list if issubclass(origin, tuple) else origin):
         return False
     # what is read once, such as a generator, is left to its reader
-    return not isinstance(value, list | tuple | set | frozenset) or all(fits(one, inner[0]) for one in value)
+    return not isinstance(value, list | tuple | set | frozenset) or all(_fits_entry(one, inner[0]) for one in value)
+
+
+def _fits_entry(value: Any, hint: Any) -> bool:
+    # a list of truths where indices are due is a mask
+    return fits(value, hint) or (_is_truth(value) and int in (hint, *get_args(hint)))
 
 
 def _is_whole(value: Any) -> bool:

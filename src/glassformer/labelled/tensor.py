@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from glassformer import figures
+from glassformer.arguments import check
 from glassformer.errors import MissingExtra, ShapeMismatch, UnknownAxis, nearest
 from glassformer.numerics.indices import asked, entries, located
 
@@ -39,6 +40,12 @@ class Labelled:
     of: str = ""
 
     def __post_init__(self) -> None:
+        values: Any = self.values
+        axes: Any = self.axes
+        coords: Any = self.coords
+        # one is made for each site that is read: looked at closely only where it must be refused
+        if not (isinstance(values, Tensor) and isinstance(axes, tuple) and isinstance(coords, Mapping)):
+            check(Labelled, (values, axes, coords, self.of), {})
         if len(self.axes) != self.values.ndim:
             raise ShapeMismatch(f"{len(self.axes)} axis names {self.axes} for a tensor of shape {self.shape}.")
         for axis, labels in self.coords.items():

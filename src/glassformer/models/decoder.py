@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.arguments import checked
 from glassformer.config import require
 from glassformer.models.block import BlockConfig
 from glassformer.models.embedding import Embedding, PositionEmbedding, Unembedding
@@ -19,7 +18,6 @@ from glassformer.models.stack import Stack, State, make_context
 from glassformer.trace import Tape
 
 
-@checked
 @dataclass(frozen=True)
 class DecoderConfig(ModelConfig, kind="decoder"):
     """A decoder-only transformer.

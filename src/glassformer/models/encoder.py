@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from glassformer.arguments import checked
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.block import BlockConfig, check_reads_both_ways
@@ -24,7 +23,6 @@ from glassformer.models.stack import Stack, make_context
 from glassformer.trace import Tape
 
 
-@checked
 @dataclass(frozen=True)
 class EncoderConfig(ModelConfig, kind="encoder"):
     """An encoder-only transformer.

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.config import require
 from glassformer.models.block import BlockConfig, check_reads_both_ways
@@ -20,7 +19,6 @@ from glassformer.models.stack import Stack, State, make_context, with_source
 from glassformer.trace import Tape
 
 
-@checked
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ModelConfig, kind="encoder_decoder"):
     """An encoder-decoder transformer; both sides share one vocabulary unless told otherwise.

@@ -22,7 +22,7 @@ from glassformer.analysis.circuits._graph import CircuitGraph, Edge
 from glassformer.analysis.circuits._two_runs import two_runs
 from glassformer.analysis.contrasts import PromptPairs
 from glassformer.analysis.question import question
-from glassformer.arguments import Count
+from glassformer.arguments import Natural
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -109,7 +109,7 @@ def faithfulness(
     *,
     always: Iterable[str] = (),
     off: Off = "corrupt",
-    knockouts: Count | Sequence[Iterable[Member]] | None = None,
+    knockouts: Natural | Sequence[Iterable[Member]] | None = None,
     seed: int = 0,
     report: Callable[[int, int], None] | None = None,
 ) -> Faithfulness:

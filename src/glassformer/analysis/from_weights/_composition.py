@@ -36,7 +36,7 @@ from glassformer.analysis.from_weights._reads_and_writes import (
     sides,
 )
 from glassformer.analysis.question import question
-from glassformer.arguments import Count
+from glassformer.arguments import Natural
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Model, SubLayer
@@ -131,7 +131,7 @@ def composition(
     without_top: bool = False,
     covariance: Covariance | None = None,
     exact: bool | None = None,
-    draws: Count = 128,
+    draws: Natural = 128,
     seed: int = 0,
     budget: int = BUDGET,
 ) -> Composition:

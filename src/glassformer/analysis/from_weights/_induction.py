@@ -37,7 +37,7 @@ from glassformer.analysis.from_weights._selection import LeftOut, labels_of, lay
 from glassformer.analysis.from_weights._token_reads import Through, TokenReads, TokenSums, by_position
 from glassformer.analysis.heads._roles import head_scores
 from glassformer.analysis.question import question
-from glassformer.arguments import Count
+from glassformer.arguments import Count, Natural
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.numerics import decompositions
@@ -176,7 +176,7 @@ def induction_circuits(
     tokens: Int[Tensor, " n"] | Sequence[int] | None = None,
     offsets: Iterable[int] = range(1, 33),
     most: Count = 16,
-    draws: Count = 128,
+    draws: Natural = 128,
     seed: int = 0,
 ) -> InductionCircuits:
     """Look for induction circuits in weights, running no text.

@@ -23,7 +23,7 @@ from glassformer.analysis.lens._logit_lens import kl_bits, read_logits
 from glassformer.analysis.lens._tuned import TunedLens, last_site, translated
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import question
-from glassformer.arguments import Amount, Count, Several, Share
+from glassformer.arguments import Amount, Count, Natural, Several, Share
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -57,11 +57,11 @@ class LensDivergence(Result):
 @question("Which maps make early layers readable?", of="texts")
 def fit_tuned_lens(
     model: ModelLike,
-    batches: Several[Any],
+    batches: Sequence[Any],
     *,
     sites: Several[str] | None = None,
     start: Literal["zero", "ridge"] = "zero",
-    steps: Count = 250,
+    steps: Natural = 250,
     tokens: Count = 2048,
     lr: Amount = 1.0,
     momentum: Share = 0.9,

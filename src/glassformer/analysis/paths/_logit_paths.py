@@ -11,7 +11,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.frozen._stack import Step, Steps, step_sites, steps_of
 from glassformer.analysis.prepare import answer_id
 from glassformer.analysis.question import question
-from glassformer.arguments import Natural, Several
+from glassformer.arguments import Natural
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 
@@ -170,7 +170,7 @@ def path_sources(
     text: Any = None,
     target: Any = None,
     *,
-    heads: Several[str],
+    heads: Sequence[str],
     answer: str | int | None = None,
     against: str | int | None = None,
     position: int = -1,
