@@ -42,6 +42,15 @@ def test_a_link_to_nothing_yet_makes_its_target():
 
 
 @pytest.mark.parametrize("write", [files.check_writable, lambda path: files.write(path, "")])
+def test_a_link_to_where_nothing_can_be_is_refused(write):
+    Path("file").write_text("in the way")
+    Path("link").symlink_to("file/target")
+    with pytest.raises(SaveError, match='cannot write "link'):
+        write("link")
+    assert Path("link").is_symlink() and Path("file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("write", [files.check_writable, lambda path: files.write(path, "")])
 def test_links_in_a_circle_are_refused(write):
     Path("one").symlink_to("other")
     Path("other").symlink_to("one")
@@ -100,7 +109,8 @@ def test_a_device_that_takes_nothing_is_an_error_and_stays_a_device():
 def test_a_document_sent_to_standard_output_follows_what_was_printed_before():
     code = "from glassformer import files; print('before'); files.write('/dev/stdout', 'document'); print('after')"
     with Path("out").open("wb") as out:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        # held back until it is flushed, whatever the tests themselves run under
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""}
         assert subprocess.run([sys.executable, "-c", code], stdout=out, env=environment).returncode == 0
     assert Path("out").read_text() == "before\ndocumentafter\n"
 
