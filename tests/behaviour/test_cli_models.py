@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from glassformer.attention import Differential
 from glassformer.checkpoints import save
 from glassformer.cli import main
 from glassformer.data import bytes_tokenizer, word_tokenizer
@@ -58,6 +59,17 @@ def test_params_writes_the_numbers_as_json(tmp_path: Path, capsys: pytest.Captur
         "convolution": 16,
         "convolution, dilated": 4,
     }
+
+
+def test_params_says_where_a_layer_is_not_that_of_its_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = DecoderConfig(10, 16, (block(Differential(), n_heads=2),))
+    save(bare.build(), tmp_path / "bare")
+    assert main(["params", str(tmp_path / "bare"), "--json", str(tmp_path / "found.json")]) == 0
+    words = bare.departures()["blocks.0.attn"]
+    assert f"blocks.0.attn is not the layer of its paper: {'; '.join(words)}." in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.json").read_text())["departures"] == {"blocks.0.attn": words}
+    assert main(["params", "attention-only-1l"]) == 0
+    assert "is not the layer of its paper" not in capsys.readouterr().out
 
 
 def test_params_refuses_before_any_work_when_the_file_cannot_be_written(

@@ -147,6 +147,7 @@ def test_scores_of_an_encoders_heads_leave_its_padding_out(side: str) -> None:
         padded[~mask_of(side).bool()] = other
         run = gf.run(model, padded, target, mask=mask_of(side), read="*")
         found.append([numbers(heads.head_roles(run, stack="encoder")), numbers(subspaces.kurtosis(run))])
+        found[-1].append(numbers(subspaces.stream_dimensions(run)))
     assert found[0] == found[1]
 
 

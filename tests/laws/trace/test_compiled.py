@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from glassformer.models import DecoderConfig, Mlp, block
+from glassformer.models.evaluation import evaluating
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, subject
 from glassformer.trace import Add, Apply, At, Scale, Set
@@ -38,6 +40,18 @@ def test_compiled_equals_eager_without_a_tape(name: str) -> None:
     model.model, plain = compiled(model.model), model.model
     close(model(), expected)
     assert plain is not model.model
+
+
+def test_an_evaluation_of_a_compiled_model_drops_nothing() -> None:
+    model = DecoderConfig(11, 8, (block(n_heads=2, mlp=Mlp(8, dropout=0.5), dropout=0.5),)).build().double()
+    ids = torch.arange(8)[None]
+    expected = model.eval()(ids)
+    fast = compiled(model.train())
+    assert not torch.equal(fast(ids), expected)
+    with evaluating(fast):
+        close(fast(ids), expected)
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(fast(ids), expected)
 
 
 @every

@@ -32,6 +32,18 @@ def norm(x: torch.Tensor) -> torch.Tensor:
     return (torch.linalg.matrix_norm(x, 1) * torch.linalg.matrix_norm(x, torch.inf)).sqrt()
 
 
+@pytest.mark.parametrize(("name", "stack"), [("gpt2", None), ("translator_pre", "encoder"), ("translator_pre", None)])
+def test_padded_rows_count_as_they_do_alone(name: str, stack: str | None) -> None:
+    model, rows = subject(name).model, [[3, 5, 7, 9, 2], [4, 4, 8]]
+    targets: list[Any] = [None, None] if model.source is None else [[[1, 2, 3, 4]], [[6, 7, 8, 9]]]
+    both = None if model.source is None else [*targets[0], *targets[1]]
+    padded = rank_of_stream(model, rows, target=both, stack=stack, initial=None)
+    alone = [rank_of_stream(model, r, target=t, stack=stack, initial=None) for r, t in zip(rows, targets)]
+    for found, one, other in ((padded.ratio, alone[0].ratio, alone[1].ratio),
+                              (padded.effective_rank, alone[0].effective_rank, alone[1].effective_rank)):  # fmt: skip
+        close(found.values, (one.values + other.values) / 2)
+
+
 @given(seeds)
 def test_the_ratio_is_zero_for_equal_rows_and_that_of_the_norms_otherwise(seed: int) -> None:
     x = stream(1, 6, seed)[0]
