@@ -1,6 +1,7 @@
 """A right call of every public analysis, and of what stands around them, on tiny models: what misuse starts from."""
 
 import inspect
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -23,6 +24,8 @@ from tiny_runs import recipe
 IDS = torch.tensor([[5, 9, 3, 7, 2]])
 OTHERS = torch.cat((IDS, (IDS + 1) % 11))
 ROWS = next_token_batch(OTHERS)
+# of folders, none of which is written twice
+_NUMBERS = itertools.count()
 VECTOR = torch.ones(16)
 
 
@@ -177,7 +180,8 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("load", gf.load, lambda: {"name": folder() / "model"}),
             ("save", gf.save, lambda: {"model": model(), "folder": folder() / "saved"}),
             ("convert", checkpoints.convert, lambda: {
-                "source": folder() / "model", "folder": folder() / "converted", "to": "transformer-lens"}),
+                "source": folder() / "model", "folder": folder() / f"converted-{next(_NUMBERS)}",
+                "to": "transformer-lens"}),
             ("config_of", checkpoints.config_of, lambda: {"name": folder() / "model"}),
             ("open_folder", checkpoints.open_folder, lambda: {"folder": folder() / "model"}),
             ("weights.of", weights.of, lambda: {"model": model()}),
@@ -202,7 +206,7 @@ def _edited(site: Any, value: Any, at: Any) -> Any:
     return gf.run(model(), IDS, edit=gf.Add(site, value, at=at))
 
 
-def _read(site: Any, at: Any, reduce: Any = None) -> Any:
+def _read(site: Any, at: Any, reduce: Callable[..., Any] | None = None) -> Any:
     return gf.run(model(), IDS, read=gf.Read(site, at, reduce))
 
 

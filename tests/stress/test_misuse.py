@@ -102,7 +102,7 @@ def test_a_wrong_argument_works_or_is_refused_by_a_public_error(
     monkeypatch.chdir(tmp_path)
     made, names = dict[str, Call](), sorted(set(calls()) - (set() if trials.full else SLOW))
     with lifted():
-        for seed in trials(quick=400, sweep=8000):
+        for seed in trials(quick=200, sweep=8000):
             draw = random.Random(seed)
             name = draw.choice(names)
             if name not in made:

@@ -24,6 +24,11 @@ def standard_error(per_prompt: Labelled) -> Labelled:
     return _over_batch(per_prompt, error.masked_fill(count < 2, torch.nan))
 
 
+def deviation(values: Tensor) -> Tensor:
+    """Return the standard deviation along the last axis; NaN for fewer than two values, of which torch warns."""
+    return values.std(-1) if values.shape[-1] > 1 else values.new_full(values.shape[:-1], torch.nan)
+
+
 def interval(per_prompt: Labelled, *, level: float = 0.95, seed: int = 0, draws: int = 1000) -> Labelled:
     """Return the confidence interval of the mean, an axis `bound` in front: prompts drawn again, with replacement.
 

@@ -16,6 +16,7 @@ from glassformer.analysis.components import bias_of, head_labels
 from glassformer.analysis.frozen._norm import FrozenNorm
 from glassformer.analysis.frozen._pull_back import carried_down
 from glassformer.analysis.prepare import prepare
+from glassformer.analysis.uncertainty import deviation
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.data import Batch
 from glassformer.labelled import Coordinate, Labelled
@@ -163,7 +164,7 @@ def averaged(blocks: list[Block], clean: Sequence[Measured]) -> dict[str, Labell
     found = {"by_depth": Labelled(table.cpu(), ("depth", "measure"), {"depth": labels, "measure": measures})}
     names = list(clean[0].parts)
     parts = torch.stack([torch.cat([known.parts[name] for known in clean]) for name in names]).cpu()
-    sums = {"contributions": parts.mean(-1), "negative": parts.clamp_max(0).mean(-1), "spread": parts.std(-1)}
+    sums = {"contributions": parts.mean(-1), "negative": parts.clamp_max(0).mean(-1), "spread": deviation(parts)}
     found |= {name: Labelled(values, ("component",), {"component": names}) for name, values in sums.items()}
     heads = list(clean[0].heads)
     counts = torch.tensor([float(known.counted.sum()) for known in clean], dtype=torch.float64)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from glassformer.analysis.losses import joined, losses_of
 from glassformer.analysis.question import question
+from glassformer.analysis.uncertainty import deviation
 from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
@@ -241,7 +242,7 @@ def _summary(
 
     def by_count(values: Float[Tensor, "layers sequence"], *, spread: bool = False) -> Labelled:
         groups = [values[:, planted.counts == count] for count in counts]
-        found = [group.std(-1) / group.shape[1] ** 0.5 if spread else group.mean(-1) for group in groups]
+        found = [deviation(group) / group.shape[1] ** 0.5 if spread else group.mean(-1) for group in groups]
         return Labelled(torch.stack(found, -1), ("layers", "count"), {"layers": names, "count": counts})
 
     counted, rows = weight.to(dtype), len(weight)

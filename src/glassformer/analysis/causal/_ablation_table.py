@@ -50,7 +50,7 @@ class AblationTable(Result):
         values: `metric kind part batch`; resampled values are means over the draws. NaN where a prompt is too short to
             have the position.
         whole: Of the whole model, `metric batch`.
-        reference: Prompts that means were taken over.
+        reference: Prompts that means were taken over, at their real positions: padding does not count.
         mean_over: `position` or `all`.
         draws: How often each value was resampled.
         seed: Source of the draws.
@@ -138,7 +138,7 @@ def ablation_table(
             parts (`L1H6`, `L0 attn`, `L0 mlp`, `L0N12`); a `SiteGrid`; several of these; or sets of labels by name,
             each set ablated together: `{"induction": ["L1H6", "L1H3"]}`.
         kinds: Of ablation; by default all that the prompts allow (resampling takes at least two).
-        reference: Prompts that means are taken over; by default `inputs`.
+        reference: Prompts that means are taken over, at their real positions alone; by default `inputs`.
         mean_over: Means at each position by itself, which takes references of the same length and ought to have the
             same kind of token there, or over all positions.
         positions: Where parts are replaced; everywhere by default.
