@@ -200,7 +200,7 @@ def test_results_of_a_pass_that_is_not_finite_hold_null() -> None:
 
 def test_json_is_written_in_one_place() -> None:
     source = Path(gf.__file__).parent
-    others = [path for path in source.rglob("*.py") if path.name != "json_text.py"]
+    others = [path for path in source.rglob("*.py") if path.name != "as_json.py"]
     assert [path.name for path in others if re.search(r"json\w*\.dumps?\(", path.read_text("utf-8"))] == []
 
 
