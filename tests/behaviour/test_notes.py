@@ -10,7 +10,7 @@ import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import main
-from glassformer.data import bytes_tokenizer, marks
+from glassformer.data import Tokenizer, bytes_tokenizer, marks
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.provenance import Note, gathered, length_note, tell
@@ -119,16 +119,19 @@ def test_a_tokenizer_of_bytes_alone_is_not_warned_of_bytes() -> None:
 
 
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
-    class Merged:
+    class Merged(Tokenizer):
         """Pieces of bytes: 0 to 255 by themselves, 256 the first two of 我."""
 
         specials: ClassVar[dict[int, str]] = {}
         unk, vocab_size = None, 257
 
+        def __init__(self) -> None:
+            pass  # nothing is read
+
         def bytes_of(self, id: int) -> bytes:
             return "我".encode()[:2] if id == 256 else bytes([id])
 
-    tokenizer: Any = Merged()
+    tokenizer = Merged()
     merged = marks(tokenizer, [256, 0x91], ["<0xE6><0x88>", "<0x91>"])
     assert [(one.first, one.end, one.character) for one in merged.spelled] == [(0, 2, "我")]
     assert merged.by_bytes == ()
