@@ -417,7 +417,7 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
         (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),
         (["route", "words", "one", "--threshold", "1.5"], "a share lies between 0 and 1"),
-        (["route", "words", "one", "--positions", "4"], "positions=4: the axis has 2 entries"),
+        (["route", "words", "one", "--positions", "4"], "position 4: the text has 2 tokens"),
         (["route", "words", "one", "--json", "x", "--html", "x"], 'would both write "x"'),
         (["route", "words", "one", "--json", "."], "it is a folder"),
         (["route", "gpt2-small", "one"], "is a preset"),

@@ -134,7 +134,8 @@ def test_an_analysis_of_half_precision_weights_is_that_of_the_same_numbers_in_fl
     elif card.name in PASS_TOO:
         assert set(half.to_dict()) == set(wide.to_dict())
     else:
-        assert half.to_dict() == wide.to_dict()
+        # what they are of differs in the type of the weights
+        assert half.to_dict() | {"provenance": None} == wide.to_dict() | {"provenance": None}
 
 
 @pytest.mark.parametrize(("card", "name", "dtype"), _asked("one pass"))

@@ -108,7 +108,7 @@ def test_generated_text_does_not_steer_a_terminal(
     import sys
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main(["generate", text, "--model", MODEL, "--max-new-tokens", "1"]) == 0
+    assert main(["generate", text, "--model", MODEL, "--max-new-tokens", "1", "--allow-unknown"]) == 0
     out = capsys.readouterr().out
     assert not any(c in out for c in "\x1b\u202e\x07") and "\\" in out
 

@@ -272,7 +272,7 @@ def padded(
         fill = [[lists[0][0]] * (longest - len(row)) for row in lists]
         whole = [pad + row if left else row + pad for pad, row in zip(fill, lists)]
         tokens = torch.tensor(whole, dtype=torch.int64, device=device)
-    if tokens.ndim == 2 and tokens.numel() == 0:
+    if tokens.ndim <= 2 and tokens.numel() == 0:
         raise TextError("no tokens to start from; give at least one row with at least one token.")
     require_ids(tokens, model.embeddings[model.output if stack is None else stack].vocab_size)
     return tokens, lengths

@@ -64,7 +64,8 @@ def test_analyses_and_generation_do_not_see_where_weights_lie(name: str, tmp_pat
     one, other = (generate(model, ids, GREEDY, max_new_tokens=9) for model in (loaded, streamed))
     assert one == other
     one, other = (gf.explain(model, ids[:1]).to_dict() for model in (loaded, streamed))
-    assert one == other
+    # of weights that are left in their files, another digest is known
+    assert one | {"provenance": None} == other | {"provenance": None}
     one, other = (composition(weights.of(model, fold=True), draws=0).scores.values for model in (loaded, streamed))
     close(one.nan_to_num(), other.nan_to_num())
     for one, other in zip(loaded.parameters(), streamed.parameters(), strict=True):

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import glassformer as gf
+from every_result import result
 from glassformer import analysis, weights
 from glassformer.analysis import vocabulary
 from glassformer.checkpoints.own import digest_of
 from glassformer.cli.options import PromptOptions
 from glassformer.cli.prompts import prompts_of
-from glassformer.data import Batch, ModularAddition, ModularSum, Pair, Pairs
+from glassformer.data import Batch, ModularAddition, ModularSum, Pair, Pairs, PlantedRows
 from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, DataError, TextError, TokenOutOfRange
@@ -209,11 +210,10 @@ NEED_ONE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# what else these are asked of is looked at afterwards
-UNREAD: Any = None
+# all else that these are asked of is of models of one vocabulary
 NEED_ONE_FIRST: dict[str, Callable[[Any], Any]] = {
-    "short_circuit": lambda m: analysis.behaviour.short_circuit(m, UNREAD),
-    "crossed_cost": lambda m: vocabulary.crossed_cost(m, UNREAD, ids()),
+    "short_circuit": lambda m: analysis.behaviour.short_circuit(m, PlantedRows(ids(), torch.tensor([1]), 3)),
+    "crossed_cost": lambda m: vocabulary.crossed_cost(m, result("CrossedTrigrams"), ids()),
     "pairs of a task": lambda m: prompts_of(m, PromptOptions(task="induction")),
 }
 
