@@ -162,7 +162,7 @@ def _fits_generic(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return isinstance(value, origin)
     if hasattr(value, "tolist") and (origin is Iterable or type(value).__module__ == "numpy"):
         value = value.tolist()
-    if isinstance(value, str | bytes | Mapping):
+    if isinstance(value, str | Mapping) or (isinstance(value, bytes) and inner[:1] != (int,)):
         # what may hold anything is judged by whom it is given to
         return inner[0] is Any and isinstance(value, origin)
     if issubclass(origin, tuple) and inner[-1:] != (...,):

@@ -228,7 +228,7 @@ def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_
         """Pieces of bytes: 0 to 255 by themselves, 256 the first two of 我."""
 
         specials: ClassVar[dict[int, str]] = {}
-        unk, vocab_size = None, 257
+        unk, vocab_size, is_bytes = None, 257, False
 
         def __init__(self) -> None:
             pass  # nothing is read

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import save as serialise
@@ -302,7 +302,7 @@ def _verify(path: Path, expected: str) -> None:
         with opened(path) as file:
             start = file.read(16)
             file.seek(0)
-            digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+            digest, size = hashlib.file_digest(cast(Any, file), "sha256").hexdigest(), file.tell()
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
     _require(path, start, size, digest, expected)

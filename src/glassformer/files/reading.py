@@ -5,12 +5,11 @@ whoever reads turns into an error about what was to be read.
 """
 
 import errno
-import io
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # configs, indices of many thousand tensors, cards; the largest published are a tenth of it
 MOST_JSON = 1 << 26
@@ -18,7 +17,7 @@ MOST_JSON = 1 << 26
 MOST_TOKENIZER = 1 << 29
 
 
-def opened(path: str | Path) -> io.BufferedReader:
+def opened(path: str | Path) -> BinaryIO:
     """Return a regular file, open for reading.
 
     Raises:
