@@ -55,14 +55,14 @@ class Sign(Result):
 
     Args:
         change: Of either sign.
-        share: Never below zero.
+        amount: Never below zero.
     """
 
-    HEADLINE = ("share", "change")
+    HEADLINE = ("amount", "change")
     SIGNED = ("change",)
 
     change: Labelled
-    share: Labelled
+    amount: Labelled
 
 
 def sign(values: torch.Tensor, *axes: str, **coords: list[Any]) -> Sign:
@@ -220,22 +220,22 @@ def test_four_panels_stand_two_by_two() -> None:
 
 def test_what_has_a_sign_has_zero_in_the_middle_whatever_the_data_are() -> None:
     rising = torch.arange(1.0, 7.0).reshape(2, 3)
-    share, change = maps(sign(rising, "layer", "head").plot())
-    assert share.get_clim() == (0.0, 6.0) and change.get_clim() == (-6.0, 6.0)
-    share, change = maps(sign(-rising, "layer", "head").plot())
-    assert share.get_clim() == change.get_clim() == (-6.0, 6.0)
-    share, _ = maps(sign(rising.double().index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(-1e-12).double()),
+    amount, change = maps(sign(rising, "layer", "head").plot())
+    assert amount.get_clim() == (0.0, 6.0) and change.get_clim() == (-6.0, 6.0)
+    amount, change = maps(sign(-rising, "layer", "head").plot())
+    assert amount.get_clim() == change.get_clim() == (-6.0, 6.0)
+    amount, _ = maps(sign(rising.double().index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(-1e-12).double()),
                          "layer", "head").plot())  # fmt: skip
-    assert share.get_clim() == (0.0, 6.0)
+    assert amount.get_clim() == (0.0, 6.0)
 
 
 def test_an_overview_averages_prompts_and_says_so_and_a_named_field_does_not() -> None:
     values = torch.rand(3, 5)
     found = sign(values, "head", "batch", head=["L0H0", "L0H1", "L0H2"])
     axes = found.plot().axes[0]
-    assert axes.get_title() == "share, mean over 5 of batch"
+    assert axes.get_title() == "amount, mean over 5 of batch"
     assert [bar.get_width() for bar in axes.patches] == pytest.approx(values.mean(1).tolist())
-    assert maps(found.plot("share"))[0].get_array().shape == (3, 5)
+    assert maps(found.plot("amount"))[0].get_array().shape == (3, 5)
 
 
 def test_units_are_drawn_apart() -> None:
