@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from playwright.sync_api import Page
 
 import glassformer as gf
@@ -236,6 +237,20 @@ def test_an_overview_averages_prompts_and_says_so_and_a_named_field_does_not() -
     assert axes.get_title() == "amount, mean over 5 of batch"
     assert [bar.get_width() for bar in axes.patches] == pytest.approx(values.mean(1).tolist())
     assert maps(found.plot("amount"))[0].get_array().shape == (3, 5)
+
+
+def test_a_mean_is_over_what_is_defined_and_what_is_defined_nowhere_is_left_out() -> None:
+    nowhere, partly = torch.full((3, 5), torch.nan), torch.rand(3, 5).index_fill(1, torch.tensor(2), torch.nan)
+    axes, coords = ("head", "batch"), {"head": ["L0H0", "L0H1", "L0H2"]}
+    figure = Sign(change=Labelled(partly, axes, coords), share=Labelled(nowhere, axes, coords)).plot()
+    assert [drawn.get_title() for drawn in figure.axes] == ["change, mean over 5 of batch"]
+    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx(partly.nanmean(1).tolist())
+
+
+def test_bars_of_what_has_a_sign_have_its_colours_whatever_the_data_are() -> None:
+    share, change = sign(torch.tensor([2.0, 1.0]), "part", part=["a", "b"]).plot().axes
+    assert {bar.get_facecolor() for bar in share.patches} == {to_rgba(LIGHT.bar)}
+    assert {bar.get_facecolor() for bar in change.patches} == {to_rgba(LIGHT.positive)}
 
 
 def test_units_are_drawn_apart() -> None:
