@@ -196,6 +196,14 @@ def test_a_frame_draws_its_page_and_lets_no_token_out(browser: Any, tmp_path: Pa
     page.close()
 
 
+def test_no_token_becomes_a_tag_of_a_summary_or_of_its_frame() -> None:
+    def tags(label: str) -> int:
+        summary = sign(torch.tensor([3.0]), "key", key=[label])._repr_html_() + framed("", label)
+        return summary.count("<") + summary.count('"')
+
+    assert {tags(text) for text in NASTY} == {tags("harmless")}
+
+
 def test_tokens_of_any_kind_can_be_drawn_and_are_told_apart() -> None:
     labels = [f"{i}:{text}" for i, text in enumerate([*NASTY, r"$\frac$", "a $x", "我", "\x00", "\ud800"])]
     figure = sign(torch.rand(14, 14), "query", "key", query=labels, key=labels).plot()
