@@ -250,7 +250,7 @@ def test_an_overview_averages_prompts_and_says_so_and_a_named_field_does_not() -
 def test_a_mean_is_over_what_is_defined_and_what_is_defined_nowhere_is_left_out() -> None:
     nowhere, partly = torch.full((3, 5), torch.nan), torch.rand(3, 5).index_fill(1, torch.tensor(2), torch.nan)
     axes, coords = ("head", "batch"), {"head": ["L0H0", "L0H1", "L0H2"]}
-    figure = Sign(change=Labelled(partly, axes, coords), share=Labelled(nowhere, axes, coords)).plot()
+    figure = Sign(change=Labelled(partly, axes, coords), amount=Labelled(nowhere, axes, coords)).plot()
     assert [drawn.get_title() for drawn in figure.axes] == ["change, mean over 5 of batch"]
     assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx(partly.nanmean(1).tolist())
 
