@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import tokenizers
@@ -224,19 +224,10 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
 
 
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
-    class Merged(Tokenizer):
-        """Pieces of bytes: 0 to 255 by themselves, 256 the first two of 我."""
-
-        specials: ClassVar[dict[int, str]] = {}
-        unk, vocab_size, is_bytes = None, 257, False
-
-        def __init__(self) -> None:
-            pass  # nothing is read
-
-        def bytes_of(self, id: int) -> bytes:
-            return "我".encode()[:2] if id == 256 else bytes([id])
-
-    tokenizer = Merged()
+    # pieces of bytes: 0 to 255 by themselves, 256 the first two of 我
+    tokenizer: Any = bytes_tokenizer()
+    tokenizer.__dict__ |= {"specials": {}, "is_bytes": False}
+    tokenizer.bytes_of = lambda id: "我".encode()[:2] if id == 256 else bytes([id])
     merged = marks(tokenizer, [256, 0x91], ["<0xE6><0x88>", "<0x91>"])
     assert [(one.first, one.end, one.character) for one in merged.spelled] == [(0, 2, "我")]
     assert merged.by_bytes == ()

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -213,7 +213,7 @@ NEED_ONE: dict[str, Callable[[Any], Any]] = {
 # all else that these are asked of is of models of one vocabulary
 NEED_ONE_FIRST: dict[str, Callable[[Any], Any]] = {
     "short_circuit": lambda m: analysis.behaviour.short_circuit(m, PlantedRows(ids(), torch.tensor([1]), 3)),
-    "crossed_cost": lambda m: vocabulary.crossed_cost(m, result("CrossedTrigrams"), ids()),
+    "crossed_cost": lambda m: vocabulary.crossed_cost(m, cast(Any, result("CrossedTrigrams")), ids()),
     "pairs of a task": lambda m: prompts_of(m, PromptOptions(task="induction")),
 }
 
