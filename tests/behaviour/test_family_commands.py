@@ -75,6 +75,12 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     **dict.fromkeys(
         ("marian", "marian_with_separate_embeddings"), circuits_without(BANDWIDTH, INDUCTION, SEEN, *ON_TEXT)
     ),
+    # and sources in a vocabulary of their own, for which the folder has no tokenizer
+    **dict.fromkeys(
+        ("marian_with_fewer_tokens_to_write", "marian_with_more_tokens_to_write_untied"),
+        circuits_without(BANDWIDTH, INDUCTION, SEEN, *ON_TEXT)
+        | dict.fromkeys(("explain", "lens", "patch", "generate"), "TextError"),
+    ),
     # and a norm over the sum of a token's and a position's vector
     **dict.fromkeys(
         ("bart", "bart_scaled_uneven_untied", "mbart", "mbart_scaled_untied", "plbart"),

@@ -48,7 +48,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Let this thread's passes through a model be evaluations; afterwards all is as it was, module by module."""
     training = [module for module in model.modules() if module.training]
     compiled = [module for module in training if _is_compiled(module)]
-    own = {id(module): 1 for module in training if not compiled and _is_ours(module)}
+    # whatever their mode: whoever trains the model may switch it while the pass is under way
+    own = {} if compiled else {id(module): 1 for module in model.modules() if _is_ours(module)}
     others = [module for module in model.modules() if compiled or not _is_ours(module)]
     _here.evaluated.update(own)
     switched = _switch(others)
