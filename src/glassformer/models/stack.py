@@ -91,7 +91,8 @@ class Stack(nn.Module):
         """
         if state is not None and tape is not None:
             tape.refuse_state()
-        if self.training and not drops(self):
+        # whatever the mode now: who trains the model may switch it before the last block is reached
+        if not drops(self):
             context = replace(context, drops=False)
         states: list[Any] = []
         stop = self.needed(tape)

@@ -113,6 +113,18 @@ def test_a_model_of_ours_trains_on_while_another_thread_evaluates_it() -> None:
     assert not torch.equal(dropped[0], expected)
 
 
+def test_an_evaluation_drops_nothing_at_whatever_moment_a_trainer_switches_the_mode() -> None:
+    part = (Attention(n_heads=2, dropout=0.5), Mlp(16, dropout=0.5))
+    blocks = (BlockConfig(part, dropout=0.5),) * 2
+    model = DecoderConfig(11, 8, blocks, max_len=16, embed_dropout=0.5).build(seed=3).double()
+    expected = alone(model)
+    for module in model.modules():
+        model.eval()
+        hook = module.register_forward_pre_hook(lambda *_: model.train() and None)
+        assert torch.equal(logits(model), expected)
+        hook.remove()
+
+
 def test_another_model_trains_on_while_this_one_is_evaluated() -> None:
     model, other = dropping(), dropping()
     with evaluating(model):
