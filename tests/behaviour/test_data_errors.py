@@ -174,7 +174,10 @@ def test_datasets_without_the_library_names_the_extra(monkeypatch):
         read("datasets:wikitext:wikitext-2-raw-v1")
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b'{"model": {"type": "BPE"}', b"\xff\xfe"])
+NO_JSON = bytes_tokenizer().to_json().replace('":"1.0"', 'NaN1.0"', 1).encode()  # the library reads it
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"not json", b'{"model": {"type": "BPE"}', b"\xff\xfe", NO_JSON])
 def test_a_broken_tokenizer_file_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r'cannot read the tokenizer ".*tokenizer.json"'):

@@ -170,6 +170,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a width that is missing": (config(hidden_size=...), ['lacks "hidden_size".']),
     "an activation nobody knows": (config(hidden_act="xgelu"), ["hidden_act must be one of", "'xgelu'"]),
     "no heads": (config(num_attention_heads=0, head_dim=...), ["config.json"]),
+    "more heads than memory": (
+        config(num_attention_heads=10**10, num_key_value_heads=10**10, head_dim=6),
+        ["v_proj.weight", "does not fit what the config asks for"],
+    ),
     "huge sizes": (config(vocab_size=2**39, hidden_size=2**39), ["config.json"]),
     "sizes beyond 64 bits": (config(intermediate_size=10**30), ["intermediate_size must be at most"]),
     "more layers than memory": (config(num_hidden_layers=10**12), ["num_hidden_layers must be at most 10,000"]),

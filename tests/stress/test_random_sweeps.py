@@ -62,6 +62,9 @@ def test_a_random_sweep_gives_the_numbers_of_the_plain_loop_or_the_same_refusal(
             trials.count("refused by both")
             continue
         assert isinstance(fast, Tensor), (name, fast)
-        close(fast, slow, 1e-9)
+        # a negative factor on scores makes what is hidden infinite
+        lost = slow.isnan()
+        assert torch.equal(fast.isnan(), lost), (name, fast, slow)
+        close(fast[~lost], slow[~lost], 1e-9)
         trials.count("equal")
     assert trials.outcomes["equal"] > trials.outcomes["refused by both"]

@@ -23,7 +23,8 @@ def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> 
         out: Picture to write (.png, .svg, .pdf); NAME.png by default.
     """
     folder = checkpoints.folder_of(run) if run in checkpoints.shipped() else Path(run)
+    metrics = read_metrics(folder)
     name = folder.resolve().name
     out = out or Path(f"{name}.png")
-    curves.save(curves.curves(read_metrics(folder), name), out)
+    curves.save(curves.curves(metrics, name), out)
     say(out)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
@@ -26,7 +26,6 @@ from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
-from glassformer.files import json_text
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
 
 FILE_NAME = "tokenizer.json"
@@ -317,7 +316,10 @@ class Tokenizer:
     def from_json(cls, text: str, published: Roles | None = None) -> "Tokenizer":
         """Inverse of `to_json`; raises `CheckpointError`."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(text), published, text)
+            inner = tokenizers.Tokenizer.from_str(text)
+            # the library reads some texts that are no JSON, and others would not read what we hand on
+            json.loads(text)
+            return cls(inner, published, text)
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"not a tokenizer.json of the tokenizers library ({error}).") from error
 
@@ -339,7 +341,8 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in json_text(json.loads(self.to_json())["decoder"])
+        decoder: Any = self._inner.decoder
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
 
 @checked

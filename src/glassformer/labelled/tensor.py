@@ -48,7 +48,9 @@ class Labelled:
             check(Labelled, (values, axes, coords, self.of), {})
         if len(self.axes) != self.values.ndim:
             raise ShapeMismatch(f"{len(self.axes)} axis names {self.axes} for a tensor of shape {self.shape}.")
-        for axis, labels in self.coords.items():
+        for axis, labels in coords.items():
+            if not isinstance(labels, Sequence):
+                raise ShapeMismatch(f'axis "{axis}" needs a list of coordinates, found {labels!r}.')
             if len(labels) != self.size(axis):
                 raise ShapeMismatch(f'axis "{axis}" has {self.size(axis)} entries but {len(labels)} coordinates.')
 

@@ -66,15 +66,15 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
         CheckpointError: A tensor is not of the shape that the config asks for, or not zero as it must be.
     """
     if not source.pieces:
-        return torch.zeros(source.shape, dtype=dtype)
+        return _room(name, source, dtype).zero_()
     first = source.pieces[0]
     if len(source.pieces) == 1 and first.is_whole:
         theirs = read(first.name)
         if tuple(theirs.shape) != source.shape:
             raise _misfit(first.name, tuple(theirs.shape), source.shape, name)
         return theirs.to(dtype)
-    ours = torch.empty(source.shape, dtype=dtype)
-    start = 0
+    # all are looked at before there is room for them: a config may ask for any size
+    parts, start = list[tuple[int, Tensor]](), 0
     for piece in source.pieces:
         theirs = read(piece.name)
         try:
@@ -92,9 +92,21 @@ def assembled(name: str, source: Source, read: Callable[[str], Tensor], dtype: t
             raise CheckpointError(
                 f'"{piece.name}" is added where our models add nothing, so it is read if it is zero; it is not.'
             )
-        ours[start : start + rows].view(part.shape).copy_(part)
+        parts.append((start, part))
         start += rows
+    ours = _room(name, source, dtype)
+    stops = [*(begin for begin, _ in parts[1:]), start]
+    for (begin, part), stop in zip(parts, stops, strict=True):
+        ours[begin:stop].view(part.shape).copy_(part)
     return ours
+
+
+def _room(name: str, source: Source, dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(source.shape, dtype=dtype)
+    except RuntimeError as error:
+        size = torch.Size(source.shape).numel() * dtype.itemsize
+        raise CheckpointError(f'"{name}" of shape {source.shape} takes {size:,} bytes, which cannot be had.') from error
 
 
 def taken_apart(
