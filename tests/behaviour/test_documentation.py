@@ -67,12 +67,12 @@ def test_the_page_of_analyses_and_the_tree_are_what_the_script_makes() -> None:
 
 def test_a_card_becomes_a_row_in_both_languages() -> None:
     sizes = {"parameters": 1234567, "tokens": 2_500_000, "seconds": 125, "threads": 2}
-    card = {"name": "tiny", "about": "A model."} | sizes | {"figures": {"heldout_loss": 1.23456, "a_new_one": 0.5}}
+    card = {"name": "tiny", "about": "A model."} | sizes | {"figures": {"bits_per_byte": 1.23456, "for_the_card": 0.5}}
     tables = program("make_tables")
     english, chinese = (tables.models([card], chinese=chinese).splitlines()[-1] for chinese in (False, True))
-    start = "| `tiny`<br>A model. | 1,234,567 | "
-    assert english == start + "2.5 M tokens, 2 min, 2 CPU threads | held-out loss 1.23; a new one 0.5 |"
-    assert chinese == start + "250 万词元，2 分钟，2 个 CPU 线程 | 留出损失 1.23；a new one 0.5 |"
+    about = "<br>A model. | "
+    assert english == f"| `tiny`, 1,234,567 parameters{about}2.5 M tokens, 2 min, 2 CPU threads | bits per byte 1.23 |"
+    assert chinese == f"| `tiny`, 1,234,567 个参数{about}250 万词元，2 分钟，2 个 CPU 线程 | 每字节比特数 1.23 |"
 
 
 def test_the_chinese_readme_has_the_sections_code_links_and_lists_of_the_english_one() -> None:
