@@ -133,6 +133,14 @@ class Bomb:
         self.target = target
 
 
+def test_a_digest_that_is_no_text_is_refused(folder):
+    envelope = json.loads((folder / CONFIG).read_text())
+    envelope["sha256"][WEIGHTS] = {}
+    (folder / CONFIG).write_text(json.dumps(envelope))
+    with pytest.raises(CheckpointError, match=r"the digest of model\.safetensors is no text"):
+        checkpoints.load(folder)
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5, "torch"])
 def test_a_pickle_in_place_of_the_weights_is_refused_and_not_run(protocol, folder, tmp_path):
     bomb = Bomb(str(tmp_path / "ran"))

@@ -239,6 +239,8 @@ def _check_envelope(said: Any, path: Path) -> None:
     ]
     if strange:
         raise CheckpointError(f'"{path}" has entries that this version does not know: {", ".join(strange)}.')
+    if no_text := [name for name, digest in digests.items() if not isinstance(digest, str)]:
+        raise CheckpointError(f'"{path}": the digest of {", ".join(no_text)} is no text; it was changed or damaged.')
     _check_origin(said.get("origin"), path)
     if digests.get("model") != digest_of(said["model"]):
         raise CheckpointError(f'"{path}": the model config does not match its digest; it was changed or damaged.')

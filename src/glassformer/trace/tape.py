@@ -110,7 +110,13 @@ class Read:
             # a slice would keep the whole tensor alive
             value = self.at.take(value, site).clone()
         if self.reduce is not None:
-            value = self.reduce(value)
+            found: Any = self.reduce(value)
+            if not isinstance(found, Tensor):
+                raise ShapeMismatch(
+                    f'Read of "{self.site}": reduce= takes a function that returns a tensor; this one returned a '
+                    f"{type(found).__name__}."
+                )
+            value = found
         return value if grad else value.detach()
 
 

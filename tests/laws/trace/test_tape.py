@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.errors import ShapeMismatch
 from glassformer.models import DecoderConfig, Learned, Mlp, block
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
@@ -374,6 +375,8 @@ def test_a_read_can_keep_a_part_or_a_reduced_value(name: str) -> None:
     tape = model.tape(Read(site, reduce=lambda value: value.norm(dim=-1)))
     model(tape)
     assert torch.equal(tape.values[site], whole.norm(dim=-1))
+    with pytest.raises(ShapeMismatch, match="returns a tensor; this one returned a NoneType"):
+        model(model.tape(Read(site, reduce=lambda value: None)))  # type: ignore[arg-type, return-value]
 
 
 @every
