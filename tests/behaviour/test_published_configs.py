@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
+from families import all_cases
 from glassformer.attention import Attention, LinearScaling, Rope, Softmax
 from glassformer.checkpoints.published import translated
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig
 
+CASES = all_cases()
+# the first case of a family
+FIRST = {case.family: name for name, case in reversed(CASES.items())}
 SIZES: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -27,6 +31,20 @@ def attention(config: DecoderConfig) -> list[Attention]:
 
 def windows(config: DecoderConfig) -> list[int | None]:
     return [part.mixer.window for part in attention(config) if isinstance(part.mixer, Softmax)]
+
+
+@pytest.mark.parametrize("name", FIRST.values(), ids=FIRST)
+def test_what_a_config_leaves_out_is_what_the_reference_fills_in(name: str) -> None:
+    kind, config = CASES[name].make()
+    said = type(config)(architectures=[kind.__name__]).to_dict()
+    whole = translated(said, Path("config.json"))[1]
+    for field in said.keys() - {"model_type", "architectures"}:
+        try:
+            short = translated({key: value for key, value in said.items() if key != field}, Path("config.json"))[1]
+        except CheckpointError as error:
+            assert "lacks" in str(error)
+        else:
+            assert short == whole, field
 
 
 def test_a_window_that_is_not_used_is_none() -> None:

@@ -47,7 +47,7 @@ def _config_2(fields: Fields, wiring: str = "sandwich") -> DecoderConfig:
         return {"mixer": mixer, "positions": positions, "bias": bias, "wiring": wiring}
 
     logit_cap = _cap(fields, "final_logit_softcapping", 30.0)
-    return _decoder(fields, layer, _activation(fields), max_len=8192, logit_cap=logit_cap)
+    return _decoder(fields, layer, _activation(fields), max_len=8192, n_kv_heads=4, logit_cap=logit_cap)
 
 
 def _vault_config(fields: Fields) -> DecoderConfig:
@@ -70,7 +70,7 @@ def _config_3(fields: Fields) -> DecoderConfig:
         return kind | {"bias": bias, "qk_norm": norm, "wiring": "sandwich"}
 
     cap = _cap(fields, "final_logit_softcapping", None)
-    return _decoder(fields, layer, _activation(fields), max_len=131_072, logit_cap=cap)
+    return _decoder(fields, layer, _activation(fields), max_len=131_072, n_kv_heads=4, logit_cap=cap)
 
 
 def _local_rope(fields: Fields) -> Rope:

@@ -45,7 +45,7 @@ def _config(fields: Fields) -> DecoderConfig:
 
     # the width of a head is no share of the model's
     sized = Fields({"head_dim": 64, **fields.data}, fields.where)
-    return gated_decoder(sized, RmsNorm(fields.number("rms_norm_eps", 1e-5)), layer, max_len=131_072)
+    return gated_decoder(sized, RmsNorm(fields.number("rms_norm_eps", 1e-5)), layer, max_len=131_072, n_kv_heads=8)
 
 
 def _table(fields: Fields, config: Any) -> Table:
