@@ -35,6 +35,7 @@ class Hub:
         moved: New names of repositories.
         asked: Method, path and headers of each request.
         breaks: How often the next answers that hold this file's content break off half-way.
+        refuses: Status that is answered instead of a file's content, by file.
     """
 
     endpoint: str = ""
@@ -46,6 +47,7 @@ class Hub:
     moved: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
+    refuses: dict[str, int] = field(default_factory=dict)
 
     def publish(self, name: str, files: Mapping[str, bytes], revision: str = "main") -> str:
         """Add a commit to a repository and let a branch be it."""
@@ -140,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, b"", told | {"Location": f"{self.hub.storage}/stored/{name}/{commit}/{file}"})
 
     def _content(self, file: str, content: bytes, told: dict[str, str]) -> None:
+        if self.command == "GET" and file in self.hub.refuses:
+            raise _Refusal(self.hub.refuses[file], "")
         status, start = 200, 0
         if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             status, start = 206, int(match[1])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 
 import glassformer as gf
 from glassformer.analysis.causal import CausalTrace, Patched, average_traces, causal_trace
@@ -15,7 +16,7 @@ from glassformer.analysis.uncertainty import mean
 from glassformer.cli import main
 from glassformer.labelled import Labelled
 from glassformer.render.terminal import lines
-from glassformer.render.terminal.matrix import matrix
+from glassformer.render.terminal.matrix import NUMBERS, SHADES, matrix
 from glassformer.render.terminal.tables import BAR, bar, tables
 from glassformer.testing import close
 
@@ -73,6 +74,16 @@ def test_what_is_within_two_standard_errors_is_set_back_and_what_is_beyond_is_no
     error = Labelled(torch.tensor([[0.5, 0.1]]), ("row", "column"))
     shown = printed(matrix(share, scale=1.0, error=error))
     assert "\x1b[2m.90" in shown and "\x1b[1;33m.80" in shown
+
+
+def test_shades_of_what_is_within_two_standard_errors_are_empty() -> None:
+    columns = NUMBERS // 2 + 1  # of each kind: too many for numbers
+    share, error = (
+        Labelled(torch.tensor([pair]).repeat_interleave(columns, 1), ("row", "column"))
+        for pair in ((1.0, 0.75), (0.6, 0.1))
+    )
+    shown = "".join(Text.from_ansi(printed(matrix(share, scale=1.0, error=error))).plain)
+    assert SHADES[3] * columns in shown and SHADES[4] * 2 not in shown
 
 
 def test_colours_of_shares_do_not_depend_on_the_largest_of_the_table() -> None:

@@ -72,12 +72,20 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_a_model_of_the_hub_is_the_one_in_its_folder_and_is_downloaded_once(hub: Hub, folder: Path) -> None:
-    hub.publish(NAME, contents(folder) | {"run.py": b"raise SystemExit", "pytorch_model.bin": b"\x80\x02."})
+    unwanted = (
+        "run.py",
+        "tokenizer.py",
+        "pytorch_model.bin",
+        "vocab.bin",
+        "consolidated.safetensors",
+        "onnx/config.json",
+    )
+    hub.publish(NAME, contents(folder) | dict.fromkeys(unwanted, b"{}"))
     assert (folder / INDEX).exists(), "several files"
     model = gf.load(NAME)
     assert same(model, gf.load(folder)) and model.tokenizer is not None
     names = {path.rsplit("/", 1)[1] for path, _ in hub.downloads()}
-    assert names == set(contents(folder)), "nothing that could be run"
+    assert names == set(contents(folder)), "nothing that could be run, no weights twice"
     before = len(hub.downloads())
     assert same(gf.load(NAME), model)
     assert len(hub.downloads()) == before
@@ -152,9 +160,27 @@ def test_a_gated_model_says_whose_terms_to_accept(hub: Hub, folder: Path, monkey
     assert same(gf.load(NAME), gf.load(folder))
 
 
-def test_a_model_that_is_not_there_is_said_so(hub: Hub) -> None:
-    with pytest.raises(UnknownModel, match=r'no model "org/none": neither a folder here nor'):
-        gf.load("org/none")
+@pytest.mark.parametrize("name", ["org/none", "org/no--name-of-the-hub"])
+def test_a_model_that_is_not_there_is_said_so(name: str, hub: Hub) -> None:
+    with pytest.raises(UnknownModel, match=rf'no model "{name}": neither a folder here nor'):
+        gf.load(name)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (401, UnknownModel, r"the hub refuses your token \(401\)"),
+        (403, UnknownModel, r"the hub refuses your token \(403\)"),
+        (500, CheckpointError, r"the hub answers with an error \(500\)\. Try again later"),
+    ],
+)
+def test_an_answer_without_content_is_said_by_its_status(
+    status: int, error: type[Exception], said: str, hub: Hub, folder: Path
+) -> None:
+    hub.publish(NAME, contents(folder))
+    hub.refuses = dict.fromkeys(contents(folder), status)
+    with pytest.raises(error, match=said):
+        gf.load(NAME)
 
 
 def test_offline_the_cache_serves_and_its_lack_is_said(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own(monkeypatch: Any, capsy
     assert capsys.readouterr().out == ""
     [frame] = displayed
     assert 'sandbox="allow-scripts"' in frame and escape("<!doctype html>") in frame
+    assert escape('id="explanation"') in frame  # a page of its own
     del shell.kernel  # a terminal
     sample("short").show()
     assert len(displayed) == 1 and capsys.readouterr().out

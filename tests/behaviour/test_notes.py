@@ -1,11 +1,14 @@
 """What a reader is warned of: lengths that training never saw, unknown words, characters spelled byte by byte."""
 
+import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+import torch
 
 import glassformer as gf
 from glassformer.analysis.lens import logit_lens
@@ -15,12 +18,16 @@ from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import CheckpointError, DataError, TextError
+from glassformer.labelled import Labelled, Result
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
 from glassformer.provenance import Note, gathered, length_note, outgrown_note, tell
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import numbered
 from glassformer.testing.models import subject
+from pages import Opener
+from results import HEAD, sample
 
+browser_test = pytest.mark.browser
 UNKNOWN = "我爱量子力学和哲学"
 CHINESE = "我吃了一个苹果"
 
@@ -281,3 +288,80 @@ def test_a_long_text_is_printed_from_both_ends() -> None:
     shown = numbered("reads", [f"w{i}" for i in range(448)]).plain
     assert "59:w59 … 328 more … 388:w388" in shown and shown.endswith("447:w447")
     assert "more" not in numbered("reads", ["w"] * 120).plain
+
+
+# ---- on pages
+
+
+def read_by(head: dict[str, Any], opened: Opener) -> Any:
+    return opened(sample("flow"), HEAD | head).locator("header .strip")
+
+
+def explained_by(head: dict[str, Any], opened: Opener) -> Any:
+    document = explained().to_dict()
+    for mark in head["reading"]["marks"]["reads"]:
+        document["tokens"][mark["index"]] |= mark
+    return opened(document).locator("header .strip")
+
+
+@functools.cache
+def explained() -> Any:
+    model = DecoderConfig(257, 16, (block(n_heads=2),), max_len=32).build().eval()
+    model.tokenizer = bytes_tokenizer()
+    return gf.explain(model, "a我b")
+
+
+@browser_test
+@pytest.mark.parametrize("page", [read_by, explained_by])
+def test_a_page_marks_unknown_words_and_puts_the_bytes_of_a_character_under_it(page: Any, opened: Opener) -> None:
+    odd = [{"index": 1, "unknown": True}, *({"index": 2 + i, "character": "我", "part": i} for i in range(3))]
+    tokens = ["<bos>", "a", "<0xE6>", "<0x88>", "<0x91>", "b"]
+    strip = page({"reading": {"tokens": {"reads": [tokens]}, "marks": {"reads": odd}}}, opened)
+    assert strip.locator(".token").count() == 6
+    assert strip.locator(".unknown").all_inner_texts() == ["a"]
+    assert str(strip.locator(".unknown").get_attribute("title")).endswith(", unknown to the model")
+    assert strip.locator(".spelled .character").all_inner_texts() == ["我"]
+    assert strip.locator(".spelled .bytes > .token").count() == 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reading(Result):
+    """A result over two axes of tokens."""
+
+    weights: Labelled
+
+
+def model_of(trained: int | None) -> dict[str, Any]:
+    return {**HEAD, "model": {**HEAD["model"], "trained_length": trained}}
+
+
+@browser_test
+def test_a_map_over_tokens_has_lines_where_training_ended(opened: Opener) -> None:
+    labels = [f"{i}:a" for i in range(6)]
+    found = [Reading(Labelled(torch.eye(6), ("query", "key"), {"query": labels, "key": labels}))]
+
+    def last(trained: int | None) -> list[torch.Tensor]:
+        """Return the colours down the last column of cells, and along the last row."""
+        canvas = opened(found, model_of(trained)).locator("canvas.map")
+        # the copy keeps the picture itself on its fast path
+        data = """c => {
+            const copy = new OffscreenCanvas(c.width, c.height).getContext("2d", {willReadFrequently: true});
+            copy.drawImage(c, 0, 0);
+            return [[c.width - 8, 0, 1, c.height], [0, c.height - 8, c.width, 1]].map(
+                place => [...copy.getImageData(...place).data]);
+        }"""
+        return [torch.tensor(line).view(-1, 4) for line in canvas.evaluate(data)]
+
+    without = last(None)
+    differs = [[(now != line).any(-1).nonzero() for now, line in zip(last(n), without)] for n in (2, 3, 4)]
+    for places in zip(*differs):
+        second, third, fourth = (int(place[0]) for place in places)
+        assert third - second == fourth - third > 3, "a cell further for each token"
+
+
+@browser_test
+@pytest.mark.parametrize("trained", [None, 5])
+def test_a_lens_has_a_line_where_training_ended(trained: int | None, opened: Opener) -> None:
+    table = opened(sample("lens"), model_of(trained)).locator("table.lenses")
+    columns = table.locator(".beyond").evaluate_all("all => all.map(cell => cell.cellIndex - 1)")
+    assert columns == ([] if trained is None else [trained] * table.locator("tr").count())

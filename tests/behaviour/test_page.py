@@ -7,9 +7,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from explanations import sample
+from glassformer.analysis.reports import explain
+from glassformer.data import bytes_tokenizer
+from glassformer.models import DecoderConfig, block
 from glassformer.render.page import explanation_page
 from pages import NASTY, Opener, accessibility_report
 
@@ -194,6 +197,30 @@ def test_the_page_states_the_documents_numbers(opened: Opener) -> None:
 
 def _strip(shown: Page, label: str) -> list[Any]:
     return shown.locator(f'[aria-label="head {label}"] .strip').first.locator(".token").all()
+
+
+@browser_test
+def test_of_a_long_text_stands_what_tells_and_behind_a_heading_the_whole(opened: Opener) -> None:
+    model = DecoderConfig(257, 16, (block(n_heads=2),), max_len=140).build().eval()
+    model.tokenizer = bytes_tokenizer()
+    payload = explain(model, "a" * 129).to_dict()
+    n, telling = len(payload["tokens"]), [*range(20, 24), *range(70, 74)]
+    payload["inputs"]["values"] = [1.0 if i in telling else 1e-3 for i in range(n)]
+    # a window that would begin inside of a character begins with it
+    for part, token in enumerate(payload["tokens"][14:17]):
+        token |= {"character": "我", "part": part}
+    shown = opened(payload).locator("#inputs .card")
+    windows = [*range(14, 28), *range(66, 78), *range(n - 5, n)]
+    assert _places(shown.locator(":scope > .strip")) == windows
+    assert shown.locator(":scope > .strip .gap").all_inner_texts() == ["… 14", "… 66", f"… {n - 5}"]
+    shown.get_by_text(f"All {n} tokens").click()
+    assert _places(shown.locator("details .strip")) == list(range(n))
+
+
+def _places(strip: Locator) -> list[int]:
+    return [
+        int(str(title).split()[0]) for title in strip.locator(".token").evaluate_all("all => all.map(t => t.title)")
+    ]
 
 
 @browser_test

@@ -14,10 +14,11 @@ import glassformer as gf
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import save
-from glassformer.data import bytes_tokenizer
+from glassformer.data import Batch, bytes_tokenizer
+from glassformer.data.pairs import Pair
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.provenance import digest as digests
-from glassformer.provenance.binding import given
+from glassformer.provenance.binding import Binding, given
 from glassformer.render.page.results import results_document
 
 
@@ -29,10 +30,12 @@ def made(seed: int = 0) -> Any:
 
 def test_a_result_says_model_digest_input_and_versions() -> None:
     model = made()
+    model.trained_length = 9
     found = logit_lens(model, "abc")
     said = found.provenance
     assert said is not None and said.digest == model.digest() and said.torch == torch.__version__
     assert (said.analysis, said.dtype, said.device, said.version) == ("logit_lens", "float32", "cpu", gf.__version__)
+    assert (said.model, said.trained_length) == ("decoder", 9)
     assert [(one.shown, one.sha256) for one in said.input] == [("abc", "")]
     assert json.loads(found.to_json())["provenance"]["digest"] == model.digest()
     assert "sha" not in repr(found) and "provenance" not in repr(found)
@@ -41,6 +44,17 @@ def test_a_result_says_model_digest_input_and_versions() -> None:
 
 def test_a_seed_is_said_where_an_analysis_takes_one() -> None:
     assert head_scores(made(), seed=7).provenance.seed == 7  # type: ignore[union-attr]
+
+
+def test_what_is_made_of_a_result_says_its_own_analysis_further_inputs_and_its_seed() -> None:
+    model = made()
+    known = Binding("run", model, ["abc"], 1)
+    for one in (known, known.said()):
+        for seed in (7, None):
+            found = one.of("rollout", ["abd"], seed).said()
+            assert (found.analysis, found.seed, found.digest) == ("rollout", seed, model.digest())
+            assert [given.shown for given in found.input] == ["abc", "abd"]
+        assert (one.said().analysis, one.said().seed, len(one.said().input)) == ("run", 1, 1)
 
 
 def test_a_result_of_a_saved_run_says_what_the_run_was_of(tmp_path: Path) -> None:
@@ -127,6 +141,12 @@ def test_the_digest_is_of_buffers_and_of_the_config_too() -> None:
     before = model.digest()
     model.offset[0] = 5.0
     assert model.digest() != before
+    # the same numbers in another shape, and one tensor under another name besides
+    before = same.digest()
+    other.register_buffer("offset", same.offset[None].clone())
+    assert other.digest() != before
+    same.register_buffer("again", same.offset)
+    assert same.digest() != before
     # as many weights of the same names and values, which another config computes something else with
     config, weights = made().config, made().state_dict()
     twin = config.replace(max_len=32).build()
@@ -179,6 +199,12 @@ def test_further_inputs_than_a_few_are_counted_with_a_digest_of_them_all() -> No
     first, second = given([texts]), given([[*texts[:10], "another"]])
     assert [one.shown for one in first] == [*texts[:8], "… and 3 more"]
     assert first[:8] == second[:8] and first[8].size == "3 inputs" and first[8].sha256 != second[8].sha256
+
+
+def test_of_batches_and_pairs_both_sides_are_said() -> None:
+    tokens, source = torch.tensor([[1, 2]]), torch.tensor([[7, 8, 9]])
+    batch = Batch(tokens, tokens, torch.ones(1, 2, dtype=torch.bool), source=source)
+    assert [one.shown for one in given([batch, Pair("abc", "abd", "e", "f")])] == ["7 8 9", "1 2", "abc", "abd"]
 
 
 def test_results_are_copied_and_pickled_with_what_they_are_of() -> None:

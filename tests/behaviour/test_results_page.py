@@ -12,7 +12,7 @@ import pytest
 import torch
 from playwright.sync_api import Page
 
-from glassformer.analysis.causal import CausalTrace
+from glassformer.analysis.causal import CausalTrace, average_traces
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
@@ -191,22 +191,34 @@ def last_colour(shown: Page) -> list[int]:
 
 
 @browser_test
-@pytest.mark.parametrize("prompts", [(0.04, 0.04), (-1.2, 2.8)], ids=["little of a whole", "not sure"])
-def test_a_share_is_paler_than_one_that_is_large_and_sure(prompts: tuple[float, float], opened: Opener) -> None:
-    def colour(*shares: float) -> list[int]:
+@pytest.mark.parametrize(
+    ("prompts", "pale", "noise"),
+    [((0.04, 0.04), True, False), ((0.2, 1.4), True, True), ((0.5, 1.1), False, False)],
+    ids=["little of a whole", "not sure", "sure"],
+)
+def test_a_share_is_paler_than_one_that_is_large_and_sure(
+    prompts: tuple[float, float], pale: bool, noise: bool, opened: Opener
+) -> None:
+    def shown(*shares: float) -> Page:
         values = torch.tensor(shares)[:, None, None].expand(-1, 2, 2)
-        return last_colour(opened([Part(Labelled(values, ("prompt", "layer", "head")))]))
+        return opened([Part(Labelled(values, ("prompt", "layer", "head")))])
 
-    assert colour(*prompts) != colour(0.8, 0.8)
+    found = shown(*prompts)
+    assert (last_colour(found) != last_colour(shown(0.8, 0.8))) == pale
+    assert ("pale: within two standard errors of zero" in found.inner_text("figure .legend")) == noise
 
 
 @browser_test
+@pytest.mark.parametrize("prompts", [1, 2])
 @pytest.mark.parametrize("lost", [0.0, 2.0])
-def test_noise_that_lowers_nothing_is_said_to_leave_nothing_to_bring_back(lost: float, opened: Opener) -> None:
+def test_noise_that_lowers_nothing_is_said_to_leave_nothing_to_bring_back(
+    lost: float, prompts: int, opened: Opener
+) -> None:
     (trace,) = sample("tracing")
     assert isinstance(trace, CausalTrace)
     corrupt = trace.clean.values[:, None] - lost
-    shown = opened([trace.replace(corrupt=dataclasses.replace(trace.corrupt, values=corrupt.expand(-1, 2)))])
+    found = trace.replace(corrupt=dataclasses.replace(trace.corrupt, values=corrupt.expand(-1, 2)))
+    shown = opened([found if prompts == 1 else average_traces([found] * prompts)])
     assert shown.locator("p.warning", has_text="there is nothing to bring back").count() == (lost == 0)
 
 
@@ -255,6 +267,21 @@ def test_a_cell_of_the_lens_tells_its_likeliest_tokens(opened: Opener) -> None:
     assert probabilities == pytest.approx(grid["top_probability"]["values"][0][0][0], rel=0.06)
     shown.keyboard.press("ArrowDown")
     assert "L0 mid" in shown.inner_text(".told.card p:first-child")
+
+
+@browser_test
+def test_no_column_of_a_lens_is_cut_by_the_labels_of_its_rows(opened: Opener) -> None:
+    shown = opened(sample("lens"), HEAD, width=390)
+    shown.wait_for_function("document.querySelector('table.lenses').parentNode.scrollLeft > 0")
+    region, labels = (
+        shown.locator(where).first.bounding_box() for where in (".scroll:has(.lenses)", ".lenses tbody th")
+    )
+    assert region and labels
+    cells = [cell.bounding_box() for cell in shown.locator("table.lenses tbody tr:last-child td").all()]
+    starts = [cell["x"] - labels["x"] - labels["width"] for cell in cells if cell]
+    assert min(abs(start - 2) for start in starts) <= 1
+    # the one that is told is the last
+    assert cells[-1] and cells[-1]["x"] + cells[-1]["width"] <= region["x"] + region["width"] + 1
 
 
 @browser_test

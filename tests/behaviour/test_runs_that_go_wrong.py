@@ -51,10 +51,15 @@ def poisoned(monkeypatch, step, spoil):
     monkeypatch.setattr(kind, "loss", spoilt)
 
 
-def test_a_run_whose_loss_is_not_finite_stops_at_the_step_and_says_what_to_change(tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "clip", "now"), [("float32", 1.0, "1"), ("bfloat16", 0.0, "0: none")], ids=["float32", "bfloat16"]
+)
+def test_a_run_whose_loss_is_not_finite_stops_at_the_step_and_says_what_to_change(precision, clip, now, tmp_path):
     with pytest.raises(TrainingDiverged, match=r"in step 2: loss is nan.*No checkpoint was made") as error:
-        train(recipe(optim=STEEP), tmp_path)
-    assert all(name in str(error.value) for name in ("optim.lr (now 1e+30)", "optim.warmup", "optim.clip"))
+        train(recipe(optim=STEEP.replace(clip=clip), precision=precision), tmp_path)
+    named = ("optim.lr (now 1e+30)", "optim.warmup", f"optim.clip (now {now})")
+    assert all(name in str(error.value) for name in named)
+    assert ('precision="float32" (now bfloat16)' in str(error.value)) == (precision == "bfloat16")
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
     assert not list(tmp_path.glob("step-*"))
 
