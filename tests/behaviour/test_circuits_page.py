@@ -2,6 +2,7 @@
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,11 @@ def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: s
     for summary in shown.locator("details:not([open]) > summary").all():
         summary.click()
     assert accessibility_report(shown) == ""
+
+
+def test_a_report_writes_the_page_of_its_own(tmp_path: Path) -> None:
+    found = sample("hand")
+    assert found.html(tmp_path / "page.html").read_text() == circuits_page(found.to_dict())
 
 
 @browser_test

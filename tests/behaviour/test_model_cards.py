@@ -24,6 +24,11 @@ def test_a_card_says_what_its_recipe_makes_up(name):
     assert json.loads(found.to_json())["synthetic"] == found.synthetic
 
 
+def test_the_list_of_models_says_what_was_made_up(capsys):
+    assert main(["models"]) == 0
+    assert capsys.readouterr().out.count("made up:") == sum(bool(found.synthetic) for found in cards().values())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_score_on_random_tokens_never_stands_alone(name):
     figures = card(name).figures

@@ -58,6 +58,11 @@ def test_layer_types_come_before_any_rule() -> None:
     assert windows(read("gemma2", sliding_window=3, layer_types=kinds)) == [None, 3, None, None]
 
 
+@pytest.mark.parametrize("kind", ["cohere2", "gemma3_text", "exaone4"])
+def test_one_layer_of_a_pattern_sees_everything(kind: str) -> None:
+    assert windows(read(kind, sliding_window=3, sliding_window_pattern=2)) == [3, None, 3, None]
+
+
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [

@@ -15,7 +15,7 @@ from glassformer.attention import (
     Softmax,
     lambda_init_at,
 )
-from glassformer.models import DecoderConfig, block, published_block
+from glassformer.models import DecoderConfig, EncoderDecoderConfig, block, hybrid, published_block
 from glassformer.testing.models import ARCHITECTURES
 
 
@@ -23,6 +23,15 @@ from glassformer.testing.models import ARCHITECTURES
 def test_a_published_block_departs_from_its_paper_nowhere(mixer: MixerConfig) -> None:
     layers = tuple(published_block(mixer, i, n_heads=2) for i in range(5))
     assert DecoderConfig(10, 16, layers).departures() == {}
+
+
+def test_lightning_layers_of_a_hybrid_are_those_of_their_paper() -> None:
+    assert DecoderConfig(10, 16, hybrid(3, n_heads=2, period=3)).departures() == {}
+
+
+def test_where_a_layer_departs_is_said_with_its_stack() -> None:
+    bare, across = block(Differential(), n_heads=2), block(n_heads=2, cross=True)
+    assert list(EncoderDecoderConfig(10, 16, (bare,), (across,)).departures()) == ["encoder.blocks.0.attn"]
 
 
 def test_a_bare_differential_layer_says_what_it_leaves_out() -> None:

@@ -14,14 +14,15 @@ import glassformer as gf
 from every_result import result
 from glassformer import analysis, weights
 from glassformer.analysis import vocabulary
+from glassformer.analysis.learning._measures import sample
 from glassformer.checkpoints.own import digest_of
 from glassformer.cli.options import PromptOptions
 from glassformer.cli.prompts import prompts_of
-from glassformer.data import Batch, ModularAddition, ModularSum, Pair, Pairs, PlantedRows
+from glassformer.data import Batch, Copy, ModularAddition, ModularSum, Pair, Pairs, PlantedRows
 from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, DataError, TextError, TokenOutOfRange
-from glassformer.handmade import HeadMatrices, assemble
+from glassformer.handmade import HeadMatrices, assemble, resting_copier
 from glassformer.models import DecoderConfig, LayerNorm, Mlp, ModelConfig, Sampling, block
 from glassformer.models.accounting import count_flops, count_parameters
 from glassformer.models.beam import beam_search
@@ -29,6 +30,7 @@ from glassformer.models.generate import generate
 from glassformer.testing import close
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, subject
 from glassformer.training import OptimConfig, TrainConfig, train
+from pages import Opener
 
 APART = ("classifier", "translator_apart")
 LETTERS, CLASSES = list("abcd"), ["low", "high", "none"]
@@ -268,6 +270,15 @@ def test_tables_name_what_is_read_by_the_one_vocabulary_and_what_is_said_by_the_
     assert rule.startswith("1:b … ") and rule.endswith("-> 1:high")
 
 
+@pytest.mark.browser
+def test_a_page_of_pairs_names_what_is_read_and_what_is_said(opened: Opener) -> None:
+    found = vocabulary.token_pairs(named(), heads=["L0H0"], circuit="OV", k=2)
+    chips = opened([found]).locator("table.bars th .chip").all_inner_texts()
+    assert chips and [chip.partition(":")[2].rstrip("0123456789") for chip in chips] == ["in", "out"] * (
+        len(chips) // 2
+    )
+
+
 def test_answers_are_given_and_shown_by_the_names_of_the_outputs() -> None:
     model = classified()
     lens = analysis.lens.logit_lens(model, "b a", answer="high")
@@ -406,6 +417,14 @@ def test_training_refuses_data_whose_targets_the_model_has_no_outputs_for(tmp_pa
     with pytest.raises(ConfigError, match="targets are of the tokens it reads"):
         train(recipe(vocab_size=8, max_len=5).replace(data=data, evaluate=None), tmp_path / "other")
     assert not any(tmp_path.rglob("*.safetensors"))
+
+
+def test_what_shows_copying_or_goes_on_from_a_text_is_not_made_of_a_model_that_cannot() -> None:
+    with pytest.raises(ConfigError, match="nothing is copied"):
+        resting_copier(named(), 0)
+    data = Copy().build()
+    assert data.tokenizer.bos is not None
+    assert sample(named(), data) == {}
 
 
 def test_a_target_beyond_the_outputs_is_refused_in_words() -> None:
