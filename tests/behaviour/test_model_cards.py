@@ -19,6 +19,7 @@ NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
 def test_a_card_says_what_its_recipe_makes_up(name):
     found = card(name)
     assert found.synthetic == recipe(name).data.synthetic()
+    assert found.synthetic or "made up: nothing, every row is text that somebody wrote" in found.to_markdown()
     for about in found.synthetic:
         assert about in found.to_markdown()
     assert json.loads(found.to_json())["synthetic"] == found.synthetic

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from families import all_cases
-from glassformer.attention import Attention, LinearScaling, Rope, Softmax
+from glassformer.attention import Attention, LinearScaling, NoPositions, Rope, Softmax
 from glassformer.checkpoints.published import translated
 from glassformer.errors import CheckpointError
 from glassformer.models import DecoderConfig
@@ -61,6 +61,11 @@ def test_layer_types_come_before_any_rule() -> None:
 @pytest.mark.parametrize("kind", ["cohere2", "gemma3_text", "exaone4"])
 def test_one_layer_of_a_pattern_sees_everything(kind: str) -> None:
     assert windows(read(kind, sliding_window=3, sliding_window_pattern=2)) == [3, None, 3, None]
+
+
+def test_every_fourth_layer_of_smollm3_has_no_positions_where_nothing_is_said_of_them() -> None:
+    parts = attention(read("smollm3", num_hidden_layers=8))
+    assert [i for i, part in enumerate(parts) if isinstance(part.positions, NoPositions)] == [3, 7]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_every_sequence_opens_as_many_rows_as_its_count_says(folder: Path, made_
     found = [[int((window == row).all(-1).sum()) for window in (windows[:, 0], windows)] for row in ids]
     # at the start of rows, and nowhere else
     assert found == [[count, count] for count in counts.tolist()]
+    assert list(data.config.synthetic().values()) == [sum(counts.tolist()) / len(rows)]
     halfway = [int((windows[:6, 0] == row).all(-1).sum()) for row in ids]
     assert data.shown(2).counts.tolist() == halfway and data.shown(6).counts.tolist() == counts.tolist()
     assert data.shown(0).counts.tolist() == [0] * 6

@@ -1,5 +1,6 @@
 """Where dropout lies: behind the sites of patterns, neurons and embeddings, and on what sub-layers write."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -164,7 +165,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     for make in (
         lambda: Attention(2, dropout=rate),
         lambda: Mlp(4, dropout=rate),
-        lambda: DecoderConfig(11, 16, (block(n_heads=2),), embed_dropout=rate),
+        *(partial(config.replace, embed_dropout=rate) for config in EMBEDDED.values()),
     ):
         with pytest.raises(ConfigError, match=r"dropout must be in \[0, 1\), found"):
             make()

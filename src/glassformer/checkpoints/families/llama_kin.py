@@ -39,11 +39,11 @@ def _cwm(fields: Fields) -> DecoderConfig:
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
         fields = Fields({**fields.data, "rope_parameters": _CWM_ROPE}, fields.where)
     positions = rope(fields, base=1_000_000.0)
+    sized = Fields({"head_dim": 128, "sliding_window": 8192, **fields.data}, fields.where)
 
     def layer(i: int) -> dict[str, Any]:
-        return {"mixer": Softmax(window_of(fields, kinds[i])), "positions": positions, "mlp": gated_mlp(fields)}
+        return {"mixer": Softmax(window_of(sized, kinds[i])), "positions": positions, "mlp": gated_mlp(fields)}
 
-    sized = Fields({"head_dim": 128, "sliding_window": 8192, **fields.data}, fields.where)
     return gated_decoder(sized, _rms(fields, 1e-5), layer, max_len=131_072, n_kv_heads=8)
 
 
