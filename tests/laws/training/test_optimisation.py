@@ -218,3 +218,19 @@ def test_every_task_goes_on_with_the_tokenizer_it_saved(tmp_path):
     (last,) = [p for p in tmp_path.glob("step-*") if (p / "optimizer.safetensors").exists()]
     assert last.name == "step-00000002"
     train(config, tmp_path)
+
+
+def test_training_smooths_as_its_recipe_says_and_the_held_out_loss_does_not(tmp_path):
+    smoothings = (0.0, 0.5, LabelSmoothing(0.5, over="others"))
+    lines = []
+    for i, smoothing in enumerate(smoothings):
+        train(recipe(steps=1, smoothing=smoothing), tmp_path / str(i))
+        lines.append(read_metrics(tmp_path / str(i)))
+    assert len({found[-1]["loss"] for found in lines}) == len(smoothings)
+    assert len({found[0]["heldout_loss"] for found in lines}) == 1
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_rate_of_smoothing_that_is_none_is_refused(rate):
+    with pytest.raises(ConfigError, match=r"smoothing must be in \[0, 1\)"):
+        LabelSmoothing(rate)
