@@ -35,7 +35,7 @@ class Hub:
         moved: New names of repositories.
         asked: Method, path and headers of each request.
         breaks: How often the next answers that hold this file's content break off half-way.
-        refuses: Status that is answered instead of a file's content, by file.
+        refuses: Status that is answered instead of a file's content, or of what a repository holds, by either's name.
     """
 
     endpoint: str = ""
@@ -115,6 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.hub.moved:
             self._send(307, b"", {"Location": self.path.replace(name, self.hub.moved[name])})
             return
+        if name in self.hub.refuses:
+            raise _Refusal(self.hub.refuses[name], "")
         commit = self._commit(name, revision, files=False)
         siblings = [{"rfilename": path} for path in self.hub.commits[name][commit]]
         self._json({"_id": "0", "id": name, "modelId": name, "sha": commit, "siblings": siblings, "tags": []})

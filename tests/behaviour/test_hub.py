@@ -167,18 +167,21 @@ def test_a_model_that_is_not_there_is_said_so(name: str, hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("asked", "status", "error", "said"),
     [
-        (401, UnknownModel, r"the hub refuses your token \(401\)"),
-        (403, UnknownModel, r"the hub refuses your token \(403\)"),
-        (500, CheckpointError, r"the hub answers with an error \(500\)\. Try again later"),
+        # of a model, 401 is what the hub says of one that is not there
+        ("files", 401, UnknownModel, r"the hub refuses your token \(401\)"),
+        ("files", 403, UnknownModel, r"the hub refuses your token \(403\)"),
+        ("model", 403, UnknownModel, r"the hub refuses your token \(403\)"),
+        ("files", 500, CheckpointError, r"the hub answers with an error \(500\)\. Try again later"),
+        ("model", 500, CheckpointError, r"the hub answers with an error \(500\)\. Try again later"),
     ],
 )
 def test_an_answer_without_content_is_said_by_its_status(
-    status: int, error: type[Exception], said: str, hub: Hub, folder: Path
+    asked: str, status: int, error: type[Exception], said: str, hub: Hub, folder: Path
 ) -> None:
     hub.publish(NAME, contents(folder))
-    hub.refuses = dict.fromkeys(contents(folder), status)
+    hub.refuses = dict.fromkeys([NAME] if asked == "model" else contents(folder), status)
     with pytest.raises(error, match=said):
         gf.load(NAME)
 

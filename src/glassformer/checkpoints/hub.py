@@ -59,10 +59,11 @@ def download(name: str, revision: str | None = None, *, weights: bool = True) ->
             f"no model {asked}: neither a folder here nor, as far as you may see, on the hub. Private models need a "
             "token (hf auth login, or HF_TOKEN)."
         ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(_unreached(asked, error)) from error
-    except HfHubHTTPError as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        # the client says "not in the cache" of a hub that answers its first question with an error
+        status = _status(error) or _status(error.__cause__)
+        if status is None and isinstance(error, LocalEntryNotFoundError):
+            raise CheckpointError(_unreached(asked, error)) from error
         if status in (401, 403):
             raise UnknownModel(
                 f"{asked}: the hub refuses your token ({status}). Make one that may read this model, then hf auth "
@@ -82,6 +83,10 @@ def is_cached(name: str) -> bool:
     from huggingface_hub import constants
 
     return os.path.isdir(os.path.join(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}"))
+
+
+def _status(error: BaseException | None) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _unreached(asked: str, error: Exception) -> str:
