@@ -149,6 +149,25 @@ def test_a_name_that_cannot_be_written_is_refused_and_leaves_nothing(path, write
     assert os.listdir() == ["folder"] and not os.listdir("folder")
 
 
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [(files.check_writable, "it is a folder. Add the name"), (lambda path: files.write(path, ""), "in the way")],
+)
+def test_a_folder_in_the_way_is_called_one(write, said):
+    Path("folder").mkdir()
+    with pytest.raises(SaveError, match=f'cannot write "folder": .*{said}'):
+        write("folder")
+
+
+def test_what_a_link_under_the_temporary_name_leads_to_is_not_written_over(monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "known")
+    Path("other").write_text("mine")
+    Path(".glassformer-known").symlink_to("other")
+    with pytest.raises(SaveError, match="File exists"):
+        files.write("new", "content")
+    assert Path("other").read_text() == "mine"
+
+
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_an_output_name_that_is_too_long_is_refused_before_anything_is_run(option, capsys):
     assert main(["explain", "a", "--model", "nope", option, LONG]) == 2

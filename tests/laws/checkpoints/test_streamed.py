@@ -1,5 +1,6 @@
 """A model whose blocks stay on the disk is the model in memory, to the last bit, and holds one block at a time."""
 
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from glassformer.models import GREEDY, generate
 from glassformer.testing import close
 from glassformer.testing.models import subject
 from glassformer.trace import Tape
+from waiting import in_seconds
 
 PUBLISHED = ["llama_grouped_keys", "gpt2_untied_with_wide_mlp"]
 OWN = ["alibi_window", "post", "parallel", "differential", "translator_pre"]
@@ -227,4 +229,15 @@ def test_a_file_that_shrank_since_it_was_opened_is_an_error_and_no_crash(tmp_pat
     files = TensorFiles(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"gone")
     with pytest.raises(CheckpointError, match="has 4 bytes now"):
+        files.read("a")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_file_that_became_a_pipe_since_it_was_opened_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(100)}, path)
+    files = TensorFiles(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with in_seconds(), pytest.raises(CheckpointError, match="no regular file"):
         files.read("a")
