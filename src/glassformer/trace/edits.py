@@ -24,7 +24,7 @@ from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, SiteNotRead, UnknownAxis, UnknownSite, nearest
 from glassformer.labelled import Labelled
 from glassformer.numerics import decompositions
-from glassformer.numerics.indices import Where, asked, entries, located, one
+from glassformer.numerics.indices import Where, asked, entries, located
 from glassformer.trace.sites import Site
 
 # values of earlier sites of the pass, by name
@@ -288,16 +288,8 @@ class Project(Edit):
         keep: Keep the span and remove the rest.
     """
 
-    directions: Tensor
+    directions: Tensor | Labelled
     keep: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        directions: Any = self.directions
-        if not isinstance(directions, Tensor | Labelled):
-            raise ShapeMismatch(
-                f'Project at "{self.site}": directions are a tensor, one per row; found {_shown(self.directions)}.'
-            )
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         # in float32 at least: factorisations know no bfloat16
@@ -323,10 +315,6 @@ class Take(Edit):
 
     row: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one(self.row, f'Take at "{self.site}": row')
-
     def check(self, site: Site) -> None:
         At(**(self.at.where | {"batch": self.row})).check(site)
 
@@ -349,13 +337,6 @@ class Apply(Edit):
 
     function: Callable[..., Tensor]
     reads: tuple[str, ...] = ()  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.function):
-            raise ShapeMismatch(f'Apply at "{self.site}" takes a function of the part; found {_shown(self.function)}.')
-        if isinstance(self.reads, str):
-            raise UnknownSite(f'Apply at "{self.site}": reads= takes several names, ("{self.reads}",).')
 
     def change(self, part: Tensor, whole: Tensor, site: Site, earlier: Earlier) -> Tensor:
         found: Any = self.function(part, *(earlier[name] for name in self.reads))

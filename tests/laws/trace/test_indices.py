@@ -1,5 +1,6 @@
 """Masks are masks and indices are indices, wherever something is addressed."""
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -10,11 +11,11 @@ from hypothesis import given, strategies as st
 import glassformer as gf
 from glassformer import weights
 from glassformer.analysis import attribution, causal, from_weights, lens, token_flow
-from glassformer.errors import GlassformerError, ShapeMismatch, UnknownAxis
+from glassformer.errors import GlassformerError, ShapeMismatch, UnknownAxis, UnknownSite
 from glassformer.labelled import Labelled
-from glassformer.numerics.indices import asked, entries
+from glassformer.numerics.indices import asked, entries, one
 from glassformer.testing.models import subject
-from glassformer.trace import Add, Apply, At, Read, Scale, Set, Site, Take
+from glassformer.trace import Add, Apply, At, Edit, Project, Read, Scale, Set, Site, Take
 
 SITE = Site("blocks.1.attn.z", ("batch", "head", "pos", "d_head"))
 IDS = [[3, 5, 7, 9, 4]]
@@ -87,11 +88,21 @@ def test_a_mask_of_the_vocabulary_chooses_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [1.5, "head", None, True, [[1]], [1.5], torch.tensor([1.5]), torch.zeros(2, 2).long(), slice(1.5), b"1"]
-)
+    "where",
+    [
+        1.5, "head", None, True, np.bool_(True), [[1]], [1.5], torch.tensor([1.5]), torch.zeros(2, 2).long(),
+        slice(1.5), slice(None, None, 0), b"1",
+    ],
+)  # fmt: skip
 def test_what_is_no_place_is_refused_when_it_is_named(where: Any) -> None:
     with pytest.raises(ShapeMismatch, match="At: pos"):
         At(pos=where)
+
+
+@pytest.mark.parametrize("where", [True, np.bool_(True), 1.5, [1]])
+def test_where_one_index_is_asked_for_nothing_else_is_taken(where: Any) -> None:
+    with pytest.raises(ShapeMismatch, match="row: one index is asked for"):
+        one(where, "row")
 
 
 def test_a_place_without_its_axis_says_how_to_name_it() -> None:
@@ -139,6 +150,9 @@ def test_what_a_shorter_run_read_is_not_spread_over_positions() -> None:
     short = gf.run(model, [[3]], read="blocks.0.resid_post")
     with pytest.raises(ShapeMismatch, match="What a run lends is as long as what it replaces"):
         gf.run(model, IDS, edit=[Set("blocks.0.resid_post", short)])
+    # of a site whose axes nobody knows
+    with pytest.raises(ShapeMismatch):
+        Set("m", {"m": torch.ones(4)})(value(), Site("m", ()))
     # one prompt lends to every row
     long = gf.run(model, IDS, read="blocks.0.resid_post")
     two: Any = gf.run(model, [[4] * 5, [3] * 5], edit=[Set("blocks.0.resid_post", long)])
@@ -153,12 +167,37 @@ def test_what_a_shorter_run_read_is_not_spread_over_positions() -> None:
         lambda: Add("blocks.0.resid_post", "much"),
         lambda: Scale("blocks.0.resid_post", object()),
         lambda: Take("blocks.0.resid_post", True),
+        lambda: Apply("blocks.0.resid_post", cast(Any, 3)),
+        lambda: Apply("blocks.0.resid_post", torch.add, reads=cast(Any, "blocks.0.resid_pre")),
+        lambda: Project("blocks.0.resid_post", cast(Any, "much")),
         lambda: gf.run(subject("gpt2").model, IDS, edit=[Apply("blocks.0.resid_post", cast(Any, print))]),
     ],
 )
 def test_edits_of_the_wrong_kind_are_refused_in_words(make: Any) -> None:
     with pytest.raises(GlassformerError, match=r"found|returned"):
         make()
+
+
+@dataclass(frozen=True, eq=False)
+class Doubled(Edit):
+    """An edit of one's own."""
+
+    def change(self, part: torch.Tensor, whole: torch.Tensor, site: Site, earlier: Any) -> torch.Tensor:
+        return 2 * part
+
+
+def test_an_edit_of_ones_own_is_of_a_site_and_a_part_too() -> None:
+    assert torch.equal(Doubled(SITE.name, at=At(pos=1))(value(), SITE)[:, :, 1], 2 * value()[:, :, 1])
+    with pytest.raises(UnknownSite, match="Doubled: the first argument is the name of a site, found 3"):
+        Doubled(cast(Any, 3))
+    with pytest.raises(UnknownAxis, match=r"at= takes a part, At\(pos=-1\); found 3"):
+        Doubled(SITE.name, at=cast(Any, 3))
+
+
+def test_directions_may_be_labelled() -> None:
+    rows = torch.eye(4, dtype=torch.float64)[:2]
+    labelled = Project(SITE.name, Labelled(rows, ("direction", "d_head")))
+    assert torch.equal(labelled(value(), SITE), Project(SITE.name, rows)(value(), SITE))
 
 
 def test_one_edit_need_not_stand_in_a_list() -> None:
