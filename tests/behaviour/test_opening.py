@@ -21,7 +21,8 @@ from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
-from glassformer.data import bytes_tokenizer
+from glassformer.data import bytes_tokenizer, published
+from glassformer.data.tokenizer import byte_alphabet
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.files import json_text, reading
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
@@ -239,6 +240,22 @@ def test_files_that_are_special_or_too_large_are_refused(
         pytest.raises(CheckpointError, match=r"no regular file|larger than|not a whole safetensors|does not match"),
     ):
         gf.load(place)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("make", [_pipe, _endless, _larger])
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
+def test_words_and_merges_that_are_special_or_too_large_are_refused(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({byte: i for i, byte in enumerate(byte_alphabet())}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    found = published(tmp_path)
+    assert found is not None and found.vocab_size == 256
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with in_seconds(), pytest.raises(CheckpointError, match=r"no regular file|larger than"):
+        published(tmp_path)
 
 
 def test_a_file_is_read_up_to_its_bound_and_no_further(tmp_path: Path) -> None:

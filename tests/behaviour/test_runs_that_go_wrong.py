@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.analysis.learning import read_history
+from glassformer.checkpoints import run_steps
 from glassformer.data import Copy, MixtureConfig, Repeat, TextConfig
 from glassformer.errors import CheckpointError, ConfigError, RunFolderError, SaveError, TrainingDiverged
 from glassformer.models import RmsNorm, block, repeat
@@ -163,8 +165,6 @@ def test_a_changed_step_in_the_facts_is_noticed(stopped):
 
 
 def test_facts_of_another_step_are_noticed(stopped):
-    from glassformer.checkpoints import run_steps
-
     facts = run_steps.read_facts(stopped / "step-00000003")
     (stopped / "step-00000003" / "facts.json").write_text(run_steps.facts_text(facts | {"step": 2}))
     with pytest.raises(CheckpointError, match="they are those of step 2"):
@@ -184,6 +184,34 @@ def test_what_is_no_regular_file_in_a_run_folder_is_said(name, make, stopped):
     make(stopped / name)
     with in_seconds(), pytest.raises(RunFolderError, match=f"{name}.*no regular file"):
         train(recipe(), stopped)
+
+
+@pytest.mark.parametrize("name", ["facts.json", "config.json", "model.safetensors", "optimizer.safetensors"])
+def test_what_is_no_regular_file_in_a_checkpoint_is_said(name, stopped):
+    path = stopped / "step-00000003" / name
+    path.unlink()
+    os.mkfifo(path)
+    for reads in (gf.load, lambda folder: train(recipe(), folder)):
+        with in_seconds(), pytest.raises(CheckpointError, match="no regular file"):
+            reads(stopped)
+    with in_seconds(), pytest.raises(CheckpointError, match=f'{name}" is no regular file'):
+        run_steps.check(path.parent)
+
+
+def test_facts_that_are_no_regular_file_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "facts.json")
+    with in_seconds(), pytest.raises(CheckpointError, match="no regular file"):
+        run_steps.read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reads", "name"), [(read_metrics, "metrics.jsonl"), (read_history, "metrics.jsonl"), (read_history, "config.json")]
+)
+def test_who_reads_a_run_does_not_wait_for_what_is_no_regular_file(reads, name, stopped):
+    (stopped / name).unlink()
+    os.mkfifo(stopped / name)
+    with in_seconds(), pytest.raises(RunFolderError, match=f"{name} is no regular file"):
+        reads(stopped)
 
 
 def test_a_stray_step_counts_neither_for_training_nor_for_loading(stopped):
