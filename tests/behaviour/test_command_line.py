@@ -134,14 +134,16 @@ def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
     def interrupted(config, folder, **options):
         def report(progress):
             options["report"](progress)
-            signal.raise_signal(signal.SIGINT)
+            if progress.step == 3:
+                signal.raise_signal(signal.SIGINT)
 
         return train(config, folder, report=report)
 
     monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
-    assert main(["train", "recipe.json"]) == 130
-    assert "glassformer train: interrupted: kept at step 1; the same command goes on" in capsys.readouterr().err
-    assert Path("runs/recipe/step-00000001/config.json").exists()
+    assert main(["train", "recipe.json", "--steps", "4", "--set", "keep=[2]"]) == 130
+    assert "glassformer train: interrupted: kept at step 3; the same command goes on" in capsys.readouterr().err
+    # of two checkpoints, the last
+    assert all(Path(f"runs/recipe/step-0000000{step}/config.json").exists() for step in (2, 3))
 
 
 def test_ctrl_c_before_the_first_step_says_that_nothing_was_kept(monkeypatch, capsys):

@@ -392,12 +392,22 @@ def test_fewer_than_one_new_token_is_refused(new):
             continuation()
 
 
+def test_a_beam_of_no_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="n_beams must be at least 1, found 0"):
+        beam_search(tiny("rotary"), [[1, 2]], n_beams=0)
+
+
 def test_a_source_longer_than_the_context_is_refused_unless_one_goes_on_beyond_it() -> None:
     model = built(ARCHITECTURES["encoder-decoder post"].replace(max_len=8))
     source = [[1] * 9]
-    with pytest.raises(TextError, match=r"a source of 9 tokens, but the context of this model is 8; shorten"):
-        generate(model, [[1]], source=source, max_new_tokens=1)
-    assert len(generate(model, [[1]], GREEDY, source=source, max_new_tokens=1, beyond_context=True).tokens[0]) == 1
+    for continue_ in (generate, beam_search):
+        with pytest.raises(TextError, match=r"a source of 9 tokens, but the context of this model is 8; shorten"):
+            continue_(model, [[1]], source=source, max_new_tokens=1)
+    for made in (
+        generate(model, [[1]], GREEDY, source=source, max_new_tokens=1, beyond_context=True).tokens[0],
+        beam_search(model, [[1]], source=source, max_new_tokens=1, beyond_context=True).best[0].tokens,
+    ):
+        assert len(made) == 1
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])

@@ -18,7 +18,7 @@ from glassformer.analysis.learning._measures import sample
 from glassformer.checkpoints.own import digest_of
 from glassformer.cli.options import PromptOptions
 from glassformer.cli.prompts import prompts_of
-from glassformer.data import Batch, Copy, ModularAddition, ModularSum, Pair, Pairs, PlantedRows
+from glassformer.data import Batch, Copy, ModularAddition, ModularSum, Pair, Pairs, PlantedRows, Roles, Tokenizer
 from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ConfigError, DataError, TextError, TokenOutOfRange
@@ -129,12 +129,41 @@ def test_a_damaged_tokenizer_of_either_side_is_told(name: str, tmp_path: Path) -
         gf.load(tmp_path)
 
 
-def test_a_tokenizer_larger_than_its_side_is_refused(tmp_path: Path) -> None:
-    model = named()
-    model.output_tokenizer = model.tokenizer
+@pytest.mark.parametrize(
+    ("make", "side", "said"),
+    [
+        (named, "output", "11 tokens, the model output_vocab_size=7"),
+        (translator, "source", "11 tokens, the model source_vocab_size=9"),
+    ],
+)
+def test_a_tokenizer_larger_than_its_side_is_refused(make: Any, side: str, said: str, tmp_path: Path) -> None:
+    model = make()
+    setattr(model, f"{side}_tokenizer", model.tokenizer)
     gf.save(model, tmp_path)
-    with pytest.raises(CheckpointError, match="11 tokens, the model output_vocab_size=7"):
+    with pytest.raises(CheckpointError, match=said):
         gf.load(tmp_path)
+
+
+def test_a_tokenizer_of_a_vocabulary_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
+    model = subject("gpt2").model
+    model.tokenizer = symbol_tokenizer(LETTERS)
+    gf.save(model, tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "output_tokenizer.json").write_text(model.tokenizer.to_json())
+    said["sha256"]["output_tokenizer.json"] = said["sha256"]["tokenizer.json"]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(
+        CheckpointError, match="the model output_vocab_size=None"
+    ):
+        gf.load(tmp_path)
+
+
+def test_what_published_files_say_of_specials_is_kept_for_the_side_they_are_of(tmp_path: Path) -> None:
+    model = translator()
+    roles = Roles(eos=2, stops=(2,), end=(2,))
+    model.source_tokenizer = Tokenizer.from_json(model.source_tokenizer.to_json(), roles)
+    loaded = gf.load(gf.save(model, tmp_path))
+    assert loaded.source_tokenizer.published == roles and loaded.tokenizer.published is None
 
 
 def test_a_model_of_one_vocabulary_takes_no_second_tokenizer() -> None:
