@@ -9,7 +9,7 @@ from families import all_cases
 from glassformer.attention import Attention, LinearScaling, NoPositions, Rope, Softmax
 from glassformer.checkpoints.published import translated
 from glassformer.errors import CheckpointError
-from glassformer.models import DecoderConfig
+from glassformer.models import DecoderConfig, EncoderDecoderConfig
 
 CASES = all_cases()
 # the first case of a family
@@ -126,3 +126,27 @@ def test_a_share_that_turns_half_a_pair_is_refused(kind: str) -> None:
     assert attention(read(kind, **sizes))[0].positions.fraction == 0.5  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match=r"0.25 turns 3 of the 12 coordinates of a head"):
         read(kind, **sizes | {"partial_rotary_factor": 0.25})
+
+
+PAIR = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+
+
+def marian(**fields: Any) -> EncoderDecoderConfig:
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in PAIR.items()}
+    said = {"model_type": "marian", "vocab_size": 23, "d_model": 16, "decoder_vocab_size": 17} | sides | fields
+    config: Any = translated(said, Path("config.json"))[1]
+    return config
+
+
+def test_two_vocabularies_are_read_and_written_and_the_last_token_written_is_the_padding_unless_said() -> None:
+    config = marian(share_encoder_decoder_embeddings=False)
+    assert (config.source_vocab_size, config.vocab_size) == (23, 17)
+    assert (config.start_id, config.never_ids) == (16, (16,))
+    said = marian(share_encoder_decoder_embeddings=False, pad_token_id=3, decoder_start_token_id=5)
+    assert (said.start_id, said.never_ids) == (5, (3,))
+
+
+def test_embeddings_that_two_vocabularies_share_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"decoder_vocab_size=17 .* both sides share their embeddings"):
+        marian()
+    assert marian(decoder_vocab_size=23).source_vocab_size is None

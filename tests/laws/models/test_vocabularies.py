@@ -152,9 +152,7 @@ def test_a_tokenizer_of_a_vocabulary_that_the_model_has_not_is_refused(tmp_path:
     (tmp_path / "output_tokenizer.json").write_text(model.tokenizer.to_json())
     said["sha256"]["output_tokenizer.json"] = said["sha256"]["tokenizer.json"]
     (tmp_path / "config.json").write_text(json.dumps(said))
-    with pytest.raises(
-        CheckpointError, match="the model output_vocab_size=None"
-    ):
+    with pytest.raises(CheckpointError, match="the model output_vocab_size=None"):
         gf.load(tmp_path)
 
 
