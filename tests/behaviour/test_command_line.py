@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import glassformer as gf
 from glassformer import __version__
+from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
 from glassformer.data import MixtureConfig, Repeat, TextConfig
-from glassformer.models import DecoderConfig
+from glassformer.models import DecoderConfig, block, repeat
 from glassformer.training import train
 from tiny_runs import recipe
 
@@ -213,6 +215,21 @@ def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
     assert main(["train", "recipe.json", "--folder", "whole"]) == 0
     assert main(["train", "recipe.json", "--folder", "on", "--steps", "8", "--begin-from", "whole"]) == 0
     assert "done: on, step 8 of 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", [["--temperature", "0"], ["--beams", "2"]])
+def test_generate_goes_on_beyond_the_context_where_it_is_told_to(way, capsys):
+    model = DecoderConfig(11, 16, repeat(block(n_heads=2, positions=Rope()), 1), max_len=8).build(0).eval()
+    words = ["generate", "1 2 3 4 5", "--model", str(gf.save(model, "mine")), *way]
+
+    def new(*more: str) -> int:
+        assert main([*words, *more]) == 0
+        return len(capsys.readouterr().out.split()) - 5
+
+    assert main([*words, "--max-new-tokens", "6"]) == 2
+    assert "go on beyond it with beyond_context (--beyond-context)" in capsys.readouterr().err
+    assert new("--max-new-tokens", "6", "--beyond-context") == 6
+    assert (new(), new("--beyond-context")) == (4, 128)
 
 
 @pytest.mark.full

@@ -130,6 +130,20 @@ def test_a_wrong_first_argument_is_told_the_right_one() -> None:
         copying(done)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "looks at weights: give the model"),
+        ("gpt-4l", r'found the text "gpt-4l"(.|\n)*Load a model first: glassformer\.load\("gpt-4l"\)'),
+        (torch.nn.Linear(2, 2), r"Linear is none of them(.|\n)*gf\.run\(model, inputs"),
+        (3, "found int(.|\n)*Give a model"),
+    ],
+)
+def test_what_is_no_model_is_told_what_would_be_one(given: Any, said: str) -> None:
+    with pytest.raises(AnalysisUnavailable, match=said):
+        copying(given)
+
+
 def test_what_has_no_card_or_reads_no_pass_cannot_be_read() -> None:
     found = subject("gpt2")
     with pytest.raises(AnalysisUnavailable, match=r'"logit_lense" is no analysis with a card\. Nearest: "logit_lens"'):

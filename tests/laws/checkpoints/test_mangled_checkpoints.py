@@ -14,7 +14,7 @@ from safetensors.torch import load as parse, save as serialise
 from glassformer import checkpoints
 from glassformer.attention import Differential, Lightning, Linear, Rope
 from glassformer.checkpoints.checkpoint import CONFIG
-from glassformer.checkpoints.own import TOKENIZER, sha256
+from glassformer.checkpoints.own import TOKENIZER, digest_of, sha256
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import MixtureConfig, TextConfig, bytes_tokenizer
 from glassformer.errors import GlassformerError
@@ -152,7 +152,7 @@ def test_a_mangled_config_with_digests_that_fit_is_a_model_or_a_public_error(nam
     changed = data.draw(mangled(name))
     envelope = json.loads((folder / CONFIG).read_text())
     envelope["model"] = changed
-    envelope["sha256"]["model"] = sha256(json.dumps(json.loads(json.dumps(changed)), sort_keys=True))
+    envelope["sha256"]["model"] = digest_of(json.loads(json.dumps(changed)))
     with copied(folder, tmp_path_factory) as place:
         (place / CONFIG).write_text(json.dumps(envelope))
         loads_or_is_refused(place)
@@ -220,6 +220,8 @@ def template(name: str, factory: pytest.TempPathFactory) -> Path:
         model = ModelConfig.from_dict(CONFIGS[name][1]).build()
         model.tokenizer = bytes_tokenizer()
         _TEMPLATES[name] = checkpoints.save(model, factory.mktemp(name))
+        # else everything made of it would be refused, whatever was done to it
+        checkpoints.load(_TEMPLATES[name])
     return _TEMPLATES[name]
 
 

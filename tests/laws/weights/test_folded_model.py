@@ -1,6 +1,9 @@
 """A model of folded weights says what the model says, and its parts add up in the convention of folded weights."""
 
+import dataclasses
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +11,16 @@ import torch
 import glassformer as gf
 from glassformer import weights
 from glassformer.analysis.attribution import direct_logit_attribution
-from glassformer.attention import Attention, Softmax
+from glassformer.attention import Attention, Rope, Softmax
 from glassformer.attention.merge import Merge
+from glassformer.attention.projections import Latent
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import BlockConfig, DecoderConfig
+from glassformer.models import BlockConfig, DecoderConfig, EncoderConfig, LayerNorm, Mlp, block
 from glassformer.testing import close
-from glassformer.testing.models import ARCHITECTURES, subject
+from glassformer.testing.models import ARCHITECTURES, ENCODERS, subject
+from glassformer.weights import HeadWeights, folded_model
+from glassformer.weights.fold import fold
 
 # linear attention divides by a sum plus eps, so that its rows sum to one up to that
 EXACT, NEARLY = 1e-12, 1e-6
@@ -96,3 +102,58 @@ def test_a_gate_that_would_need_a_bias_is_refused() -> None:
         bias.fill_(0.5)
     with pytest.raises(AnalysisUnavailable, match="its gate would have a bias"):
         weights.folded(model)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_an_mlp_without_biases_takes_those_of_the_norm_before_it(gated: bool) -> None:
+    mlp = Mlp(8, "silu", gated, bias=False)
+    model = DecoderConfig(11, 8, (block(n_heads=2, mlp=mlp),), max_len=16).build().double().eval()
+    bias = model.stack.blocks[0].norm("mlp").bias
+    assert bias is not None
+    with torch.no_grad():
+        bias.fill_(0.5)
+    ids = torch.tensor([[1, 2, 3]])
+    close(weights.folded(model)(ids).log_softmax(-1), model(ids).log_softmax(-1), EXACT)
+
+
+def layer(**kwargs: Any) -> BlockConfig:
+    return BlockConfig((Attention(n_heads=2, **kwargs),))
+
+
+REFUSED = {
+    "the model has no unembedding": ENCODERS["masked_pre"].replace(predicts=False, readout=None),
+    r"stores its matrices as products \(latent\)": DecoderConfig(11, 8, (layer(projection=Latent(3)),), max_len=16),
+    "a norm on token and type vectors has a scale of both": EncoderConfig(
+        11, 8, (layer(positions=Rope()),), max_len=16, n_types=2, embed_norm=LayerNorm()
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_no_config_describes_once_it_is_folded_is_refused(why: str) -> None:
+    with pytest.raises(AnalysisUnavailable, match=why):
+        weights.folded(REFUSED[why].build().double())
+
+
+@pytest.mark.parametrize("factor", [2.0, math.nan])
+def test_a_folded_model_that_says_something_else_is_none(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoilt(w: HeadWeights) -> HeadWeights:
+        done = fold(w)
+        return dataclasses.replace(done, U=factor * done.U)
+
+    monkeypatch.setattr(folded_model, "fold", spoilt)
+    with pytest.raises(AnalysisUnavailable, match="the folded model says something else"):
+        weights.folded(subject("gpt2").model)
+
+
+def test_a_folded_model_has_a_name_of_its_own_and_what_else_is_known_of_the_model() -> None:
+    model = DecoderConfig(11, 8, (layer(),), max_len=16, embed_dropout=0.5).build().double()
+    model.name, model.no_tokenizer, model.coordinate_names = "mine", "nobody has one", [f"is {i}" for i in range(8)]
+    # a pass in training mode drops half of what enters
+    made = weights.folded(model.train())
+    assert (made.name, made.no_tokenizer) == ("mine folded", "nobody has one")
+    assert made.coordinate_names == model.coordinate_names
+    assert model.training and not made.training
+    assert made.unembed.weight.dtype == torch.float64
+    made.own_tokenizers["output"] = None
+    assert not model.own_tokenizers
