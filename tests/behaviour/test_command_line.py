@@ -15,7 +15,7 @@ from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
 from glassformer.data import MixtureConfig, Repeat, TextConfig
 from glassformer.models import DecoderConfig, block, repeat
-from glassformer.training import train
+from glassformer.training import read_metrics, train
 from tiny_runs import recipe
 
 
@@ -205,6 +205,8 @@ def test_train_takes_text_of_one_s_own_for_both_losses_and_says_what_it_left_out
     assert "nats (on mine)" in said
     assert main(["train", "own.json", "--show", "--data", "mine", "--set", 'evaluate.sources=["other"]']) == 0
     assert '"other"' in capsys.readouterr().out
+    assert main(["train", "own.json", "--show", "--data", "mine", "more.jsonl"]) == 0
+    assert '"more.jsonl"' in capsys.readouterr().out
 
 
 def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
@@ -215,6 +217,7 @@ def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
     assert main(["train", "recipe.json", "--folder", "whole"]) == 0
     assert main(["train", "recipe.json", "--folder", "on", "--steps", "8", "--begin-from", "whole"]) == 0
     assert "done: on, step 8 of 8" in capsys.readouterr().err
+    assert read_metrics("on")[0]["step"] == read_metrics("whole")[-1]["step"] == 2
 
 
 @pytest.mark.parametrize("way", [["--temperature", "0"], ["--beams", "2"]])

@@ -14,13 +14,14 @@ import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import main
+from glassformer.cli.arguments import model_of
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.errors import CheckpointError, DataError, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import GREEDY, DecoderConfig, beam_search, block, generate, repeat, stream
-from glassformer.provenance import Note, gathered, length_note, outgrown_note, tell
+from glassformer.provenance import Note, distinct, gathered, length_note, outgrown_note, tell
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import numbered
 from glassformer.testing.models import subject
@@ -189,8 +190,9 @@ def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pyt
         assert main(arguments) == 2
         told = capsys.readouterr()
         assert "single bytes" in told.err and "--allow-unknown" in told.err and told.out == ""
-    assert main(["generate", CHINESE, "--max-new-tokens", "1", "--allow-unknown"]) == 0
-    assert "21 of 21 tokens" in " ".join(capsys.readouterr().err.split())
+        more = ["--max-new-tokens", "1"] if arguments[0] == "generate" else []
+        assert main([*arguments, *more, "--allow-unknown"]) == 0
+        assert "21 of 21 tokens" in " ".join("".join(capsys.readouterr()).split())
 
 
 def test_half_of_a_text_may_be_unlearnt_bytes() -> None:
@@ -230,6 +232,26 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
     assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
 
 
+def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
+    words = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=32).build().eval()
+    words.tokenizer = word_tokenizer(["the cat sat on"])
+    asked: list[tuple[Any, ...]] = [(gf.load("zh-en"), CHINESE, UNKNOWN), (words, ["dogs ran far", "the cat"])]
+    for given in asked:
+        with pytest.raises(TextError, match="are unknown"):
+            gf.run(*given)
+        assert gf.run(*given, allow_unknown=True).logits is not None
+
+
+def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path) -> None:
+    model = subject("translator_apart").model
+    model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
+    model.source_tokenizer = word_tokenizer(["the cat sat on"])
+    folder = str(gf.save(model, tmp_path))
+    with pytest.raises(TextError, match="3 of 3 tokens are unknown"):
+        gf.run(model_of(folder), "dogs ran far", [[1, 2]])
+    assert "3 of 3 tokens" in said(gf.run(model_of(folder, allow_unknown=True), "dogs ran far", [[1, 2]]))
+
+
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
     # pieces of bytes: 0 to 255 by themselves, 256 the first two of 我
     tokenizer: Any = bytes_tokenizer()
@@ -251,6 +273,11 @@ def test_what_analyses_within_an_analysis_are_told_is_told_once_and_not_more_tha
     with gathered() as many:
         tell([Note(f"{i}.") for i in range(20)])
     assert list(many) == [Note(f"{i}.") for i in range(6)]
+
+
+def test_notes_of_several_groups_are_said_once_and_in_their_order() -> None:
+    first, second = Note("a."), Note("b.")
+    assert distinct([first], [second, first], [second]) == (first, second)
 
 
 def test_bytes_that_make_no_character_stand_alone() -> None:
