@@ -13,8 +13,7 @@ import torch
 import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
-from glassformer.cli import main
-from glassformer.cli.arguments import model_of
+from glassformer.cli import arguments, main
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
@@ -186,12 +185,12 @@ def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pyt
         with pytest.raises(TextError, match="single bytes"):
             reads(model, CHINESE)
     assert "21 of 21 tokens" in said(gf.run(model, CHINESE, allow_unknown=True))
-    for arguments in (["generate", CHINESE], ["explain", CHINESE], ["lens", "gpt-4l", CHINESE]):
-        assert main(arguments) == 2
+    for words in (["generate", CHINESE], ["explain", CHINESE], ["lens", "gpt-4l", CHINESE]):
+        assert main(words) == 2
         told = capsys.readouterr()
         assert "single bytes" in told.err and "--allow-unknown" in told.err and told.out == ""
-        more = ["--max-new-tokens", "1"] if arguments[0] == "generate" else []
-        assert main([*arguments, *more, "--allow-unknown"]) == 0
+        more = ["--max-new-tokens", "1"] if words[0] == "generate" else []
+        assert main([*words, *more, "--allow-unknown"]) == 0
         assert "21 of 21 tokens" in " ".join("".join(capsys.readouterr()).split())
 
 
@@ -248,8 +247,8 @@ def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
     folder = str(gf.save(model, tmp_path))
     with pytest.raises(TextError, match="3 of 3 tokens are unknown"):
-        gf.run(model_of(folder), "dogs ran far", [[1, 2]])
-    assert "3 of 3 tokens" in said(gf.run(model_of(folder, allow_unknown=True), "dogs ran far", [[1, 2]]))
+        gf.run(arguments.model_of(folder), "dogs ran far", [[1, 2]])
+    assert "3 of 3 tokens" in said(gf.run(arguments.model_of(folder, allow_unknown=True), "dogs ran far", [[1, 2]]))
 
 
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:
