@@ -20,6 +20,7 @@ from glassformer.models import DecoderConfig, Learned, Mlp, block
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = DOCS / "errors"
+NEWCOMERS = DOCS / "coming-from.md"
 PUBLIC = [
     name
     for name, error in inspect.getmembers(errors, inspect.isclass)
@@ -116,12 +117,36 @@ def test_every_package_is_in_the_api_reference() -> None:
 
 
 def test_the_sites_on_the_page_for_newcomers_exist() -> None:
-    page = (DOCS / "coming-from.md").read_text(encoding="utf-8").split("## Idioms")[0]
-    named = re.findall(r"^\| `[^|]*` \| `([^`|]+)` \|", page, re.MULTILINE)
+    named: dict[str, list[str]] = {}
+    for table in re.findall(r"^(?:\|.*\|\n)+", NEWCOMERS.read_text(encoding="utf-8"), re.MULTILINE):
+        header, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table.splitlines()]
+        if "site" in header:
+            named[header[0]] = [row[header.index("site")].strip("`") for row in rows]
     layer = block(n_heads=2, positions=QueryKeyOnly(), mlp=Mlp(8, gated=True))
-    model = DecoderConfig(7, 4, (layer,), max_len=8, positions=Learned()).build()
-    assert len(named) > 20
-    assert [name for name in named if name.replace(".i.", ".0.") not in model.sites()] == []
+    sites = DecoderConfig(7, 4, (layer,), max_len=8, positions=Learned()).build().sites()
+    assert {of: len(names) for of, names in named.items()} == {"bridge": 26, "there, in a GPT-2": 14, "component": 12}
+    assert [n for names in named.values() for n in names if n.replace(".i.", ".0.") not in sites] == []
+
+
+# the changelog also names what is gone
+@pytest.mark.parametrize("page", [p for p in TEXTS if p.name != "CHANGELOG.md"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_function_that_a_page_names_in_code_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = [body for _, body in FENCED.findall(text)] + re.findall(r"`([^`\n]+)`", FENCED.sub("", text))
+    # elsewhere a batch may be called `data`, and a file `models.py`
+    ours = "gf|analysis|data|models|training|weights" if page == NEWCOMERS else "gf|analysis"
+    called = re.compile(rf"(?<![\w./\"])(?:{ours})(?:\.[A-Za-z_]\w*)+")
+    assert [name for name in sorted({n for part in code for n in called.findall(part)}) if lacks(name)] == []
+
+
+def lacks(name: str) -> bool:
+    """Whether a dotted name leads nowhere in the package; behind a class or function it may be anything."""
+    found: object = glassformer
+    for part in name.replace("gf.", "", 1).split("."):
+        found = getattr(found, part, None)
+        if found is None or not isinstance(found, ModuleType):
+            return found is None
+    return False
 
 
 def test_the_architecture_states_the_layers_that_are_checked() -> None:
