@@ -1,8 +1,9 @@
-"""Run every example: the files in `examples/`, and the `python` blocks of the README and the pages in `docs/`.
+"""Run every example: files and notebooks in `examples/`, and `python` blocks of READMEs and of the pages in `docs/`.
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
 fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of this one, which has imported the slow libraries once. Arguments choose pages: `docs/run_examples.py README.md`.
+forks of this one, which has imported the slow libraries once; a notebook also gets a kernel. Arguments choose pages:
+`docs/run_examples.py README.md`.
 """
 
 import multiprocessing
@@ -22,7 +23,8 @@ def sources() -> dict[str, str]:
     """Return what to run, by path relative to the repository; lines keep their numbers."""
     pages = [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")]
     blocks = {page: runnable(page.read_text(encoding="utf-8")) for page in pages if "_build" not in page.parts}
-    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    examples = [path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")]
+    files = {path: path.read_text(encoding="utf-8") for path in examples}
     return {str(path.relative_to(ROOT)): text for path, text in sorted((blocks | files).items()) if text.strip()}
 
 
@@ -58,7 +60,21 @@ def _execute(program: Path, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(program.parent)
-    runpy.run_path(str(program), run_name="__main__")
+    if program.suffix == ".ipynb":
+        _execute_notebook(program)
+    else:
+        runpy.run_path(str(program), run_name="__main__")
+
+
+def _execute_notebook(program: Path) -> None:
+    """Run the cells in order, in a kernel of this Python; the traceback of the first that fails is raised."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    # histories and connection files stay out of the home folder; small models are fastest on one thread
+    folder = str(program.parent)
+    os.environ |= {"IPYTHONDIR": folder, "JUPYTER_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
+    NotebookClient(nbformat.read(program, as_version=4), timeout=300, kernel_name="python3").execute()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import pkgutil
 import re
 import tomllib
@@ -28,6 +29,7 @@ PUBLIC = [
 ]
 # what people read; built pages lie beside them
 TEXTS = [*ROOT.glob("*.md"), *(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -97,6 +99,21 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     # pages of the API reference are made when the documentation is built
     missing = [t for t in targets if not t.startswith("api/generated/") and not (page.parent / t).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_a_notebook_is_kept_without_outputs_and_its_links_lead_somewhere(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert [link for link in LINK.findall(prose) if not (notebook.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name)
+def test_the_first_pages_link_to_every_notebook(page: Path) -> None:
+    linked = {(page.parent / link).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))}
+    assert NOTEBOOKS and linked.issuperset(NOTEBOOKS)
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:

@@ -366,3 +366,8 @@ def test_strongest_pairs_and_skip_trigrams_are_drawn_under_their_tokens() -> Non
     ]
     [panel] = skip_trigrams(model, heads=["L0H0"], k=3).panels()
     assert all(str(label).count(" … ") == 1 and " → " in str(label) for label in panel.value.labels("tokens"))
+
+
+def test_a_notebook_shows_a_figure_by_itself() -> None:
+    figure: Any = Labelled(torch.rand(3), ("head",)).plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")

@@ -40,7 +40,7 @@ class Panel(NamedTuple):
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure, sizes in inches; raises `MissingExtra` without matplotlib."""
     try:
-        from matplotlib.figure import Figure
+        from glassformer.figures._shown import Figure
     except ImportError as error:
         raise MissingExtra("plots need matplotlib: pip install 'glassformer[plot]'.") from error
     return Figure(figsize=(width, height), layout="constrained")
