@@ -6,6 +6,7 @@
 Axes are those of the site table; position axes carry token strings with their index, heads their label.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -18,17 +19,29 @@ from torch import Tensor, nn
 from glassformer import figures
 from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
+from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
 from glassformer.data import UNMARKED, Marks
-from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, nearest
+from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
 from glassformer.files import json_text, write
-from glassformer.labelled import Coordinate, Labelled
+from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
 from glassformer.numerics.indices import entries, one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
-from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, head_label, key_head_label, parts_of
+from glassformer.trace import (
+    Edit,
+    Foreign,
+    HeadAddress,
+    Read,
+    Site,
+    Tape,
+    head_label,
+    in_layers,
+    key_head_label,
+    parts_of,
+)
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -100,18 +113,100 @@ class Run(Mapping[str, Labelled]):
             )
         return self.logits
 
-    def __getitem__(self, name: str) -> Labelled:
+    def __getitem__(self, name: str | tuple[str, int]) -> Labelled:
+        """Return a site by its name, or by what stands behind `blocks.3.` in it and the layer: `run["pattern", 3]`.
+
+        Layers count from the last if they are negative. A name may say of what it is (`"mlp.out", 3`), and in a model
+        of two stacks of which (`"encoder.pattern", 3`); otherwise it is of the stack that ends in the logits.
+
+        Raises:
+            SiteNotRead: It was not read; the message says what to add to `read=`.
+            UnknownSite: No site goes by a short name, or several do.
+            ShapeMismatch: There is no such layer, or it has no such site.
+        """
+        if isinstance(name, tuple):
+            return self[self._in_layer(name)]
         if name not in self.sites:
             if (found := self._of_head(name)) is not None:
                 return found
             read = (
                 ", ".join(f'"{site}"' for site in self.sites) if len(self.sites) <= 12 else f"{len(self.sites)} sites"
             )
-            raise SiteNotRead(
-                f'"{name}" was not read.{nearest(name, self.sites)} Read: {read or "nothing"}.\n'
-                f'    Run again with read=["{name}"].'
-            )
+            close, advice = nearest(name, self.sites), self._to_read(name)
+            raise SiteNotRead(f'"{name}" was not read.{close} Read: {read or "nothing"}.\n    {advice}')
         return self.sites[name]
+
+    def layers(self, name: str) -> Labelled:
+        """Return a site of all layers as one value, axis `layer` first: `run.layers("resid_post")`.
+
+        Layers that have no such site, as in hybrid models, are left out, and labels say which are there.
+
+        Args:
+            name: What stands behind `blocks.3.`, as in `run["resid_post", 3]`.
+
+        Raises:
+            SiteNotRead: It was not read of every layer that has it.
+            UnknownSite: No site goes by the name, or several do.
+            ShapeMismatch: Layers differ in shape, as they do in the number of heads.
+        """
+        names = {layer: site.name for layer, site in in_layers(self._table(), name).items()}
+        if missing := [site for site in names.values() if site not in self.sites]:
+            raise SiteNotRead(
+                f"{len(missing)} of {len(names)} layers were not read: {missing[0]}"
+                f"{', …' if len(missing) > 1 else ''}\n"
+                f'    Run again with read=["{_any_layer(missing[0])}"].'
+            )
+        found = {layer: self.sites[site] for layer, site in names.items()}
+        shapes: dict[str, list[int]] = {}
+        for layer, value in found.items():
+            sizes = " ".join(f"{axis}={n}" for axis, n in zip(value.axes, value.shape))
+            shapes.setdefault(sizes, []).append(layer)
+        if len(shapes) > 1:
+            said = "; ".join(f"{', '.join(map(str, of))}: {sizes}" for sizes, of in shapes.items())
+            raise ShapeMismatch(
+                f'"{name}" differs in shape from layer to layer: {said}.\n    Take one by one: run["{name}", '
+                f"{next(iter(found))}]."
+            )
+        first, *others = found.values()
+        coords = {
+            axis: labels for axis, labels in first.coords.items() if all(o.coords.get(axis) == labels for o in others)
+        }
+        return Labelled(
+            torch.stack([value.values for value in found.values()]), ("layer", *first.axes),
+            {"layer": [f"L{layer}" for layer in found], **coords}, rows=first.rows,
+        )  # fmt: skip
+
+    def _in_layer(self, asked: tuple[Any, ...]) -> str:
+        """Return the name of the site that a short name and a layer stand for."""
+        if len(asked) != 2 or not isinstance(asked[0], str):
+            raise UnknownSite(
+                f'a site goes by its name, or by a short name and a layer: run["pattern", 1]; found {asked}.'
+            )
+        short, layer = asked[0], one(asked[1], "layer")
+        table = self._table()
+        found = in_layers(table, short)
+        stack = next(iter(found.values())).stack
+        depth = 1 + max(site.layer for site in table.values() if site.stack == stack and site.layer is not None)
+        if not -depth <= layer < depth:
+            raise ShapeMismatch(f'"{short}", {layer}: there are {depth} layers, 0 to {depth - 1}.')
+        if layer % depth not in found:
+            raise ShapeMismatch(f'"{short}", {layer}: the layers that have this site: {", ".join(map(str, found))}.')
+        return found[layer % depth].name
+
+    def _table(self) -> Mapping[str, Site]:
+        """Return the sites of the model; of a run that was loaded without one, those that were read."""
+        known = getattr(self.model, "sites", None)
+        return {name: Site.named(name) for name in self.sites} if known is None else known()
+
+    def _to_read(self, name: str) -> str:
+        """Return what to do about a site that was not read."""
+        table, every = self._table(), _any_layer(name)
+        if name not in table:
+            with contextlib.suppress(UnknownSite):
+                first = next(iter(in_layers(table, name)))
+                return f'A name without its layer: run["{name}", {first}], or run.layers("{name}").'
+        also = "" if every == name else f', or of all layers with read=["{every}"]'
+        return f'Run again with read=["{name}"]{also}.'
 
     def _of_head(self, name: str) -> Labelled | None:
         """Return what one head has of a site that was read, `L1H6.z`; the site's labels say where it is."""
@@ -129,6 +224,11 @@ class Run(Mapping[str, Labelled]):
 
     def __contains__(self, name: object) -> bool:
         # a mapping's own asks for the value, and for what is missing the message with the nearest name is made up
+        if isinstance(name, tuple):
+            try:
+                return self._in_layer(name) in self.sites
+            except (ShapeMismatch, UnknownSite):
+                return False
         return isinstance(name, str) and (name in self.sites or self._of_head(name) is not None)
 
     def __iter__(self) -> Iterator[str]:
@@ -150,34 +250,93 @@ class Run(Mapping[str, Labelled]):
         inside = text_position(position, len(self.token_rows[row]))
         return inside + (0 if self.start is None else int(self.start[row]))
 
-    def aligned(self) -> "Run":
-        """Return the run with padding on the right: real tokens first in every row, in ids, logits and sites.
+    def prompt(self, row: int) -> "Run":
+        """Return the run of one prompt of several: its own tokens, logits and sites, without padding.
+
+        Every analysis says of it what it says of the prompt alone. It is a view: nothing runs again.
+
+        Args:
+            row: Which, from 0; negative ones count from the last.
 
         Raises:
-            ShapeMismatch: Only a part of the positions was read of a site.
+            ShapeMismatch: There is no such row, or of a padded row a site was read such that its own positions cannot
+                be told from padding.
         """
-        if self.start is None:
+        row = self.row(row)
+        if len(self.token_rows) == 1 and self._is_whole():
             return self
-        padding = Padding(self.lengths, self.start)
-
-        def behind(value: Tensor | None, axes: Sequence[int] = (1,)) -> Tensor | None:
-            if value is None:
-                return None
-            for axis in axes:
-                value = padding.aligned(value, axis)
-            return value
-
-        assert self.ids is not None, "what is padded has ids"
-        length, sites = self.ids.shape[1], dict[str, Labelled]()
+        sites: dict[str, Labelled] = {}
         for name, site in self.sites.items():
-            own = [i for i, axis in enumerate(site.axes) if axis in ("pos", "query", "key")]
-            if own and (site.axes[0] != "batch" or any(site.shape[i] != length for i in own)):
+            if "batch" not in site.axes:
+                continue
+            unknown = [axis for axis in site.axes if axis in ("pos", "query", "key") and axis not in site.rows]
+            if unknown and not (site.coords.keys() >= set(unknown) or self._is_whole(row)):
                 raise ShapeMismatch(
-                    f'"{name}" was read of rows padded on the left, and not whole: an analysis cannot tell which of '
-                    "its positions are real.\n    Read the whole site, or pad on the right."
+                    f'"{name}" was read in part or reduced, so which of its {" and ".join(unknown)} are padding of row '
+                    f"{row} is not known.\n    Read the whole site."
                 )
-            sites[name] = dataclasses.replace(site, values=behind(site.values, own))
-        return dataclasses.replace(self, sites=sites, ids=behind(self.ids), logits=behind(self.logits), start=None)
+            sites[name] = site.select(batch=[row])
+        own, source = self._columns(row), slice(0, len(self.source_rows[row]) if self.source_rows else 0)
+        ids, logits, source_ids = (
+            None if value is None else value[row : row + 1, where]
+            for value, where in ((self.ids, own), (self.logits, own), (self.source_ids, source))
+        )
+        rows, source_rows = self.token_rows[row : row + 1], self.source_rows[row : row + 1]
+        found, of_source = marked(self.model, ids, rows), marked(self.model, source_ids, source_rows, of_source=True)
+        inputs = [value for value in (source_ids, None if self.generated else ids) if value is not None]
+        return dataclasses.replace(
+            self, sites=sites, ids=ids, logits=logits, token_rows=rows, source_ids=source_ids, source_rows=source_rows,
+            lengths=None, start=None, text=None, output=None, marks=found, source_marks=of_source,
+            bound=None if self.bound is None else self.bound.reading(inputs),
+        )  # fmt: skip
+
+    def _columns(self, row: int) -> slice:
+        """Return where a row's real tokens stand."""
+        first = 0 if self.start is None else int(self.start[row])
+        return slice(first, first + len(self.token_rows[row]))
+
+    def _is_whole(self, row: int | None = None) -> bool:
+        """Whether a row, or every one, has no padding on either side."""
+        sides = ((self.ids, self.token_rows), (self.source_ids, self.source_rows))
+        counted = [(ids, rows if row is None else rows[row : row + 1]) for ids, rows in sides if ids is not None]
+        return all(len(tokens) == ids.shape[1] for ids, rows in counted for tokens in rows)
+
+    def aligned(self) -> "Run":
+        """Return the run with padding on the right and no more of it than the longest row leaves, in all it holds.
+
+        Raises:
+            ShapeMismatch: Of rows padded on the left only a part of the positions was read of a site.
+        """
+        if self._is_whole():
+            return self
+        assert self.ids is not None, "what is padded has ids"
+        padding, sites = Padding(self.lengths, self.start), dict[str, Labelled]()
+        for name, site in self.sites.items():
+            own = [axis for axis in site.axes if axis in ("pos", "query", "key")]
+            if self.start is not None and own:
+                self._require_whole(name, site, own)
+                values, rows = site.values, {name: [_padding_last(r) for r in of] for name, of in site.rows.items()}
+                for axis in own:
+                    values = padding.aligned(values, site.dim(axis))
+                site = dataclasses.replace(site, values=values, rows=rows)
+            # as all rows that there are, they bring no padding but each other's
+            sites[name] = site.select(batch=slice(None)) if site.rows else site
+        longest, source = (max(map(len, rows), default=0) for rows in (self.token_rows, self.source_rows))
+        equal = all(len(row) == longest for row in self.token_rows)
+        return dataclasses.replace(
+            self, sites=sites, ids=padding.aligned(self.ids)[:, :longest],
+            logits=None if self.logits is None else padding.aligned(self.logits)[:, :longest],
+            source_ids=None if self.source_ids is None else self.source_ids[:, :source],
+            lengths=None if equal else self.lengths, start=None,
+        )  # fmt: skip
+
+    def _require_whole(self, name: str, site: Labelled, own: Sequence[str]) -> None:
+        assert self.ids is not None, "what is padded has ids"
+        if site.axes[0] != "batch" or any(site.size(axis) != self.ids.shape[1] for axis in own):
+            raise ShapeMismatch(
+                f'"{name}" was read of rows padded on the left, and not whole: an analysis cannot tell which of '
+                "its positions are real.\n    Read the whole site, or pad on the right."
+            )
 
     def require(self, names: Iterable[str], analysis: str) -> None:
         """Raise `SiteNotRead`, with what to add to `read=`, unless all these sites were read."""
@@ -232,9 +391,20 @@ class Run(Mapping[str, Labelled]):
             notes = tuple(Note.from_dict(note) for note in header.pop("notes"))
             said = header.pop("provenance")
             bound = None if said is None else Provenance.from_dict(said)
-            return cls(sites, **extra, **header, notes=notes, model=model, bound=bound)
+            found = cls(sites, **extra, **header, notes=notes, model=model, bound=bound)
+            return dataclasses.replace(
+                found, sites={name: found._with_rows(name, site) for name, site in sites.items()}
+            )
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f'cannot read a run from "{path}": {error}') from error
+
+    def _with_rows(self, name: str, site: Labelled) -> Labelled:
+        """Return a site that was read whole with its positions named row by row, as they were before it was saved."""
+        labels, rows = _PositionLabels(self), dict[str, RowLabels]()
+        for axis in site.axes:
+            if axis in ("pos", "query", "key") and axis not in site.coords:
+                _name_positions(site, axis, labels.of(Site.named(name).reads_source(axis)), {}, rows)
+        return dataclasses.replace(site, rows=rows)
 
     def _header(self) -> str:
         sites = {n: (s.axes, {a: list(c) for a, c in s.coords.items()}, s.of) for n, s in self.sites.items()}
@@ -324,7 +494,8 @@ def run(
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     names = getattr(parts_of(model), "coordinate_names", ())
-    sites = {name: _with_coordinates(tape[name], tape, name, given, names) for name in tape}
+    labels = _PositionLabels(given)
+    sites = {name: _with_coordinates(tape[name], tape, name, labels, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,
@@ -333,9 +504,17 @@ def run(
 
 
 def run_for(
-    analysis: Callable[..., Any], given: Any, text: Any = None, target: Any = None, reads: Reads | None = None
+    analysis: Callable[..., Any],
+    given: Any,
+    text: Any = None,
+    target: Any = None,
+    reads: Reads | None = None,
+    *,
+    row: int | None = None,
 ) -> Run:
     """Return the run that an analysis is asked of: the one given, or a pass over the text.
+
+    Padding, if there is any, is on the right.
 
     Args:
         analysis: Has a card, which says what it reads by default.
@@ -343,8 +522,10 @@ def run_for(
         text: What the model reads; None with a run.
         target: Text or ids of the decoder, for an encoder-decoder.
         reads: What it reads with the options at hand, if these change it.
+        row: For an analysis of one prompt: which of the batch. The run is then that prompt's, without padding.
 
     Raises:
+        ShapeMismatch: There is no such row.
         AnalysisUnavailable: What is given is neither, or a text is missing or too many.
     """
     name = card_of(analysis).name
@@ -354,7 +535,7 @@ def run_for(
                 f"{name}: a run has its text already, so {name}(run, …) takes all else by name.\n"
                 f"    Of another text: {name}(model, text), or gf.run(model, text, read=[{name}])."
             )
-        return given.aligned()
+        return given.aligned() if row is None else given.prompt(row)
     if not isinstance(given, nn.Module):
         found = f"given a model's name, {given!r}" if isinstance(given, str) else f"given a {type(given).__name__}"
         raise AnalysisUnavailable(
@@ -366,7 +547,22 @@ def run_for(
             f"    or a run: {name}(gf.run(model, text, read=[{name}]))."
         )
     sites = (reads or card_of(analysis).reads)(parts_of(given))
-    return run(given, text, target, read=sites)
+    found = run(given, text, target, read=sites)
+    return found if row is None else found.prompt(row)
+
+
+def _any_layer(name: str) -> str:
+    """Return the glob of a site of one block in all of them, `blocks.*.attn.pattern`."""
+    site = Site.named(name)
+    return (
+        name
+        if site.layer is None
+        else name.removesuffix(f"{site.layer}.{site.behind_block}") + f"*.{site.behind_block}"
+    )
+
+
+def _padding_last(labels: Sequence[Coordinate | None]) -> list[Coordinate | None]:
+    return sorted(labels, key=lambda label: label is None)
 
 
 def text_position(position: int, length: int) -> int:
@@ -398,33 +594,78 @@ def output_logits(output: Any) -> Tensor | None:
     return None
 
 
-def _with_coordinates(value: Labelled, tape: Tape, name: str, given: Inputs, names: Sequence[str]) -> Labelled:
+class _PositionLabels:
+    """Names of positions, row by row: index and token, None at padding; made once for all sites of a pass."""
+
+    def __init__(self, given: Inputs | Run) -> None:
+        self._sides = {
+            False: (given.ids, given.token_rows, given.start),
+            True: (given.source_ids, given.source_rows, None),
+        }
+        self._known: dict[bool, list[list[Coordinate | None]]] = {}
+
+    def of(self, source: bool) -> list[list[Coordinate | None]]:
+        """Return those of the encoder's rows, or of the rows that end in the logits."""
+        if source not in self._known:
+            ids, rows, start = self._sides[source]
+            width = 0 if ids is None else ids.shape[1]
+            first = [0] * len(rows) if start is None else start.tolist()
+            self._known[source] = [
+                [
+                    *[None] * before,
+                    *(f"{i}:{token}" for i, token in enumerate(row)),
+                    *[None] * (width - before - len(row)),
+                ]
+                for before, row in zip(first, rows)
+            ]
+        return self._known[source]
+
+
+def _with_coordinates(
+    value: Labelled, tape: Tape, name: str, labels: _PositionLabels, names: Sequence[str]
+) -> Labelled:
     """Name positions, heads and, where they have names, coordinates of the stream along the axes of a site.
 
-    Rows with different tokens get no position names.
+    Positions of several rows, or of one that is padded, are named row by row.
     """
     request = tape.requests.get(name)
     site = None if request is None else tape.table[request.read.site]
     if request is None or site is None or not site.axes or request.read.reduce is not None:
         return value
-    coords: dict[str, list[Coordinate]] = {}
+    coords: dict[str, Sequence[Coordinate]] = {}
+    rows: dict[str, RowLabels] = {}
+    at = request.read.at.where
     for axis in value.axes:
-        labels: list[Coordinate] = []
         if axis in ("pos", "query", "key"):
-            rows = given.source_rows if site.reads_source(axis) else given.token_rows
-            if len(rows) == 1:
-                labels = [f"{i}:{token}" for i, token in enumerate(rows[0])]
-        elif axis in ("head", "kv_head") and site.layer is not None:
-            labels = _head_labels(site, axis, tape.table)
-        elif axis == "d_model":
-            labels = list(names)
-        where = request.read.at.where.get(axis)
-        if where is not None and labels:
-            labels = [labels[i] for i in entries(where, len(labels), axis)]
-        # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
-        if labels and len(labels) == value.size(axis):
-            coords[axis] = labels
-    return dataclasses.replace(value, coords=coords)
+            by_row = labels.of(site.reads_source(axis))
+            if "batch" in at:
+                by_row = [by_row[i] for i in entries(at["batch"], len(by_row), "batch")]
+            if axis in at:
+                by_row = [[row[i] for i in entries(at[axis], len(row), axis)] for row in by_row]
+            _name_positions(value, axis, by_row, coords, rows)
+            continue
+        found: list[Coordinate] = list(names) if axis == "d_model" else []
+        if axis in ("head", "kv_head") and site.layer is not None:
+            found = _head_labels(site, axis, tape.table)
+        if axis in at and found:
+            found = [found[i] for i in entries(at[axis], len(found), axis)]
+        if found and len(found) == value.size(axis):
+            coords[axis] = found
+    return dataclasses.replace(value, coords=coords, rows=rows)
+
+
+def _name_positions(
+    value: Labelled, axis: str, by_row: RowLabels, coords: dict[str, Sequence[Coordinate]], rows: dict[str, RowLabels]
+) -> None:
+    """Add the labels of an axis of positions: to those of all rows if there is one, whole; else to those by row."""
+    # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
+    if not by_row or len(by_row[0]) != value.size(axis):
+        return
+    whole = [label for label in by_row[0] if label is not None]
+    if len(by_row) == 1 and len(whole) == value.size(axis):
+        coords[axis] = whole
+    elif "batch" in value.axes and len(by_row) == value.size("batch"):
+        rows[axis] = by_row
 
 
 def _head_labels(site: Site, axis: str, table: Mapping[str, Site]) -> list[Coordinate]:

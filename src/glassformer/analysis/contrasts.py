@@ -24,7 +24,6 @@ from glassformer.data import Batch, Contrast, Pair, Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
 from glassformer.models import EncoderDecoder, Model, ModuleLike, require_module
-from glassformer.models.generate import padded
 
 # a tuple is (clean, corrupt), each as `run` takes it
 PromptPairs = Contrast | Pair | Sequence[Any]
@@ -172,20 +171,15 @@ def _by_name(model: ModuleLike, asked: Contrast, metric: MetricsLike) -> Metrics
 
 
 def _texts(model: ModuleLike, inputs: Any) -> Any:
-    if not is_ragged(inputs):
+    if isinstance(model, Model) or not is_ragged(inputs):
         return inputs
-    if isinstance(model, EncoderDecoder):
-        raise TextError("several texts for an encoder-decoder are given as a Batch, with source and tokens.")
     rows = [encode(model, text) if isinstance(text, str) else list(text) for text in inputs]
-    if not isinstance(model, Model):
-        if len({len(row) for row in rows}) > 1:
-            raise TextError(
-                f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
-                "padding is not known.\n    Give texts of one length, or the arguments it takes."
-            )
-        return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
-    ids, lengths = padded(model, rows, left=False)
-    return Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool), lengths=lengths)
+    if len({len(row) for row in rows}) > 1:
+        raise TextError(
+            f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
+            "padding is not known.\n    Give texts of one length, or the arguments it takes."
+        )
+    return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
 
 
 def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]) -> str:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
+from glassformer.analysis.prepare import next_tokens
 from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
@@ -17,7 +19,7 @@ from glassformer.models.evaluation import evaluating
 TokenPlace = int | range
 
 
-def loss_by_position(model: ModelLike, *batches: Batch) -> Labelled:
+def loss_by_position(model: ModelLike, *batches: Any) -> Labelled:
     """Return the mean loss of each position's token over the rows of some batches, in nats.
 
     Coordinate i is the loss on token i of a row, predicted from the tokens before it; so coordinates start at 1.
@@ -25,18 +27,20 @@ def loss_by_position(model: ModelLike, *batches: Batch) -> Labelled:
 
     Args:
         model: A decoder or an encoder-decoder.
-        batches: Rows; `weight` says what counts.
+        batches: Rows, whose `weight` says what counts; or for a decoder texts or ids, one or several at a time and of
+            any lengths.
     """
     losses, weight = token_losses(model, *batches)
     means = (losses * weight).sum(0) / weight.sum(0)
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
 
 
-def token_losses(model: ModelLike, *batches: Batch) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
+def token_losses(model: ModelLike, *batches: Any) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
     """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
-    with evaluating(require_model(model, "losses")), torch.no_grad():
-        losses = joined([_losses(model, batch) for batch in batches])
-    return losses, joined([batch.weight for batch in batches])
+    found = [next_tokens(require_model(model, "losses"), given, "losses") for given in batches]
+    with evaluating(model), torch.no_grad():
+        losses = joined([_losses(model, batch) for batch in found])
+    return losses, joined([batch.weight for batch in found])
 
 
 def document_losses(

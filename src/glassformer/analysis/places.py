@@ -1,7 +1,7 @@
 """Rows and positions of a run that an analysis looks at: how they are asked for, and what they are called."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from glassformer.analysis._run import Run, text_position
 from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.errors import ShapeMismatch
-from glassformer.labelled import Coordinate, Labelled
+from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import ModelLike
 from glassformer.numerics.indices import asked, entries, is_mask
 
@@ -40,9 +40,6 @@ class Places:
 
     def of_heads(self, values: Float[Tensor, "batch head pos *rest"]) -> Float[Tensor, "row place head *rest"]:
         return values.transpose(1, 2) if self.whole else values[self.rows[:, None], :, self.positions]
-
-    def of_rows(self, values: Tensor) -> Tensor:
-        return values if self.whole else values[self.rows]
 
     def fitted(self, given: Tensor, what: str, rest: int = 0) -> Tensor:
         """Return what is given for all places, or by row, or each place, as `rows places`; axes are 1 where they share.
@@ -76,40 +73,39 @@ class Places:
         return f"one, or one per position (pos={places}); {more}" if self.axes else f"one, as for one place; {more}"
 
 
-def places(run: Run, positions: Positions = None, row: int | None = None) -> Places:
-    """Return places of a run; raises `ShapeMismatch` for rows and positions that its text does not have.
+def places(run: Run, positions: Positions = None, *, single: bool = False) -> Places:
+    """Return places of a run; raises `ShapeMismatch` for positions that its texts do not have.
 
     Args:
         run: A forward pass of one of our models.
         positions: One or several, negative ones counted from the end of each row's real tokens; a tensor `batch place`
             gives every row its own. All by default, those of padding included.
-        row: Only this row of the batch.
+        single: The run is of one prompt, and results keep no axis for it.
     """
     assert run.ids is not None, "a run of one of our models has ids"
     batch, length = run.ids.shape
     device = run.ids.device
-    if row is not None and not -batch <= row < batch:
-        raise ShapeMismatch(f"row {row}: the run has {batch} rows; row=None takes them all.")
     if isinstance(positions, Sequence) and not len(positions):
         raise ShapeMismatch("positions: give one at least, or None for all of them.")
-    rows = range(batch) if row is None else [row % batch]
+    rows = range(batch)
     one = isinstance(positions, int) or (isinstance(positions, Tensor) and positions.ndim == 0)
-    axes = (*(["batch"] if row is None else []), *([] if one else ["pos"]))
+    axes = (*([] if single else ["batch"]), *([] if one else ["pos"]))
     if positions is None:
         every = torch.arange(length, device=device).expand(len(rows), -1)
-        return Places(torch.tensor(rows, device=device), every, len(rows) == batch, axes)
+        return Places(torch.tensor(rows, device=device), every, True, axes)
     wanted: Any = positions.tolist() if isinstance(positions, Tensor) else positions
     if isinstance(positions, Tensor) and positions.ndim > 1:
         if len(wanted) != len(rows):
-            there = f"the run has {batch}" if row is None else f"row={row} asks for one; row=None takes all {batch}"
+            there = "row=… asks for one; row=None takes all" if single else f"the run has {batch}"
             raise ShapeMismatch(f"positions for {len(wanted)} rows were given; {there}.")
     else:
         wanted = [wanted] * len(rows)
-    chosen = [[of_row] if one else _several(of_row, length) for of_row in wanted]
+    lengths = [len(run.token_rows[row]) for row in rows]
+    chosen = [[of_row] if one else _several(of_row, length, real) for of_row, real in zip(wanted, lengths)]
     if len({len(of_row) for of_row in chosen}) > 1:
+        counts = ", ".join(str(len(of_row)) for of_row in chosen)
         raise ShapeMismatch(
-            f"positions: the masks choose {', '.join(str(len(of_row)) for of_row in chosen)} positions of the rows; "
-            "results have as many for each row."
+            f"positions: the masks or slices choose {counts} positions of the rows; results have as many for each row."
         )
     found = [[run.place(p, r) for p in of_row] for r, of_row in zip(rows, chosen)]
     return Places(torch.tensor(rows, device=device), torch.tensor(found, device=device), axes=axes)
@@ -117,14 +113,14 @@ def places(run: Run, positions: Positions = None, row: int | None = None) -> Pla
 
 def text_positions(positions: Any, length: int) -> list[int]:
     """Return positions of a text, from 0, however they were asked for; raises `ShapeMismatch` for ones it lacks."""
-    return [text_position(position, length) for position in _several(positions, length)]
+    return [text_position(position, length) for position in _several(positions, length, length)]
 
 
-def _several(positions: Any, length: int) -> list[int]:
-    """Return positions as indices: those a mask is true at or a slice covers, all others as they were given."""
+def _several(positions: Any, length: int, real: int) -> list[int]:
+    """Return positions as indices: those a mask is true at, or a slice of the real ones; all others as they are."""
     found = asked(positions, "positions")
     if is_mask(found) or isinstance(found, slice):
-        return entries(found, length, "positions")
+        return entries(found, real if isinstance(found, slice) else length, "positions")
     if isinstance(found, Tensor):
         listed: list[int] = found.tolist()
         return listed
@@ -147,18 +143,36 @@ def position_in(run: Run, position: int | None) -> int:
     return last
 
 
-def place_labels(run: Run, at: Places) -> dict[str, Sequence[str]]:
-    """Return names of positions, with their tokens if there is one row."""
-    if len(at.rows) != 1:
-        same = bool((at.positions == at.positions[:1]).all())
-        return {"pos": [str(p) for p in at.positions[0].tolist()]} if same and not at.whole else {}
-    tokens = run.token_rows[int(at.rows[0])]
-    known = [p for p in at.positions[0].tolist() if p < len(tokens)]
-    return {"pos": [f"{p}:{tokens[p]}" for p in known]} if len(known) == at.positions.shape[1] else {}
+def place_labels(run: Run, at: Places) -> tuple[dict[str, Sequence[Coordinate]], dict[str, RowLabels]]:
+    """Return names of positions with their tokens: of all rows if there is one, else row by row, None at padding."""
+    return axis_labels("pos", _named(run.token_rows, at.positions.tolist()))
+
+
+def axis_labels(axis: str, by_row: RowLabels) -> tuple[dict[str, Sequence[Coordinate]], dict[str, RowLabels]]:
+    """Return the labels of an axis as `Labelled` takes them: those of all rows, and those row by row."""
+    whole = [label for label in by_row[0] if label is not None]
+    return ({axis: whole}, {}) if len(by_row) == 1 and len(whole) == len(by_row[0]) else ({}, {axis: by_row})
+
+
+def key_labels(
+    rows: Sequence[Sequence[str]], keys: int
+) -> tuple[dict[str, Sequence[Coordinate]], dict[str, RowLabels]]:
+    """Return names of all keys of some rows, likewise."""
+    return axis_labels("key", _named(rows, [range(keys)] * len(rows)))
+
+
+def _named(rows: Sequence[Sequence[str]], positions: Sequence[Iterable[int]]) -> list[list[Coordinate | None]]:
+    return [
+        [f"{p}:{tokens[p]}" if p < len(tokens) else None for p in of_row] for tokens, of_row in zip(rows, positions)
+    ]
 
 
 def labelled_at(
-    run: Run, at: Places, values: Tensor, coords: Mapping[str, Sequence[Coordinate] | None] | None = None
+    run: Run,
+    at: Places,
+    values: Tensor,
+    coords: Mapping[str, Sequence[Coordinate] | None] | None = None,
+    rows: Mapping[str, RowLabels] | None = None,
 ) -> Labelled:
     """Return numbers of places with those axes of places that results keep.
 
@@ -167,13 +181,14 @@ def labelled_at(
         at: Its places.
         values: `row place` and more.
         coords: Names of the axes behind these two, with their labels; None for an axis without labels.
+        rows: Labels of those of them that differ from row to row.
     """
     coords = coords or {}
     known = {axis: labels for axis, labels in coords.items() if labels is not None}
-    places = {axis: labels for axis, labels in place_labels(run, at).items() if axis in at.axes}
+    of_all, by_row = place_labels(run, at) if "pos" in at.axes else ({}, {})
     values = values if "pos" in at.axes else values[:, 0]
     values = values if "batch" in at.axes else values[0]
-    return Labelled(values, (*at.axes, *coords), places | known)
+    return Labelled(values, (*at.axes, *coords), of_all | known, rows=by_row | dict(rows or {}))
 
 
 def tokens_at(model: ModelLike, given: Answers, at: Places) -> Int[Tensor, "row place"]:

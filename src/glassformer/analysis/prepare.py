@@ -13,8 +13,9 @@ from torch import Tensor
 
 from glassformer.analysis.reading import check_known, mark_notes, marked, rows_note, specials_note
 from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
+from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import Reading
-from glassformer.errors import ShapeMismatch, TextError, TokenOutOfRange
+from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
@@ -129,6 +130,49 @@ def _rows(
         return ids, Padding.of(ids, counts)
     ids = token_ids(model, given, reading, specials, allow_unknown)
     return ids, Padding() if padding is None else padding.on(ids)
+
+
+def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
+    """Return texts or ids as a batch whose targets are their next tokens; a `Batch` as it is.
+
+    Args:
+        model: What reads them.
+        given: A `Batch`; or, for a decoder, a text, ids, or several of either, of any lengths.
+        analysis: Named in errors.
+
+    Raises:
+        AnalysisUnavailable: An encoder-decoder, which reads pairs, or a model whose logits are of other tokens.
+    """
+    if isinstance(given, Batch):
+        return given
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(f"{analysis}: an encoder-decoder reads pairs; give a Batch with source and tokens.")
+    model.require_one_vocabulary(f"{analysis}, on texts whose next tokens are the targets,")
+    ids, padding = _rows(model, given, "prompt", None, None)
+    if padding.lengths is None:
+        return next_token_batch(ids)
+    counts = padding.lengths - 1
+    weight = torch.arange(ids.shape[1] - 1, device=ids.device) < counts[:, None]
+    # a text of one token has no next one, and its row still reads something
+    return next_token_batch(ids, weight, lengths=counts.clamp_min(1))
+
+
+def rows_by_length(model: Model, given: Any) -> list[Int[Tensor, "batch pos"]]:
+    """Return texts or ids, one or several, as rows of ids: those of one length together, the longest first."""
+    ids, padding = _rows(model, given, "prompt", None, None)
+    if padding.lengths is None:
+        return [ids]
+    lengths = padding.lengths.unique().flip(0).tolist()
+    return [ids[padding.lengths == length, :length] for length in lengths]
+
+
+def require_one_prompt(found: int, analysis: str) -> None:
+    """Raise `ShapeMismatch`, which says how to ask of several, unless there is one prompt."""
+    if found != 1:
+        raise ShapeMismatch(
+            f"{analysis} is of one prompt at a time, and was given {found}.\n"
+            f"    Of several: [{analysis}(model, one, …) for one in prompts]."
+        )
 
 
 def is_ragged(given: Any) -> bool:

@@ -147,22 +147,26 @@ def _averaged(panel: Panel) -> Panel:
 def _mean(value: Any, axis: str) -> Any:
     coords = {name: labels for name, labels in value.coords.items() if name != axis}
     axes = tuple(name for name in value.axes if name != axis)
-    return type(value)(value.values.nanmean(value.dim(axis)), axes, coords, value.of)
+    rows = {} if axis == "batch" else value.rows
+    return type(value)(value.blanked().values.nanmean(value.dim(axis)), axes, coords, value.of, rows)
 
 
 def _parts(panel: Panel, least: int) -> Iterator[Panel]:
     """Yield panels of one or two axes: units apart, and one for each entry of the axes in front.
 
-    Axes of one entry go first, as long as `least` axes are left.
+    Axes of one entry go first, as long as `least` axes are left. Maps of prompts whose tokens differ are of one each.
     """
     name, value, signed = panel
     if value.values.numel() == 0 or value.values.ndim == 0:
         return
     single = [axis for axis in value.axes if value.size(axis) == 1][: max(0, value.values.ndim - least)]
     units = [axis for axis in value.axes if axis in UNITS] if value.values.ndim > 1 else []
-    split = next(iter([*single, *units, *value.axes[:1]] if single or units or value.values.ndim > 2 else []), None)
+    own = ["batch"] if value.rows else []
+    split = next(
+        iter([*single, *units, *own, *value.axes[:1]] if single or units or value.values.ndim > 2 else []), None
+    )
     if split is None:
-        yield panel
+        yield panel._replace(value=value.blanked())
         return
     for i, label in enumerate(value.labels(split)):
         said = "" if split in single and split not in value.coords else _said(split, label)

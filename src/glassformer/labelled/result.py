@@ -169,6 +169,20 @@ class Result:
         """Write the result as JSON, whole or not at all; raises `SaveError`."""
         return files.write(path, self.to_json(indent=1))
 
+    def prompt(self, row: int) -> Self:
+        """Return what the result says of one prompt of several: the batch of that one, without padding.
+
+        Raises:
+            ShapeMismatch: It says nothing of single prompts, or there is no such row.
+        """
+        found = _of_prompt(self, row)
+        if found is None:
+            raise ShapeMismatch(
+                f"{type(self).__name__} is of all prompts together: it has no axis `batch`.\n"
+                "    Ask the analysis of one prompt: analysis(run.prompt(1)), or give it that prompt alone."
+            )
+        return found
+
     def replace(self, **changes: Any) -> Self:
         found = dataclasses.replace(self, **changes)  # type: ignore[type-var]
         return found.noted(*self.notes).bound(self._bound)
@@ -222,6 +236,24 @@ def _panels_within(result: Result) -> list[figures.Panel]:
 
 def _fields(result: Any) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(result)
+
+
+def _of_prompt(value: Any, row: int) -> Any:
+    """Return what a field says of one row of the batch; None if it has no such axis."""
+    if isinstance(value, Labelled):
+        return value.select(batch=[row]) if "batch" in value.axes else None
+    if isinstance(value, Mapping):
+        found = _changed(value, row)
+        return {**value, **found} if found else None
+    if isinstance(value, Result):
+        found = _changed({f.name: getattr(value, f.name) for f in _fields(value)}, row)
+        return value.replace(**found) if found else None
+    return None
+
+
+def _changed(fields: Mapping[Any, Any], row: int) -> dict[Any, Any]:
+    found = {name: _of_prompt(value, row) for name, value in fields.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _plain(value: Any, packed: bool = False) -> Any:

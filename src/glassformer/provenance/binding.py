@@ -72,6 +72,10 @@ class Provenance:
         """Return that of a result made from one with this provenance."""
         return dataclasses.replace(self, analysis=analysis, input=(*self.input, *given(inputs)), seed=seed)
 
+    def reading(self, inputs: Sequence[Any]) -> Self:
+        """Return that of a part of what was read."""
+        return dataclasses.replace(self, input=given(inputs))
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data."""
         return dataclasses.asdict(self) | {"input": [dataclasses.asdict(one) for one in self.input]}
@@ -109,6 +113,12 @@ class Binding:
         """Return the binding of a result made from one that is bound."""
         found = copy.copy(self)
         found.analysis, found.inputs, found.seed = analysis, (*self.inputs, *inputs), seed
+        return found
+
+    def reading(self, inputs: Sequence[Any]) -> Self:
+        """Return the binding of a part of what was read."""
+        found = copy.copy(self)
+        found.inputs = tuple(inputs)
         return found
 
     def said(self) -> Provenance:

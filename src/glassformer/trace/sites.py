@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from glassformer.errors import UnknownSite, nearest
+
 
 @dataclass(frozen=True)
 class Site:
@@ -65,6 +67,11 @@ class Site:
         return self.name.removesuffix(self.quantity).removesuffix(".")
 
     @property
+    def behind_block(self) -> str:
+        """What stands behind the block's number in its name: `attn.pattern`, `resid_post`."""
+        return f"{self.part}.{self.quantity}".removeprefix(".")
+
+    @property
     def role(self) -> str:
         """What its part does, whichever of its kind it is: `attn` for `attn_1`."""
         return role_of(self.part)
@@ -102,3 +109,33 @@ def declare(
         fixed = {axis: sizes[axis] for axis in names if axis in sizes}
         name = f"{path}.{quantity}" if path else quantity
         yield Site.named(name, names, fixed, layer, lazy=quantity in lazy)
+
+
+def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
+    """Return the sites of blocks that go by a short name, by layer: what stands behind `blocks.3.` in their own.
+
+    `resid_post`, `attn.pattern`, or `pattern` where a block has no other; of the stack that ends in the logits, or
+    `encoder.resid_post`.
+
+    Raises:
+        UnknownSite: No block has such a site, or a block has several.
+    """
+    stacks = {site.stack for site in table.values()}
+    first, _, rest = short.partition(".")
+    stack, words = (first, rest) if first in stacks else ("decoder" if "decoder" in stacks else "", short)
+    inside = [site for site in table.values() if site.stack == stack and site.layer is not None]
+    chosen = [site for site in inside if site.behind_block == words] or [s for s in inside if s.quantity == words]
+    found: dict[int, Site] = {}
+    for site in chosen:
+        assert site.layer is not None, "sites of blocks have a layer"
+        if site.layer in found:
+            several = (f'"{short.removesuffix(words)}{one.behind_block}"' for one in (found[site.layer], site))
+            raise UnknownSite(f'"{short}" is the name of several sites of layer {site.layer}: {" or ".join(several)}.')
+        found[site.layer] = site
+    if not found:
+        known = list(dict.fromkeys(site.behind_block for site in inside))
+        there = f"What stands behind blocks.0. in the name of a site: {', '.join(known)}."
+        there = there if known else "Sites of this model lie in no blocks that we know; they go by their whole names."
+        close = nearest(words, [*known, *(site.quantity for site in inside)])
+        raise UnknownSite(f'no site "{short}" in any layer.{close}\n    {there}')
+    return found

@@ -129,9 +129,9 @@ def direct_logit_attribution(
             are asked for where the stream passes more norms than the final one.
         ShapeMismatch: There is no such row or position, or answers or directions do not fit those asked for.
     """
-    run = run_for(direct_logit_attribution, run, text, target)
+    run = run_for(direct_logit_attribution, run, text, target, row=row)
     run.require(_component_sites(run.model, run), "direct_logit_attribution")
-    at = places(run, position, row)
+    at = places(run, position, single=row is not None)
     aimed = aim(run, answer, against, direction, at, "direct_logit_attribution")
     path = pull_back(run, aimed.directions, at)
     components, contributions = _split(run, path, at, aimed, FinalNorm.of(run, path, at) if norm == "live" else None)

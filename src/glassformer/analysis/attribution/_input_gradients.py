@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.frozen._mixing import position_labels
-from glassformer.analysis.prepare import Inputs, answer_id, prepare, token_id
+from glassformer.analysis.prepare import Inputs, answer_id, prepare, require_one_prompt, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
@@ -174,8 +174,7 @@ def _ask(
 ) -> _Differentiated:
     assert given.ids is not None, "our models take ids"
     n, row = len(given.token_rows[0]), given.ids.shape[0]
-    if row != 1:
-        raise ShapeMismatch(f"input_gradients: one row of text is needed, found {row}.")
+    require_one_prompt(row, "input_gradients")
     places = slice(None) if isinstance(positions, str) and positions == "all" else asked(positions, "positions")
     device = given.ids.device
     chosen = entries(places, n, "positions")

@@ -176,7 +176,10 @@ def _pass(model: ModelLike, given: Any, word: str | int | tuple[int, int], which
     prepared = prepare(model, given, None)
     assert prepared.ids is not None, "a model of ours takes ids"
     if len(prepared.token_rows) != 1:
-        raise ShapeMismatch(f"meaning_shift: a context is one row of text; found {len(prepared.token_rows)}.")
+        raise ShapeMismatch(
+            f"meaning_shift: a context is one row of text; found {len(prepared.token_rows)}.\n"
+            "    Of several: [meaning_shift(model, one, other, word) for one, other in contexts]."
+        )
     tokens = prepared.token_rows[0]
     if isinstance(word, str):
         position = find_word(tokens, word)

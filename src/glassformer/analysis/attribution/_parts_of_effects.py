@@ -19,7 +19,7 @@ from glassformer.analysis.attribution._direct_logit_attribution import aim, aim_
 from glassformer.analysis.components import head_labels
 from glassformer.analysis.frozen._pull_back import PulledDirections, Write, pull_back
 from glassformer.analysis.frozen._stack import require_pattern
-from glassformer.analysis.places import Answers, Places, Positions, labelled_at, places
+from glassformer.analysis.places import Answers, Places, Positions, key_labels, labelled_at, places
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, UnknownAxis
@@ -114,10 +114,12 @@ def source_effects(
         AnalysisUnavailable: There is no attention in these layers.
     """
     directed = direction is not None
-    run = run_for(source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed))
+    run = run_for(
+        source_effects, run, text, target, lambda model: direct_source_sites(model, layers, directed), row=row
+    )
     chosen = _attentions(run.model, layers)
     run.require(direct_source_sites(run.model, layers, directed), "source_effects")
-    at = places(run, position, row)
+    at = places(run, position, single=row is not None)
     path = pull_back(run, aim(run, answer, against, direction, at, "source_effects").directions, at)
     return by_key(run, path, at, chosen)
 
@@ -153,10 +155,10 @@ def neuron_effects(
         AnalysisUnavailable: There is no MLP in these layers.
     """
     directed = direction is not None
-    run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed))
+    run = run_for(neuron_effects, run, text, target, lambda model: neuron_sites(model, layers, directed), row=row)
     _mlps(run.model, layers)
     run.require(neuron_sites(run.model, layers, directed), "neuron_effects")
-    at = places(run, position, row)
+    at = places(run, position, single=row is not None)
     path = pull_back(run, aim(run, answer, against, direction, at, "neuron_effects").directions, at)
     values, biases, names, mlps = [], [], [], []
     for write in path.writes:
@@ -210,7 +212,7 @@ def _taken(run: Run, write: Write, part: AttentionLayer, at: Places) -> Float[Te
         x = at.of_stream(run[write.layer.at_read].values) if gated else ones
         factor = part.merge.prepare(ones.transpose(1, 2), x, scale)
         through = through * factor.detach().unflatten(-1, ones.shape[-2:])
-    value = at.of_rows(run[part.at.value].values)
+    value = run[part.at.value].values
     moved = through.transpose(1, 2) @ per_query_head(value, pattern.transpose(1, 2)).mT
     return pattern * moved.transpose(1, 2) * u.factor[..., None, None]
 
@@ -221,9 +223,8 @@ def _labelled(
     if not values:
         return None
     stacked = torch.cat(values, 2).detach().double()
-    names = [f"{i}:{token}" for i, token in enumerate(rows[int(at.rows[0])])] if len(at.rows) == 1 else []
-    keys = names if len(names) == stacked.shape[-1] else None
-    return labelled_at(run, at, stacked, {"head": heads, "key": keys})
+    keys, by_row = key_labels(rows, stacked.shape[-1])
+    return labelled_at(run, at, stacked, {"head": heads, "key": None} | keys, by_row)
 
 
 def _sites(layer: SubLayer) -> list[str]:

@@ -138,7 +138,10 @@ def long_context(
     assert ids is not None, "our models take ids"
     padded = given.lengths is not None and bool((given.lengths < ids.shape[1]).any())
     if padded or given.kwargs.get("documents") is not None:
-        raise ShapeMismatch("long_context: rows of one text each and of one length are needed; give their ids.")
+        raise ShapeMismatch(
+            "long_context is of rows of one length, with one text in each.\n"
+            "    Of several lengths: [long_context(model, one) for one in prompts]."
+        )
     if sink < 1 or recent < 1 or block < 1:
         raise ShapeMismatch(f"long_context: sink={sink}, recent={recent} and block={block} must be at least 1.")
     length = ids.shape[1]

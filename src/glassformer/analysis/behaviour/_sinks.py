@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from glassformer.analysis.heads._roles import Head, drawable, heads
-from glassformer.analysis.prepare import token_id, token_ids
+from glassformer.analysis.prepare import rows_by_length, token_id
 from glassformer.analysis.question import question
 from glassformer.arguments import Count
 from glassformer.attention import AttentionLayer, per_query_head
@@ -89,7 +89,7 @@ def attention_sinks(
 
     Args:
         model: A decoder with softmax attention in some layer; only such heads are measured and masked.
-        text: Text, or rows of ids of one length, what starts a text first; several rows give a spread.
+        text: A text or ids, what starts a text first; or several, of any lengths, which give a spread.
         above: Mass from which a head counts into the sink rate.
         window: Last keys seen under a window, the query's own included.
         first: First keys kept beside a window; also how many neutral tokens are put in front.
@@ -99,34 +99,49 @@ def attention_sinks(
     Raises:
         AnalysisUnavailable: The model is no decoder, or no layer has a softmax over keys: then nothing has to rest
             anywhere.
-        ShapeMismatch: Fewer than three tokens.
+        ShapeMismatch: Fewer than three tokens in some row.
     """
     known, left_out = _softmax_heads(model)
     model.require_one_vocabulary("attention_sinks, which counts losses on next tokens,")
-    ids = token_ids(model, text)
-    if ids.shape[1] < 3:
-        raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {ids.shape[1]}.")
-    other = _neutral(model, ids, neutral)
+    groups = rows_by_length(model, text)
+    longest, shortest = groups[0].shape[1], groups[-1].shape[1]
+    if shortest < 3:
+        raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {shortest}.")
+    other = _neutral(model, torch.cat([ids[:, :1] for ids in groups]), neutral)
     paths = list(dict.fromkeys(head.path for head in known))
-    conditions = _conditions(model, paths, ids, other, window, first, left_out)
+    # a condition that some row has no room for is left out of all
+    fits, cuts = longest + first <= model.config.max_len, shortest > window
+    if not fits:
+        left_out["neutral tokens in front"] = (
+            f"{longest} tokens and {first} more do not fit in max_len={model.config.max_len}"
+        )
+    if not cuts:
+        left_out["window"] = f"{shortest} tokens fit into it; give a longer text or a smaller window"
+    runs = [_conditions(paths, ids, other, window, first, fits, cuts) for ids in groups]
+    conditions, done = list(runs[0]), 0
+    measures, losses = list[Tensor](), list[Tensor]()
     with evaluating(model):
-        measures = _measure(model, paths, ids)
-        losses = dict[str, Tensor]()
-        for i, (name, (tokens, edits, shift)) in enumerate(conditions.items()):
-            tape = Tape(model, edit=edits) if edits else None
-            logits = model(tokens, tape=tape)[:, shift + 1 : shift + ids.shape[1] - 1]
-            losses[name] = -logits.double().log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0].mean(-1)
-            if report is not None:
-                report(i + 1, len(conditions))
-    rows = torch.stack(list(losses.values())).cpu()
+        for ids, run in zip(groups, runs):
+            measures.append(_measure(model, paths, ids))
+            of_group = list[Tensor]()
+            for tokens, edits, shift in run.values():
+                tape = Tape(model, edit=edits) if edits else None
+                logits = model(tokens, tape=tape)[:, shift + 1 : shift + ids.shape[1] - 1]
+                of_group.append(-logits.double().log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0].mean(-1))
+                done += 1
+                if report is not None:
+                    report(done, len(groups) * len(conditions))
+            losses.append(torch.stack(of_group))
+    rows = torch.cat(losses, 1).cpu()
+    by_head = torch.cat(measures).mean(0)
     change = rows - rows[:1]
     n = rows.shape[1]
     spread = change.std(1) / math.sqrt(n) if n > 1 else change.mean(1) * math.nan
-    over = (("condition",), {"condition": list(conditions)})
+    over = (("condition",), {"condition": conditions})
     labels = [head.label for head in known]
     return AttentionSinks(
-        Labelled(measures, ("head", "measure"), {"head": labels, "measure": MEASURES}),
-        float((measures[:, 0] > above).double().mean()), above,
+        Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
+        float((by_head[:, 0] > above).double().mean()), above,
         Labelled(rows.mean(1), *over), Labelled(change.mean(1), *over), Labelled(spread, *over),
         window, first, other, left_out,
     )  # fmt: skip
@@ -175,16 +190,12 @@ _Condition = tuple[Tensor, list[Edit], int]
 
 
 def _conditions(
-    model: ModelLike,
-    paths: list[str],
-    ids: Int[Tensor, "row pos"],
-    neutral: int,
-    window: int,
-    first: int,
-    left_out: dict[str, str],
+    paths: list[str], ids: Int[Tensor, "row pos"], neutral: int, window: int, first: int, fits: bool, cuts: bool
 ) -> dict[str, _Condition]:
-    """Return by name: tokens, edits, and where the text's first token stands among them."""
-    n = ids.shape[1]
+    """Return by name: tokens, edits, and where the text's first token stands among them.
+
+    `fits` says whether there is room for tokens in front, `cuts` whether rows are longer than the window.
+    """
     scores = [f"{path}.scores" for path in paths]
     hide = [Set(site, -math.inf, at=At(query=slice(1, None), key=0)) for site in scores]
     replaced, front = ids.clone(), ids.new_full((len(ids), first), neutral)
@@ -195,17 +206,11 @@ def _conditions(
         "first token dropped": (ids[:, 1:], [], -1),
         "first token replaced": (replaced, [], 0),
     }
-    if n + first <= model.config.max_len:
+    if fits:
         found["neutral tokens in front"] = (torch.cat((front, ids), 1), [], first)
-    else:
-        left_out["neutral tokens in front"] = (
-            f"{n} tokens and {first} more do not fit in max_len={model.config.max_len}"
-        )
-    if n > window:
+    if cuts:
         found["window"] = (ids, _windowed(scores, window, 0), 0)
         found["window with first keys"] = (ids, _windowed(scores, window, first), 0)
-    else:
-        left_out["window"] = f"{n} tokens fit into it; give a longer text or a smaller window"
     return found
 
 
@@ -217,7 +222,7 @@ def _windowed(scores: list[str], window: int, first: int) -> list[Edit]:
     return [Apply(site, hide) for site in scores]
 
 
-def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "head measure"]:
+def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) -> Float[Tensor, "row head measure"]:
     read = [f"{path}.{what}" for path in paths for what in ("key", "value")]
     reduced = [Read(f"{path}.pattern", reduce=_columns) for path in paths]
     reduced += [Read(f"{path}.scores", reduce=_score_above) for path in paths]
@@ -234,8 +239,8 @@ def _measure(model: ModelLike, paths: list[str], ids: Int[Tensor, "row pos"]) ->
             columns[..., 0], carried[..., 0], carried[..., 1:].sum(-1), _ratio(written), _ratio(key),
             tape.values[f"{path}.scores"].double(),
         ]  # fmt: skip
-        found.append(torch.stack([x.mean(0) for x in numbers], -1))
-    return torch.cat(found).cpu()
+        found.append(torch.stack(numbers, -1))
+    return torch.cat(found, 1).cpu()
 
 
 def _columns(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head key"]:

@@ -26,14 +26,13 @@ from torch import Tensor
 from glassformer.analysis.behaviour._answers import Measured, averaged, forward, measured, rests
 from glassformer.analysis.behaviour._outcomes import OUTCOMES, Scored, change_errors, outcome, scored
 from glassformer.analysis.losses import joined
-from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
-from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Block, Decoder, ModelLike, require_model
+from glassformer.models import Block, ModelLike, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.trace import At, Edit, Set, Tape
 
@@ -107,7 +106,8 @@ def suppression(
 
     Args:
         model: A decoder or an encoder-decoder.
-        inputs: Batches, texts, or rows of ids; their next tokens are the answers.
+        inputs: Batches, texts, or rows of ids, one or several at a time and of any lengths; their next tokens are the
+            answers.
         last: How many last layers are examined.
         value: What takes the place of a part that is taken out: `mean` over these inputs, or `zero`.
         frequencies: Of all tokens, in any unit; counted in these inputs by default.
@@ -124,7 +124,7 @@ def suppression(
         raise ShapeMismatch("suppression: give at least one text or batch.")
     if not 1 <= last <= len(blocks):
         raise ShapeMismatch(f"suppression: last={last}; the model has {len(blocks)} layers.")
-    batches = [_batch(model, given) for given in inputs]
+    batches = [next_tokens(model, given, "suppression") for given in inputs]
     frequency = _frequencies(model, batches, frequencies)
     plan, left_out = _plan(blocks[-last:])
     total, done = len(batches) * (1 + len(plan)), 0
@@ -216,15 +216,6 @@ class _Set:
 
 def _means(clean: Sequence[Measured]) -> dict[str, Float[Tensor, " d_model"]]:
     return {site: torch.cat([known.out[site] for known in clean]).mean(0) for site in clean[0].out}
-
-
-def _batch(model: ModelLike, given: Any) -> Batch:
-    if isinstance(given, Batch):
-        return given
-    if not isinstance(model, Decoder):
-        raise AnalysisUnavailable("suppression: an encoder-decoder reads pairs; give a Batch with source and tokens.")
-    model.require_one_vocabulary("suppression, on texts whose next tokens are the answers,")
-    return next_token_batch(token_ids(model, given))
 
 
 def _frequencies(model: ModelLike, batches: Sequence[Batch], given: Tensor | None) -> Float[Tensor, " vocab"]:

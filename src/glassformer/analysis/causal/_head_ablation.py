@@ -27,17 +27,16 @@ from glassformer.analysis.causal._site_grid import write_site
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.heads._roles import Head, heads
 from glassformer.analysis.losses import icl_or_nan, joined, token_losses
-from glassformer.analysis.prepare import token_ids
+from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import token_loss
 from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.attention import AttentionLayer
 from glassformer.data import Batch
-from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, nearest
 from glassformer.labelled import Labelled, Result
-from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models import ModelLike, require_model
 from glassformer.models.norms import Norm
 from glassformer.trace import At, Edit, Read, Set
 
@@ -99,7 +98,7 @@ def ablate(
     Args:
         model: A decoder or an encoder-decoder.
         chosen: Labels of heads (`L1H6`), of any layers.
-        inputs: Batches, a text, or rows of token ids.
+        inputs: Batches, texts, or rows of token ids, one or several at a time and of any lengths.
         kind: Whether later patterns react.
         value: What takes the place of the heads' writes.
         norms: Whether the scales of norms react.
@@ -259,7 +258,7 @@ def _losses(
 def _checked(model: ModelLike, sets: dict[str, list[Head]], inputs: Sequence[Any], kind: Kind) -> list[Batch]:
     """Return the inputs as batches; raise if there is nothing to ablate, or nothing to do it on."""
     require_next_tokens(model, "ablate")
-    batches = [_batch(model, given) for given in inputs]
+    batches = [next_tokens(model, given, "ablate") for given in inputs]
     if not batches:
         raise ShapeMismatch("ablate: give at least one batch.")
     if kind == "pattern_preserving" and (lacking := [h for h in heads(model) if h.reading is None]):
@@ -354,12 +353,3 @@ def _source_weight(batch: Batch) -> Bool[Tensor, "batch source_pos"]:
     if batch.source_lengths is None:
         return torch.ones_like(batch.source, dtype=torch.bool)
     return torch.arange(batch.source.shape[1], device=batch.source.device) < batch.source_lengths[:, None]
-
-
-def _batch(model: ModelLike, given: Any) -> Batch:
-    if isinstance(given, Batch):
-        return given
-    if not isinstance(model, Decoder):
-        raise AnalysisUnavailable("ablate: an encoder-decoder reads pairs; give a Batch with source and tokens.")
-    model.require_one_vocabulary("ablate, on texts whose next tokens are the targets,")
-    return next_token_batch(token_ids(model, given))

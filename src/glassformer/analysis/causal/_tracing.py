@@ -212,7 +212,10 @@ def causal_trace(
     traced = _traced(model, stack)
     asked = prompts(model, inputs, target, "causal_trace")
     if asked.rows != 1:
-        raise ShapeMismatch(f"causal_trace: one prompt at a time, found {asked.rows}; see average_traces.")
+        raise ShapeMismatch(
+            f"causal_trace is of one prompt at a time, and was given {asked.rows}.\n"
+            "    Of several: average_traces([causal_trace(model, one, subject) for one, subject in prompts])."
+        )
     built = parts_of(model)
     name = stack or next(iter(built.stacks))
     chosen = tuple(kinds) if kinds is not None else _available(traced)

@@ -218,14 +218,17 @@ def offset_scores(
     Raises:
         SiteNotRead: The run lacks a pattern.
         NoPattern: No head has one.
-        AnalysisUnavailable: Rows are padded: give rows of one length.
+        AnalysisUnavailable: Rows are of different lengths: ask of each, `offset_scores(run.prompt(i))`.
     """
     run = run_for(offset_scores, run, text, target)
     sites = offset_sites(run.model)
     if all(layer.module.traits.linear_in_value == "no" for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
-        raise AnalysisUnavailable("offset_scores: rows of different lengths are padded; give rows of one length.")
+        raise AnalysisUnavailable(
+            "offset_scores: rows of different lengths hold different offsets; give rows of one length, or ask of each "
+            "by itself:\n    [offset_scores(run.prompt(i)) for i in range(len(run.ids))]"
+        )
     run.require(sites, "offset_scores")
     w, assigned = weights.of(run.model), {}
     for layer in w.of_stack():

@@ -9,7 +9,7 @@ those of the run: with them fixed all of this is linear, the norms behind a sub-
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,6 @@ from glassformer.attention import AttentionLayer, per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Coordinate
 from glassformer.models import ModelLike, SubLayer, require_model
-from glassformer.models.norms import Norm
 
 # vectors held at once while a unit is split: about 64 MiB in float32
 NUMBERS_AT_ONCE = 1 << 24
@@ -131,13 +130,12 @@ def flow_sites(model: ModelLike, stack: str | None = None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) -> Iterator[Unit]:
-    """Yield the steps of one stack in order, for one row without its padding.
+def units(run: Run, analysis: str, *, stack: str | None = None) -> Iterator[Unit]:
+    """Yield the steps of one stack in order, for a run of one prompt.
 
     Args:
         run: A forward pass that read `flow_sites(model)`.
         analysis: Named in errors.
-        row: Row of the batch.
         stack: `encoder` or `decoder` of a model that has two; the decoder by default.
 
     Raises:
@@ -147,11 +145,9 @@ def units(run: Run, analysis: str, *, row: int = 0, stack: str | None = None) ->
     name = require_model(run.model, analysis).stack_name(stack)
     require_patterns(run.model, analysis, name)
     run.require(flow_sites(run.model, name), analysis)
-    length, source = len(token_row(run, name, row)), len(run.source_rows[row]) if run.source_rows else 0
-    row_of = _RowSites(run, row, length, source)
     # sub-layers that read one stream also add to one: they are one step
     for _, group in itertools.groupby(run.model.sub_layers(name), lambda layer: layer.entry):
-        yield _unit(row_of, list(group))
+        yield _unit(run, list(group))
 
 
 def require_patterns(model: ModelLike, analysis: str, stack: str | None = None) -> None:
@@ -192,9 +188,9 @@ def _attentions(model: ModelLike, analysis: str, stack: str | None) -> list[Atte
     return [layer.attention for layer in layers if layer.attention is not None]
 
 
-def token_row(run: Run, stack: str, row: int) -> list[str]:
-    """Return the tokens of a stack's positions."""
-    return list((run.source_rows if stack == "encoder" else run.token_rows)[run.row(row, stack)])
+def token_row(run: Run, stack: str) -> list[str]:
+    """Return the tokens of a stack's positions, of a run of one prompt."""
+    return run.source_tokens if stack == "encoder" else run.tokens
 
 
 def position_labels(tokens: list[str], before: str = "") -> list[Coordinate]:
@@ -207,60 +203,42 @@ def has_source(model: ModelLike, stack: str | None) -> bool:
     return model.source is not None and stack != model.source
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _RowSites:
-    """Sites of one row, cut to its real tokens."""
+def _unit(run: Run, layers: Sequence[SubLayer]) -> Unit:
+    def read(site: str) -> Tensor:
+        return run[site].values[0].detach()
 
-    run: Run
-    row: int
-    length: int
-    source: int
-
-    def __call__(self, site: str) -> Tensor:
-        return self.run[site].values[self.row].detach()
-
-    def at_positions(self, site: str) -> Tensor:
-        """Return a site whose positions come first."""
-        return self(site)[: self.length]
-
-    def frozen(self, norm: Norm | None) -> FrozenNorm:
-        return FrozenNorm.of(norm, self.at_positions)
-
-
-def _unit(row: _RowSites, layers: Sequence[SubLayer]) -> Unit:
-    kept, result = row.at_positions(layers[0].at_stream), row.at_positions(layers[0].at_behind)
+    kept, result = read(layers[0].at_stream), read(layers[0].at_behind)
     moves, writes, bias = list[Moves](), list[tuple[str, Tensor]](), torch.zeros_like(kept)
     for layer in layers:
-        part, after = layer.attention, row.frozen(layer.after)
+        part, after = layer.attention, FrozenNorm.of(layer.after, read)
         if layer.stream_norm:
             kept = after(kept).detach()
         if part is not None:
-            moves.append(_moves(row, layer, part, after))
+            moves.append(_moves(read, layer, part, after))
             own = part.merge.output.bias
             bias = bias if own is None else bias + after(own.detach().expand_as(kept)).detach()
         if after.bias is not None and (layer.stream_norm or part is not None):
             bias = bias + after.bias.detach()
         if part is None:
             # what is read behind a norm on the write has passed it already
-            written = row.at_positions(layer.at_write)
+            written = read(layer.at_write)
             writes.append((_label(layer), after(written).detach() if layer.stream_norm else written))
     mixing = [layer for layer in layers if layer.attention is not None]
     return Unit(_label((mixing or layers)[0]), kept, tuple(moves), tuple(writes), bias, result)
 
 
-def _moves(row: _RowSites, layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
-    n, keys = row.length, row.source if layer.crosses else row.length
-    pattern = row(part.at.pattern)[:, :n, :keys]
-    value = per_query_head(row(part.at.value)[:, :keys], pattern)
+def _moves(read: Callable[[str], Tensor], layer: SubLayer, part: AttentionLayer, after: FrozenNorm) -> Moves:
+    pattern = read(part.at.pattern)
+    value = per_query_head(read(part.at.value), pattern)
     weight, output, gate = pattern, part.merge.matrix().detach(), None
     if not part.merge.linear:
-        weight = weight / row(part.at.z_scale)[:, :n, None]
+        weight = weight / read(part.at.z_scale)[..., None]
     if after.scale is not None:
         weight, output = weight / after.scale[:, None], after.unscaled(output).detach()
     if not part.merge.linear or part.merge.gate is not None:
         # gain and gate: what merging makes of ones that need no scaling
         ones = value.new_ones(1, *pattern.shape[:2], part.dims.d_value)
-        x = ones if part.merge.gate is None else row.at_positions(layer.at_read)[None]
+        x = ones if part.merge.gate is None else read(layer.at_read)[None]
         flat = part.merge.prepare(ones, x, None if part.merge.linear else ones[..., 0]).detach()
         factor = flat[0].unflatten(-1, (ones.shape[1], -1)).transpose(0, 1)
         if part.merge.gate is None:

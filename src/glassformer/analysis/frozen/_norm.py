@@ -54,6 +54,3 @@ class FrozenNorm:
     def _scale(self) -> Tensor:
         assert self.scale is not None, "a norm with a gain has a scale"
         return self.scale
-
-    def rows(self, rows: slice) -> "FrozenNorm":
-        return FrozenNorm(self.norm, None if self.scale is None else self.scale[rows])

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.analysis._run import run, run_for
+from glassformer.analysis._run import Run, run, run_for
 from glassformer.analysis.frozen._stack import require_pattern
+from glassformer.analysis.prepare import require_one_prompt
 from glassformer.analysis.question import question
-from glassformer.errors import AnalysisUnavailable, ShapeMismatch
+from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.trace import Set
@@ -96,7 +97,9 @@ def frozen_edits(
         >>> clean = gf.run(model, text, read=frozen_sites(model))
         >>> gf.run(model, text, edit=[*frozen_edits(clean), Scale("blocks.0.attn.z", 0.0, at=At(head=3))])
     """
-    run = run_for(frozen_edits, run, text, target)
+    checked = run_for(frozen_edits, run, text, target)
+    # edits go where the values stood, padding in its place
+    run = run if isinstance(run, Run) else checked
     of_norms, of_heads = _frozen_sites(run.model)
     names = [*(of_norms if scales else ()), *(of_heads if patterns else ())]
     run.require(names, "frozen_edits")
@@ -128,8 +131,7 @@ def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, s
         )
     clean = run(model, text, read=[model.embed.at_token, *frozen_sites(model)])
     assert clean.ids is not None, "a decoder's run has ids"
-    if clean.ids.shape[0] != 1:
-        raise ShapeMismatch(f"linearity: one row of text is needed, found {clean.ids.shape[0]}.")
+    require_one_prompt(len(clean.ids), "linearity")
     token = clean[model.embed.at_token].values
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(2, *token.shape[1:], generator=generator, dtype=torch.float64).to(token)

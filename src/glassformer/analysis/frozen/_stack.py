@@ -142,12 +142,6 @@ class Step:
         u = torch.einsum("...hte,hde->h...td", g, self._per_query_head(part.projection.matrix("value")))
         return self.before.adjoint(u)
 
-    def rows(self, rows: slice) -> "Step":
-        """Return the step for some rows of the batch."""
-        kept = {f: getattr(self, f) for f in ("pattern", "factor", "scale", "recorded")}
-        kept = {f: None if t is None else t[rows] for f, t in kept.items()}
-        return dataclasses.replace(self, before=self.before.rows(rows), after=self.after.rows(rows), **kept)
-
     @property
     def _attention(self) -> tuple[AttentionLayer, Tensor]:
         assert self.attention is not None and self.pattern is not None, "only self-attention is split into heads"
@@ -225,15 +219,6 @@ class Steps:
             x = step.passed(x + step.behind(out, bias=True), bias=True)
             streams.append(x)
         return read
-
-    def row(self, row: int) -> "Steps":
-        """Return the steps of one row, which keeps its axis."""
-        rows = slice(row, row + 1)
-        position = None if self.position is None else self.position[rows]
-        steps = tuple(step.rows(rows) for step in self.steps)
-        return dataclasses.replace(
-            self, steps=steps, token=self.token[rows], position=position, final=self.final.rows(rows)
-        )
 
     def down(self, u: Stream, entry: int | None = None) -> Iterator[tuple[int, Stream, Stream]]:
         """Carry a direction of the stream down, from above the first `entry` sub-layers.

@@ -152,13 +152,13 @@ def writes(
         SiteNotRead: The run lacks a site.
         UnknownSite: No such place in a residual stream.
     """
-    run = run_for(writes, run, text, target, lambda model: _stack_sites(model, site))
+    run = run_for(writes, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
-    at = _index(run, stack, position, row)
-    pairs = list(each_write(run, site, row=row))
+    at = _index(run, stack, position)
+    pairs = list(each_write(run, site))
     components = tuple(c for found, _ in pairs for c in found)
     vectors = torch.cat([vector[:, at] for _, vector in pairs])
-    stream = run[site].values[row, at].detach()
+    stream = run[site].values[0, at].detach()
     sizes = vectors.norm(dim=-1)
     unit = vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny)[:, None]
     names = _names(components)
@@ -189,16 +189,16 @@ def write_shares(
         site: As for `writes`.
         row: Row of the batch.
     """
-    run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site))
+    run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
-    stream = run[site].values[run.row(row, stack)].detach()
+    stream = run[site].values[0].detach()
     square = stream.square().sum(-1)
     signed, sizes, components = [], [], []
-    for found, vectors in each_write(run, site, row=row):
+    for found, vectors in each_write(run, site):
         components += found
         signed.append(torch.einsum("ctd,td->ct", vectors, stream) / square)
         sizes.append(vectors.norm(dim=-1) / square.sqrt())
-    names = _names(components) | _positions(run, stack, row, stream.shape[0])
+    names = _names(components) | _positions(run, stack)
     axes = ("component", "pos")
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
@@ -225,7 +225,7 @@ def write_projections(
         row: Row of the batch.
         labels: Names of the directions.
     """
-    run = run_for(write_projections, run, text, target, lambda model: _stack_sites(model, site))
+    run = run_for(write_projections, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
     directions = torch.atleast_2d(directions)
     if directions.ndim != 2 or directions.shape[-1] != run[site].size("d_model"):
@@ -234,10 +234,10 @@ def write_projections(
             f"the stream has d_model={run[site].size('d_model')}. Give one direction, or one per row."
         )
     components, values = [], []
-    for found, vectors in each_write(run, site, row=row):
+    for found, vectors in each_write(run, site):
         components += found
         values.append(vectors @ directions.to(vectors).mT)
-    names = _names(components) | _positions(run, stack, row, values[0].shape[1])
+    names = _names(components) | _positions(run, stack)
     names |= {"direction": list(labels)} if labels else {}
     return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
 
@@ -269,33 +269,30 @@ def write_sources(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: There is no such head, or its mechanism has no pattern.
     """
-    run = run_for(write_sources, run, text, target)
+    run = run_for(write_sources, run, text, target, row=row)
     model = require_model(run.model)
-    at = run.place(position, row)
+    at = run.place(position)
     heads = {label: (layer, h) for layer in model.sub_layers() for h, label in enumerate(head_labels(layer))}
     if label not in heads:
         raise AnalysisUnavailable(
             f'write_sources: no head "{label}" in the stack that ends in the logits.{nearest(label, heads)}'
         )
     layer, h = heads[label]
-    moved = by_source(run, layer, row, at, h).detach()
+    moved = by_source(run, layer, at, h).detach()
     if (norm := layer.write_norm) is not None and not norm.identity:
         run.require([norm.at_scale], "write_sources")
-        moved = FrozenNorm.of(norm, lambda site: run[site].values[row, at])(moved)
-    rows = run.source_rows if layer.crosses else run.token_rows
-    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(rows[row])]
+        moved = FrozenNorm.of(norm, lambda site: run[site].values[0, at])(moved)
+    tokens = run.source_tokens if layer.crosses else run.tokens
+    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(tokens)]
     return Labelled(moved.detach(), ("key", "d_model"), {"key": keys} if len(keys) == len(moved) else {})
 
 
-def each_write(
-    run: Run, site: str, *, row: int = 0
-) -> Iterator[tuple[list[Component], Float[Tensor, "component pos d_model"]]]:
+def each_write(run: Run, site: str) -> Iterator[tuple[list[Component], Float[Tensor, "component pos d_model"]]]:
     """Yield the components of the stream at a place, one sub-layer at a time, in the order of the forward pass.
 
     Args:
-        run: As for `writes`.
+        run: Of one prompt; otherwise as for `writes`.
         site: As for `writes`.
-        row: Row of the batch.
     """
     site, stack = _place(run, site)
     model: Model = run.model
@@ -303,10 +300,8 @@ def each_write(
     run.require(residual_sites(model, stack), "writes")
     earlier = written_before(model.sub_layers(stack), site)
 
-    row = run.row(row, stack)
-
     def read(site: str) -> Tensor:
-        return run[site].values[row]
+        return run[site].values[0]
 
     def arrived(vectors: Tensor, index: int) -> Tensor:
         for layer in earlier[index:]:
@@ -320,18 +315,18 @@ def each_write(
     if enter.bias is not None:
         yield [Component(f"{entry}embed norm bias", "norm_bias")], arrived(enter.bias.expand_as(token), 0)
     for i, layer in enumerate(earlier):
-        components, written = _written(run, layer, row)
+        components, written = _written(run, layer)
         yield components, arrived(FrozenNorm.of(layer.write_norm, read)(written), i)
         if layer.after is not None and layer.after.shift is not None:
             bias = layer.after.shift.expand(written.shape[-2:])[None]
             yield [bias_of(layer, "norm_bias")], arrived(bias, i + 1)
 
 
-def _written(run: Run, layer: SubLayer, row: int) -> tuple[list[Component], Tensor]:
+def _written(run: Run, layer: SubLayer) -> tuple[list[Component], Tensor]:
     found, part = written_by(layer), layer.attention
     if part is None:
-        return found, run[layer.at_out].values[row][None]
-    written = run[part.at.head_out].values[row]
+        return found, run[layer.at_out].values
+    written = run[part.at.head_out].values[0]
     if part.merge.output.bias is None:
         return found, written
     bias = part.merge.output.bias.detach().expand(1, *written.shape[1:])
@@ -361,10 +356,10 @@ def _stack_of(model: Model, site: str | None) -> str:
     return found if found in model.stacks else model.output
 
 
-def _index(run: Run, stack: str, position: int, row: int) -> int:
+def _index(run: Run, stack: str, position: int) -> int:
     if stack != "encoder":
-        return run.place(position, row)
-    length = len(run.source_rows[row])
+        return run.place(position)
+    length = len(run.source_tokens)
     if not -length <= position < length:
         raise ShapeMismatch(f"position {position}: the source has {length} tokens.")
     return position % length
@@ -374,24 +369,23 @@ def _names(components: Sequence[Component]) -> dict[str, Sequence[Coordinate]]:
     return {"component": [c.label for c in components]}
 
 
-def _positions(run: Run, stack: str, row: int, length: int) -> dict[str, Sequence[Coordinate]]:
-    rows = run.source_rows if stack == "encoder" else run.token_rows
-    labels = [f"{i}:{token}" for i, token in enumerate(rows[row])]
-    return {"pos": labels} if len(labels) == length else {}
+def _positions(run: Run, stack: str) -> dict[str, Sequence[Coordinate]]:
+    tokens = run.source_tokens if stack == "encoder" else run.tokens
+    return {"pos": [f"{i}:{token}" for i, token in enumerate(tokens)]}
 
 
-def by_source(run: Run, layer: SubLayer, row: int, at: int, head: int) -> Float[Tensor, "key d_model"]:
-    """Return what a head writes on behalf of each key; raises as `write_sources` does."""
+def by_source(run: Run, layer: SubLayer, at: int, head: int) -> Float[Tensor, "key d_model"]:
+    """Return what a head writes on behalf of each key in a run of one prompt; raises as `write_sources` does."""
     part = layer.attention
     assert part is not None, "heads are those of attention"
     _require_sources(run, layer)
     gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale
-    pattern = run[part.at.pattern].values[row : row + 1, :, at]
-    moved = pattern[..., None] * per_query_head(run[part.at.value].values[row : row + 1], pattern[..., None])
+    pattern = run[part.at.pattern].values[:, :, at]
+    moved = pattern[..., None] * per_query_head(run[part.at.value].values, pattern[..., None])
     # the merge step is linear in z once scale and gate are fixed: give it one addend of z per key, as if at positions
-    scales = None if scale is None else run[scale].values[row : row + 1, :, at, None].expand(moved.shape[:-1])
-    x = moved if gate is None else run[gate].values[row, at].expand(1, moved.shape[2], -1)
+    scales = None if scale is None else run[scale].values[:, :, at, None].expand(moved.shape[:-1])
+    x = moved if gate is None else run[gate].values[0, at].expand(1, moved.shape[2], -1)
     return part.merge.per_head(moved, x, scales)[0, head]
 
 

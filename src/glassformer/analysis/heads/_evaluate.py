@@ -187,7 +187,7 @@ def find_pattern(
         run: A forward pass that read `[find_pattern]`, or a model.
         text: What the model reads, if it is a model: a text, ids or a batch.
         target: Text or ids of its decoder, if it has an encoder.
-        mask: True where attention is expected; `query key`, or a mask per row.
+        mask: True where attention is expected; `query key`, or a mask per row. What it says of padding does not count.
         measure: `mass`, the share of all (absolute) attention that falls on the mask; or `closeness`, one less the
             mean distance of a query's row from the mask's: 1 where pattern and mask agree, down to -1.
 
@@ -211,10 +211,14 @@ def find_pattern(
         if wanted.shape[-2:] != pattern.shape[-2:]:
             shapes = [f"query={m.shape[-2]} key={m.shape[-1]}" for m in (wanted, pattern)]
             raise ShapeMismatch(f"find_pattern: the mask has {shapes[0]}, the pattern of {path} {shapes[1]}.")
+        real = run[f"{path}.pattern"].is_real()
+        if real is not None:
+            pattern, wanted = pattern * real, wanted * real
         if measure == "mass":
             found[path] = (pattern * wanted).sum((0, 2, 3)) / pattern.abs().sum((0, 2, 3))
         else:
-            found[path] = 1 - (pattern - wanted).abs().sum(-1).mean((0, 2))
+            queries = len(pattern) * pattern.shape[2] if real is None else real.any(-1).sum()
+            found[path] = 1 - (pattern - wanted).abs().sum((0, 2, 3)) / queries
     values = torch.stack([found[h.path][h.head] for h in known])
     return Labelled(values, ("head",), {"head": [h.label for h in known]})
 

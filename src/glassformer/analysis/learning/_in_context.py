@@ -6,6 +6,7 @@ Source: Olsson et al. 2022; loss by position goes back to Kaplan et al. 2020.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +15,6 @@ from torch import Tensor
 from glassformer.analysis.losses import TokenPlace, icl_places, icl_score, token_losses
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Share
-from glassformer.data import Batch
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -55,7 +55,7 @@ class InContextLearning(Result):
 @question("How much does a model gain from its context?", of="texts")
 def in_context_learning(
     model: ModelLike,
-    *batches: Batch,
+    *batches: Any,
     early: TokenPlace | None = None,
     late: TokenPlace | None = None,
     level: Share = 0.95,
@@ -66,7 +66,8 @@ def in_context_learning(
 
     Args:
         model: A decoder or an encoder-decoder.
-        batches: Rows of one length.
+        batches: Rows; or for a decoder texts or ids, one or several at a time. A position's mean is over the rows that
+            reach it.
         early: Index of a token or a range of them; shares of the length by default, see `icl_places`.
         late: The same.
         level: Of the interval.

@@ -158,21 +158,28 @@ def lens_grid(
     with torch.no_grad():
         for rows, logits in _chunks(run, names, at, translate, budget):
             readings.add(rows, logits, None if flat is None else flat[rows])
-    coords: dict[str, Sequence[Coordinate]] = {"site": names, **place_labels(run, at)}
+    placed, by_row = place_labels(run, at)
+    coords: dict[str, Sequence[Coordinate]] = {"site": names, **placed}
 
     def grid(name: str, *more: str) -> Labelled | None:
         values = readings.found.get(name)
-        return None if values is None else Labelled(values.unflatten(1, shape), ("site", "batch", "pos", *more), coords)
+        return (
+            None
+            if values is None
+            else Labelled(values.unflatten(1, shape), ("site", "batch", "pos", *more), coords, rows=by_row)
+        )
 
-    placed = {name: labels for name, labels in coords.items() if name != "site"}
+    def mapped(values: Tensor) -> Labelled:
+        return Labelled(values, ("batch", "pos"), placed, rows=by_row)
+
     matches = readings.same.unflatten(1, shape)
     # counted from the end: how long the likeliest token has been the last site's
     settled = len(names) - matches.flip(0).long().cumprod(0).sum(0)
     return LensGrid(
         grid("top", "k"), grid("top_probability", "k"),
-        None if answers is None else Labelled(answers, ("batch", "pos"), placed),
+        None if answers is None else mapped(answers),
         grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
-        Labelled(matches.long().argmax(0), ("batch", "pos"), placed), Labelled(settled, ("batch", "pos"), placed),
+        mapped(matches.long().argmax(0)), mapped(settled),
         tuple(names), translators is not None, _words(model, readings.found.get("top")),
     )  # fmt: skip
 

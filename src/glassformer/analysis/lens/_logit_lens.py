@@ -80,11 +80,11 @@ def logit_lens(
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    run = run_for(logit_lens, run, text, target)
+    run = run_for(logit_lens, run, text, target, row=row)
     run.require(block_sites(run.model), "logit_lens")
-    at = run.place(position, row)
+    at = run.place(position)
     with torch.no_grad():
-        logits = read_logits(run.model, _streams(run, row, at)).detach()
+        logits = read_logits(run.model, _streams(run, at)).detach()
     chosen = int(logits[-1].argmax()) if answer is None else answer_id(run.model, answer)
     log_probs = logits.double().log_softmax(-1)
     labels: list[Coordinate] = ["embed", *(f"block {i}" for i in range(len(run.model.output_stack.blocks)))]
@@ -103,10 +103,10 @@ def logit_lens(
     )
 
 
-def _streams(run: Run, row: int, at: int) -> Float[Tensor, "row d_model"]:
+def _streams(run: Run, at: int) -> Float[Tensor, "row d_model"]:
     model: Model = run.model
-    entry = torch.stack([run[site].values[row, at] for site in entry_sites(model.output_embed)]).sum(0)
-    later = [run[block.at_resid[-1]].values[row, at] for block in model.output_stack.blocks]
+    entry = torch.stack([run[site].values[0, at] for site in entry_sites(model.output_embed)]).sum(0)
+    later = [run[block.at_resid[-1]].values[0, at] for block in model.output_stack.blocks]
     return torch.stack([entry, *later])
 
 

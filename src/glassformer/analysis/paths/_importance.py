@@ -15,7 +15,7 @@ Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits" 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.frozen._stack import Steps, require_attention_only, require_steps, step_sites, steps_of
+from glassformer.analysis.prepare import next_tokens
 from glassformer.analysis.question import question
 from glassformer.arguments import Natural
 from glassformer.data import Batch
@@ -88,7 +89,7 @@ class World:
 @torch.no_grad()
 def importance(
     model: ModelLike,
-    *batches: Batch,
+    *batches: Any,
     max_order: Natural | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
     others: Literal["refuse", "recorded"] = "refuse",
@@ -97,7 +98,8 @@ def importance(
 
     Args:
         model: A decoder of attention layers; with `others="recorded"`, any model of ours.
-        batches: Text with targets; `weight` says what counts. One forward pass each.
+        batches: Text with targets, whose `weight` says what counts; or for a decoder texts or ids, one or several at a
+            time and of any lengths. One forward pass each.
         max_order: Highest order by itself; what is left is one last entry, `more`. All orders by default.
         groups: Heads to be measured together as paths of order one, by name; the heads of each layer by default.
         others: MLPs and cross-attention depend on paths of every order and are not linear. `recorded` adds what they
@@ -120,7 +122,8 @@ def importance(
     rows = []
     names: dict[str, frozenset[str]] = {}
     steps = None
-    for batch in batches:
+    for given in batches:
+        batch = next_tokens(model, given, "importance")
         done = run(model, batch, read=step_sites(model))
         steps = steps_of(done, "importance")
         if others == "refuse":

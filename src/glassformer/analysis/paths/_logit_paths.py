@@ -125,8 +125,8 @@ def expand_paths(
         >>> expand_paths(done, "c").paths[0].label
         'token > L1H3'
     """
-    run = run_for(expand_paths, run, text, target)
-    question = _ask(run, answer, against, position, row, "expand_paths")
+    run = run_for(expand_paths, run, text, target, row=row)
+    question = _ask(run, answer, against, position, "expand_paths")
     found = sorted(_terms(question, max_order), key=lambda path: -abs(path.value))
     values = torch.tensor([path.value for path in found], dtype=torch.float64)
     remainder = question.total - float(values.sum())
@@ -158,9 +158,9 @@ def paths(
     max_order: Natural | None = 2,
 ) -> Iterator[Path]:
     """Yield the paths one by one, as they are found, in bounded memory; arguments as for `expand_paths`."""
-    run = run_for(paths, run, text, target)
+    run = run_for(paths, run, text, target, row=row)
     # no generator itself: what is wrong is said at the call, not at the first path
-    return _terms(_ask(run, answer, against, position, row, "paths"), max_order)
+    return _terms(_ask(run, answer, against, position, "paths"), max_order)
 
 
 @question("Which positions does a chain of heads start from?", reads=step_sites, traits=("linear_in_value",))
@@ -195,8 +195,8 @@ def path_sources(
     Raises:
         AnalysisUnavailable: An unknown head, or heads that cannot follow each other.
     """
-    run = run_for(path_sources, run, text, target)
-    question = _ask(run, answer, against, position, row, "path_sources")
+    run = run_for(path_sources, run, text, target, row=row)
+    question = _ask(run, answer, against, position, "path_sources")
     steps, u, entry = question.steps, question.direction, len(question.steps.steps)
     for label in reversed(heads):
         u, entry = _through(steps, u, entry, label)
@@ -205,7 +205,7 @@ def path_sources(
         for name, vectors, at_write in _sources(steps, i):
             found[name] = (vectors * (write if at_write else above))[0].sum(-1)
     names = list(reversed(found))
-    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
+    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     values = torch.stack([found[name].expand(u.shape[-2]) for name in names], -1)
     coords = {"source": names} | ({"key": keys} if len(keys) == len(values) else {})
     return Labelled(values, ("key", "source"), coords)
@@ -239,8 +239,8 @@ def source_map(
         position: As for `expand_paths`.
         row: As for `expand_paths`.
     """
-    run = run_for(source_map, run, text, target)
-    question = _ask(run, answer, against, position, row, "source_map")
+    run = run_for(source_map, run, text, target, row=row)
+    question = _ask(run, answer, against, position, "source_map")
     steps = question.steps
     directions = {
         i: step.valued(write)
@@ -253,7 +253,7 @@ def source_map(
             found = directions[i] * steps.steps[i].values(stream, bias=True)
             labels += steps.steps[i].labels
             values.append(found.sum(-1)[0])
-    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
+    keys: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     coords: dict[str, list[Coordinate]] = {"head": list(labels)}
     coords |= {"key": keys} if values and len(keys) == values[0].shape[-1] else {}
     matrix = torch.cat(values) if values else steps.token.new_zeros(0, steps.token.shape[1])
@@ -274,13 +274,11 @@ class _SplitLogit:
 
 
 @torch.no_grad()
-def _ask(
-    run: Run, answer: str | int | None, against: str | int | None, position: int, row: int, analysis: str
-) -> _SplitLogit:
-    steps = steps_of(run, analysis).row(row)
-    at = run.place(position, row)
+def _ask(run: Run, answer: str | int | None, against: str | int | None, position: int, analysis: str) -> _SplitLogit:
+    steps = steps_of(run, analysis)
+    at = run.place(position)
     assert run.logits is not None, "a run of one of our models has logits"
-    chosen = int(run.logits[row, at].argmax()) if answer is None else answer_id(run.model, answer)
+    chosen = int(run.logits[0, at].argmax()) if answer is None else answer_id(run.model, answer)
     other = None if against is None else answer_id(run.model, against)
     unembed = steps.unembed
     u = unembed.direction(torch.tensor(chosen)) - (0 if other is None else unembed.direction(torch.tensor(other)))
@@ -291,7 +289,7 @@ def _ask(
         constants.append(("unembed bias", float(unembed.bias[chosen] - (0 if other is None else unembed.bias[other]))))
     top = u.new_zeros(steps.token.shape)
     top[0, at] = u
-    raw = run.logits[row, at] if unembed.cap is None else run[unembed.at_raw].values[row, at]
+    raw = run.logits[0, at] if unembed.cap is None else run[unembed.at_raw].values[0, at]
     total = float(raw[chosen] - (0 if other is None else raw[other]))
     return _SplitLogit(steps, steps.final.adjoint(top), chosen, other, at, total, tuple(constants))
 

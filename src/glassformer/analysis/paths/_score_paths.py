@@ -98,13 +98,13 @@ def score_paths(
         SiteNotRead: The run lacks a site.
         AnalysisUnavailable: No such head, it is cross-attention, or its scores are not bilinear.
     """
-    run = run_for(score_paths, run, text, target)
+    run = run_for(score_paths, run, text, target, row=row)
     layer, part, h = _find(run.model, head)
     run.require(score_sites(run.model), "score_paths")
-    components, q, k, context = _projected(run, layer, part, row)
+    components, q, k, context = _projected(run, layer, part)
     q, k = q[..., h, :, :], per_query_head(k, q)[..., h, :, :]
     scale = getattr(part.mixer, "scale", part.dims.d_head**-0.5)
-    places = [None if p is None else run.place(p, row) for p in (query, key)]
+    places = [None if p is None else run.place(p) for p in (query, key)]
     q, k = (u if p is None else u[..., p : p + 1, :] for u, p in zip((q, k), places))
     # component [stream] pos d_head, twice -> [stream] component component query key
     terms = torch.einsum("a...qe,b...ke->...abqk", q, k) * scale
@@ -119,20 +119,17 @@ def score_paths(
         terms[..., m[0].nonzero()[:, 0], :, :, :][..., m[1].nonzero()[:, 0], :, :].sum((-4, -3))
         for m in ((~earlier, ~earlier), (earlier, ~earlier), (~earlier, earlier), (earlier, earlier))
     ], -3)  # fmt: skip
-    return _labelled(run, row, head, [c.label for c in components], terms, classes, bias, places)
+    return _labelled(run, head, [c.label for c in components], terms, classes, bias, places)
 
 
-def _projected(
-    run: Run, layer: SubLayer, part: AttentionLayer, row: int
-) -> tuple[list[Component], Tensor, Tensor, Context]:
+def _projected(run: Run, layer: SubLayer, part: AttentionLayer) -> tuple[list[Component], Tensor, Tensor, Context]:
     """Return the components of queries and keys, `component [stream] head pos d_head`, turned by rotary positions."""
-    row = run.row(row)
-    norm = FrozenNorm.of(layer.before, lambda site: run[site].values[row])
+    norm = FrozenNorm.of(layer.before, lambda site: run[site].values[0])
     projection, widths = part.projection, part.projection.widths
     weight, own = projection.qkv.weight[: sum(widths[:2])], projection.qkv.bias
     components: list[Component] = []
     raw: list[Tensor] = []
-    for found, vectors in each_write(run, layer.at_stream, row=row):
+    for found, vectors in each_write(run, layer.at_stream):
         components += found
         raw.append(norm(vectors) @ weight.mT)
     length = raw[0].shape[1]
@@ -217,10 +214,10 @@ def _find(model: ModelLike, label: str) -> tuple[SubLayer, AttentionLayer, int]:
 
 
 def _labelled(
-    run: Run, row: int, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor,
+    run: Run, head: str, names: list[str], terms: Tensor, classes: Tensor, bias: Tensor,
     places: list[int | None],
 ) -> ScorePaths:  # fmt: skip
-    tokens: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
+    tokens: list[Coordinate] = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
     kept: dict[str, Any] = {}
     for axis, (name, place) in zip((-2, -1), zip(("query", "key"), places)):
         if place is None:

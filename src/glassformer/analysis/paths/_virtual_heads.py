@@ -152,11 +152,10 @@ def composed_pattern(
         second: Label of the head that reads what it wrote.
         row: Row of the batch.
     """
-    run = run_for(composed_pattern, run, text, target)
-    pattern = _composed(steps_of(run, "composed_pattern").row(run.row(row)), (first, second))[0]
-    labels = [f"{i}:{token}" for i, token in enumerate(run.token_rows[row])]
-    coords = {"query": labels, "key": labels} if len(labels) == len(pattern) else {}
-    return Labelled(pattern, ("query", "key"), coords)
+    run = run_for(composed_pattern, run, text, target, row=row)
+    pattern = _composed(steps_of(run, "composed_pattern"), (first, second))[0]
+    labels = [f"{i}:{token}" for i, token in enumerate(run.tokens)]
+    return Labelled(pattern, ("query", "key"), {"query": labels, "key": labels})
 
 
 def pair_contributions(

@@ -16,7 +16,7 @@ from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.places import position_in
-from glassformer.analysis.prepare import answer_id, decoded
+from glassformer.analysis.prepare import answer_id, decoded, require_one_prompt
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explanation import (
@@ -38,7 +38,6 @@ from glassformer.analysis.reports._explanation import (
 from glassformer.analysis.reports._head_facts import head_facts, patterns, top_heads
 from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.data import Marks
-from glassformer.errors import ShapeMismatch
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
 from glassformer.models.generate import generable
@@ -102,8 +101,7 @@ def explain(
     require_gradients(require_model(model, "explain"), "explain")
     graph = _run_with_graph(model, text, target, explained_sites(model), specials, allow_unknown)
     passed = _without_graph(graph)
-    if passed.ids is None or len(passed.ids) != 1:
-        raise ShapeMismatch("explain takes one text at a time.")
+    require_one_prompt(0 if passed.ids is None else len(passed.ids), "explain")
     at = position_in(passed, position)
     logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else answer_id(model, answer)

@@ -114,7 +114,7 @@ def top_heads(run: Run, split: DirectLogitAttribution, facts: Iterable[HeadFacts
 
 def _taken(run: Run, split: DirectLogitAttribution, labels: Iterable[str]) -> SourceEffects:
     """Return what some heads, all with patterns, take from each token: `source_effects` refuses layers without one."""
-    at = places(run, int(split.position), row=0)
+    at = places(run, int(split.position), single=True)
     against = None if split.against is None else int(split.against)
     assert split.answer is not None, "a token is explained"
     directions = aim(run, int(split.answer), against, None, at, "explain").directions

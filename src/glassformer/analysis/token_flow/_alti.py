@@ -46,8 +46,8 @@ def alti(
         SiteNotRead: The run lacks a site.
         NoPattern: A mechanism has no pattern that multiplies values.
     """
-    run = run_for(alti, run, text, target, lambda model: flow_sites(model, stack))
-    return roll(run, "alti", _weigh, row=row, stack=stack, norms="frozen")
+    run = run_for(alti, run, text, target, lambda model: flow_sites(model, stack), row=row)
+    return roll(run, "alti", _weigh, stack=stack, norms="frozen")
 
 
 def _weigh(unit: Unit) -> Weighed:

@@ -70,15 +70,15 @@ def attention_flow(
         row: Row of the batch.
         stack: As for `rollout`.
     """
-    run = run_for(attention_flow, run, text, target, lambda model: flow_sites(model, stack))
-    rolled = rollout(run, kept=kept, signed=signed, row=row, stack=stack)
+    run = run_for(attention_flow, run, text, target, lambda model: flow_sites(model, stack), row=row)
+    rolled = rollout(run, kept=kept, signed=signed, stack=stack)
     n, n_keys = rolled.final.shape
     position = text_position(position, n)
     n_source = n_keys - n
     pipes, bottom = _Pipes(), 0
     source_top = None
     if has_source(run.model, stack):
-        encoder = rollout(run, kept=kept, signed=signed, row=row, stack="encoder")
+        encoder = rollout(run, kept=kept, signed=signed, stack="encoder")
         source_top = bottom = pipes.layers(encoder, 0, None)
         bottom += n_source
     top = pipes.layers(rolled, bottom, source_top)

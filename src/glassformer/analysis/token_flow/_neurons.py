@@ -74,7 +74,7 @@ def neuron_shares(
         AnalysisUnavailable: There is no such MLP, or it writes nothing there.
         SiteNotRead: The run lacks a site.
     """
-    run = run_for(neuron_shares, run, text, target)
+    run = run_for(neuron_shares, run, text, target, row=row)
     mlps = [one for one in require_model(run.model).sub_layers() if isinstance(one.part, MlpLayer)]
     mlp = next((one.part for one in mlps if (one.layer, one.name) == (layer, part)), None)
     if not isinstance(mlp, MlpLayer):
@@ -83,8 +83,8 @@ def neuron_shares(
             f'neuron_shares: no MLP "{part}" in layer {layer}. MLPs: {", ".join(known) or "none"}.'
         )
     run.require([mlp.at.hidden, mlp.at.out], "neuron_shares")
-    at = run.place(position, row)
-    hidden, w = run[mlp.at.hidden].values[row, at], run[mlp.at.out].values[row, at]
+    at = run.place(position)
+    hidden, w = run[mlp.at.hidden].values[0, at], run[mlp.at.out].values[0, at]
     parts = hidden[:, None] * mlp.output.weight.detach().mT
     if mlp.output.bias is not None:
         parts = torch.cat((parts, mlp.output.bias.detach()[None]))

@@ -66,22 +66,20 @@ class Weighed:
 
 
 @torch.no_grad()
-def roll(
-    run: Run, analysis: str, weigh: Callable[[Unit], Weighed], *, row: int, stack: str | None, norms: Norms
-) -> TokenFlow:
+def roll(run: Run, analysis: str, weigh: Callable[[Unit], Weighed], *, stack: str | None, norms: Norms) -> TokenFlow:
     """Weigh every layer of a stack and multiply them up."""
     run.require(flow_sites(run.model, stack), analysis)
     name = stack if stack == "encoder" else "decoder" if has_source(run.model, stack) else ""
-    tokens = token_row(run, name, row)
+    tokens = token_row(run, name)
     keys = position_labels(tokens)
     before, source_tokens = None, list[str]()
     if has_source(run.model, stack):
-        source_tokens = token_row(run, "encoder", row)
-        before = roll(run, analysis, weigh, row=row, stack="encoder", norms=norms).final.values
+        source_tokens = token_row(run, "encoder")
+        before = roll(run, analysis, weigh, stack="encoder", norms=norms).final.values
         keys = position_labels(source_tokens, "source ") + keys
     labels, layers, rolled, unexplained = list[str](), list[Tensor](), list[Tensor](), list[Tensor]()
     flow = None
-    for unit in units(run, analysis, row=row, stack=stack):
+    for unit in units(run, analysis, stack=stack):
         if not unit.moves:
             continue
         found = weigh(unit)

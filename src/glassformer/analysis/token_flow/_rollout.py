@@ -52,7 +52,7 @@ def rollout(
         AnalysisUnavailable: Rows of a pattern do not sum to one, and `signed` is not `absolute`; or an edit left a
             query nothing to attend to.
     """
-    run = run_for(rollout, run, text, target, lambda model: flow_sites(model, stack))
+    run = run_for(rollout, run, text, target, lambda model: flow_sites(model, stack), row=row)
     if signed == "refuse":
         advice = 'rollout(run, signed="absolute") uses sizes instead; alti(run) takes signed patterns as they are.'
         for name in ("encoder", "decoder") if has_source(run.model, stack) else (stack,):
@@ -73,7 +73,7 @@ def rollout(
         return Weighed(own, source)
 
     method = "rollout" if signed == "refuse" else "rollout of absolute weights"
-    return roll(run, method, weigh, row=row, stack=stack, norms="not used")
+    return roll(run, method, weigh, stack=stack, norms="not used")
 
 
 def _mean(moves: Moves) -> Tensor:

@@ -129,16 +129,16 @@ def information_flow_routes(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: The threshold leaves no room for an edge.
     """
-    run = run_for(information_flow_routes, run, text, target, lambda model: flow_sites(model, stack))
+    run = run_for(information_flow_routes, run, text, target, lambda model: flow_sites(model, stack), row=row)
     if not 0 <= threshold < 1:
         raise AnalysisUnavailable(f"information_flow_routes: threshold={threshold}; a share lies between 0 and 1.")
     run.require(flow_sites(run.model, stack), "information_flow_routes")
     side = "encoder" if stack == "encoder" else "decoder" if has_source(run.model, stack) else ""
-    own, encoder = list(units(run, "information_flow_routes", row=row, stack=side or None)), list[Unit]()
-    tokens, source = token_row(run, side, row), list[str]()
+    own, encoder = list(units(run, "information_flow_routes", stack=side or None)), list[Unit]()
+    tokens, source = token_row(run, side), list[str]()
     if has_source(run.model, stack):
-        encoder = list(units(run, "information_flow_routes", row=row, stack="encoder"))
-        source = token_row(run, "encoder", row)
+        encoder = list(units(run, "information_flow_routes", stack="encoder"))
+        source = token_row(run, "encoder")
     tracer = _Tracer(threshold, eps, encoder[-1].label if encoder else "enc embed", position_labels(source))
     top = torch.zeros(len(tokens), dtype=torch.float64)
     for position in text_positions(positions, len(tokens)):

@@ -68,11 +68,11 @@ def value_norms(
         NoPattern: A mechanism has no pattern that multiplies values.
         AnalysisUnavailable: There is no layer of that kind.
     """
-    run = run_for(value_norms, run, text, target, lambda model: flow_sites(model, stack))
+    run = run_for(value_norms, run, text, target, lambda model: flow_sites(model, stack), row=row)
     run.require(flow_sites(run.model, stack), "value_norms")
     heads, layers = list[str](), list[str]()
     weighted, written, summed = list[Tensor](), list[Tensor](), list[Tensor]()
-    for unit in units(run, "value_norms", row=row, stack=stack):
+    for unit in units(run, "value_norms", stack=stack):
         chosen = [moves for moves in unit.moves if moves.crosses == cross]
         for moves in chosen:
             heads += moves.labels
@@ -88,8 +88,8 @@ def value_norms(
         raise AnalysisUnavailable(
             f"value_norms: this stack has no {'cross' if cross else 'self'}-attention; turn `cross` the other way."
         )
-    tokens = token_row(run, stack or "", row)
-    keys_of = position_labels(token_row(run, "encoder", row) if cross else tokens)
+    tokens = token_row(run, stack or "")
+    keys_of = position_labels(token_row(run, "encoder") if cross else tokens)
     coords = {"query": position_labels(tokens), "key": keys_of}
     per_head = coords | {"head": [*heads]}
     return ValueNorms(

@@ -245,9 +245,9 @@ def test_answers_of_other_rows_and_places_are_refused_with_what_fits() -> None:
         direct_logit_attribution(done, answer=several, position=None)
     with pytest.raises(ShapeMismatch, match=r"shape 2x7; give one, or one per row \(batch=2\); position=None"):
         direct_logit_attribution(done, answer=done.ids, row=None)
-    with pytest.raises(ShapeMismatch, match="row 2: the run has 2 rows; row=None takes them all"):
+    with pytest.raises(ShapeMismatch, match="row 2: the run has 2 rows, 0 to 1"):
         direct_logit_attribution(done, row=2)
-    with pytest.raises(ShapeMismatch, match="positions for 2 rows were given; row=0 asks for one; row=None takes"):
+    with pytest.raises(ShapeMismatch, match="positions for 2 rows were given; row=… asks for one; row=None takes"):
         direct_logit_attribution(done, position=several[:, None])
 
 

@@ -29,9 +29,9 @@ def passed(found: Subject, *more: str, stack: str | None = None) -> Run:
 
 @every
 def test_kept_stream_moved_vectors_writes_and_biases_are_the_stream_behind_each_step(name: str) -> None:
-    done = passed(subject(name))
+    done = passed(subject(name)).prompt(1)
     for stack in (None, "encoder") if name in TRANSLATORS else (None,):
-        for unit in units(done, "test", row=1, stack=stack):
+        for unit in units(done, "test", stack=stack):
             n = unit.kept.shape[0]
             for moves in unit.moves:
                 summed = moves.summed(slice(0, n))
