@@ -180,7 +180,7 @@ def lens_grid(
         None if answers is None else mapped(answers),
         grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
         mapped(matches.long().argmax(0)), mapped(settled),
-        tuple(names), translators is not None, _words(model, readings.found.get("top")),
+        tuple(names), translators is not None, _words(model, grid("top")),
     )  # fmt: skip
 
 
@@ -278,8 +278,9 @@ def _checked(run: Run, sites: Sequence[str]) -> list[str]:
     return names
 
 
-def _words(model: ModelLike, top: Tensor | None) -> dict[int, str]:
+def _words(model: ModelLike, top: Labelled | None) -> dict[int, str]:
     if top is None:
         return {}
-    ids = top.unique()
+    real = top.is_real()
+    ids = (top.values if real is None else top.values[real.expand(top.shape)]).unique()
     return dict(zip(ids.tolist(), readable_outputs(model, ids[None])[0]))

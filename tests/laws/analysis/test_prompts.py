@@ -1,0 +1,163 @@
+"""Prompts of unequal length, given together: every analysis says of each what it says of it alone."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import glassformer as gf
+from glassformer.analysis import Run, run
+from glassformer.analysis.question import Card, cards
+from glassformer.data import Batch, Contrast
+from glassformer.errors import AnalysisUnavailable, GlassformerError, NoPattern, ShapeMismatch
+from glassformer.labelled import Labelled, Result
+from glassformer.testing import close
+from glassformer.testing.models import subject
+from glassformer.trace import Set
+from right_calls import calls
+from test_questions import REQUIRED
+
+LENGTHS, TARGETS = (7, 4, 6), (3, 6, 5)
+# grouped keys and gates, streams in a head, one stack read both ways, two stacks
+MODELS = [
+    "gpt2", "masked_post", "translator_pre",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("llama", "differential", "translator_relative")),
+]  # fmt: skip
+# singular values of a handful of vectors
+TOLERANCES = {"stream_dimensions": 1e-10}
+ONE_PASS = [card for card in cards() if card.of == "one pass"]
+SIDES = ("right", "left")
+
+
+@cache
+def model_of(name: str) -> Any:
+    return subject(name).model
+
+
+@cache
+def prompts(name: str) -> tuple[list[list[int]], list[list[int]] | None]:
+    """Return rows of unequal length, and those of the decoder for a model that has two stacks."""
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(lengths: Sequence[int], stack: str | None) -> list[list[int]]:
+        size = model.embeddings[stack].vocab_size
+        return [torch.randint(0, size, (n,), generator=generator).tolist() for n in lengths]
+
+    model = model_of(name)
+    if model.source is None:
+        return drawn(LENGTHS, model.output), None
+    return drawn(LENGTHS, model.source), drawn(TARGETS, model.output)
+
+
+def padded(rows: list[list[int]], side: str, more: int = 0) -> tuple[Tensor, Tensor]:
+    """Return rows padded on one side with a token that means something, another for each side, and the mask."""
+    width = max(map(len, rows)) + more
+    fill = [[1 + (side == "left")] * (width - len(row)) for row in rows]
+    ids = [row + pad if side == "right" else pad + row for pad, row in zip(fill, rows)]
+    mask = [[1] * len(row) + [0] * len(pad) if side == "right" else [0] * len(pad) + [1] * len(row)
+            for pad, row in zip(fill, rows)]  # fmt: skip
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def asked(card: Card, done: Run, **more: Any) -> Any:
+    """Ask an analysis of one pass with what it cannot do without."""
+    needed = dict(REQUIRED.get(card.name, {}))
+    if card.name == "find_pattern":
+        n = max(map(len, done.token_rows))
+        needed["mask"] = torch.ones(n, n, dtype=torch.bool).tril()
+    found = card.function(done, **needed, **more)
+    return list(found) if inspect.isgenerator(found) else found
+
+
+def passes(card: Card, name: str, side: str = "right", rows: Sequence[int] = (0, 1, 2), more: int = 0) -> Run:
+    """Return a pass over some of the prompts, padded together."""
+    sources, targets = prompts(name)
+    ids, mask = padded([sources[row] for row in rows], side, more)
+    target = None if targets is None else [targets[row] for row in rows]
+    return run(model_of(name), ids, target, mask=mask, read=[card.function])
+
+
+def alone(card: Card, name: str, row: int) -> Run:
+    sources, targets = prompts(name)
+    return run(model_of(name), sources[row], None if targets is None else targets[row], read=[card.function])
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    """Check that two results are the same: names, labels and shapes, and numbers to a tolerance."""
+    if isinstance(expected, Result):
+        expected, found = ({f: getattr(r, f) for f in r.__dataclass_fields__} for r in (expected, found))  # type: ignore[attr-defined]
+    if isinstance(expected, Labelled):
+        assert (found.axes, dict(found.coords), found.rows) == (expected.axes, dict(expected.coords), expected.rows)
+        same(found.blanked().values, expected.blanked().values, tolerance)
+    elif isinstance(expected, Tensor):
+        assert found.shape == expected.shape
+        close(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0), tolerance)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance, nan_ok=True)
+    elif isinstance(expected, Mapping):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            same(found[key], value, tolerance)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            same(one, other, tolerance)
+    elif hasattr(expected, "__dataclass_fields__"):
+        same(vars(found), vars(expected), tolerance)
+    else:
+        assert found == expected
+
+
+def labelled(found: Any) -> list[Labelled]:
+    """Return the labelled tensors of a result."""
+    return [found] if isinstance(found, Labelled) else [v for v in vars(found).values() if isinstance(v, Labelled)]
+
+
+def answers(call: Callable[[], Any]) -> Any:
+    """Return what a call returns; skip where it says in a typed error that it has no answer for this model."""
+    try:
+        return call()
+    except (AnalysisUnavailable, NoPattern, ShapeMismatch) as error:
+        pytest.skip(str(error).partition("\n")[0])
+
+
+of_every_analysis = pytest.mark.parametrize("card", ONE_PASS, ids=lambda card: card.name)
+on_every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@on_every_model
+@of_every_analysis
+def test_a_prompt_of_a_batch_is_the_prompt_alone(card: Card, name: str) -> None:
+    """As a row that is asked for, as the run of that prompt, and as the batch of one with padding of its own."""
+    expected = answers(lambda: [asked(card, alone(card, name, row)) for row in range(3)])
+    tolerance = TOLERANCES.get(card.name, 1e-12)
+    by_row = "row" in inspect.signature(card.function).parameters
+    for side in SIDES:
+        whole = passes(card, name, side)
+        for row in range(3):
+            same(asked(card, whole.prompt(row)), expected[row], tolerance)
+            if by_row:
+                same(asked(card, whole, row=row), expected[row], tolerance)
+        if card.name != "frozen_edits":  # which stand where the values stood, padding in its place
+            same(asked(card, passes(card, name, side, rows=[1], more=2)), expected[1], tolerance)
+
+
+@on_every_model
+@of_every_analysis
+def test_padding_takes_no_part_in_what_is_of_all_prompts(card: Card, name: str) -> None:
+    """On either side, whatever its tokens and however much of it there is; and each prompt is in it as it is alone."""
+    if card.name == "frozen_edits":
+        pytest.skip("edits stand where the values stood, padding in its place")
+    parameter = inspect.signature(card.function).parameters.get("row")
+    if parameter is not None and "None" not in str(parameter.annotation):
+        pytest.skip("of one prompt")
+    of_all = {} if parameter is None else {"row": None}
+    found = answers(lambda: asked(card, passes(card, name), **of_all))
+    same(asked(card, passes(card, name, "left", more=2), **of_all), found, TOLERANCES.get(card.name, 1e-12))
+    for row in range(3) if any("batch" in one.axes for one in labelled(found)) else ():
+        expected = asked(card, alone(card, name, row), **of_all)
+        same(labelled(found.prompt(row)), labelled(expected))
