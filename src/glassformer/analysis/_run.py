@@ -28,7 +28,7 @@ from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
-from glassformer.numerics.indices import entries, one
+from glassformer.numerics.indices import entries, is_mask, one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import (
     Edit,
@@ -44,7 +44,7 @@ from glassformer.trace import (
 )
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
-TextOrIds = str | Tensor | Sequence[int] | Sequence[Sequence[int]]
+TextOrIds = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Run(Mapping[str, Labelled]):
             )
         return self.logits
 
-    def __getitem__(self, name: str | tuple[str, int]) -> Labelled:
+    def __getitem__(self, name: str | tuple[Any, ...]) -> Labelled:
         """Return a site by its name, or by what stands behind `blocks.3.` in it and the layer: `run["pattern", 3]`.
 
         Layers count from the last if they are negative. A name may say of what it is (`"mlp.out", 3`), and in a model
@@ -474,6 +474,7 @@ def run(
         TextError: The text is empty, longer than the context, or mostly unknown, or the model has no tokenizer.
         TokenOutOfRange: An id is outside the vocabulary.
         UnknownSite: A read or an edit names a site the model does not have.
+        ShapeMismatch: A position that is read or edited is padding in some row.
 
     Example:
         >>> run = gf.run(model, "to be or not to", read=["blocks.*.resid_post"])
@@ -488,13 +489,14 @@ def run(
     with evaluating(model), torch.set_grad_enabled(grad):
         padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
         given = prepare(model, inputs, target, specials, padding, allow_unknown)
+        labels = _PositionLabels(given)
+        _refuse_padding(tape, labels)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     names = getattr(parts_of(model), "coordinate_names", ())
-    labels = _PositionLabels(given)
     sites = {name: _with_coordinates(tape[name], tape, name, labels, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
@@ -619,6 +621,26 @@ class _PositionLabels:
                 for before, row in zip(first, rows)
             ]
         return self._known[source]
+
+
+def _refuse_padding(tape: Tape, labels: _PositionLabels) -> None:
+    """Raise `ShapeMismatch` where single positions are read or edited, and some row has padding there."""
+    asked = [(request.read.site, request.read.at) for request in tape.requests.values()]
+    asked += [(site, edit.at) for site, edits in tape.edits.items() for edit in edits]
+    for name, at in asked:
+        for axis, where in at.where.items():
+            if axis not in ("pos", "query", "key") or isinstance(where, slice) or is_mask(where):
+                continue
+            by_row = labels.of(tape.table[name].reads_source(axis))
+            rows = range(len(by_row)) if "batch" not in at.where else entries(at.where["batch"], len(by_row), "batch")
+            for row in rows:
+                of_row = by_row[row]
+                if None in of_row and any(of_row[i] is None for i in entries(where, len(of_row), axis)):
+                    raise ShapeMismatch(
+                        f'At({axis}={where}) at "{name}" counts along the padded batch, and row {row} has padding there.\n'
+                        f"    Each row's own: read the whole site, then run[…].select({axis}=…); or address rows one by "
+                        f"one: At(batch={row}, {axis}=…)."
+                    )
 
 
 def _with_coordinates(

@@ -242,12 +242,12 @@ def _of_prompt(value: Any, row: int) -> Any:
     """Return what a field says of one row of the batch; None if it has no such axis."""
     if isinstance(value, Labelled):
         return value.select(batch=[row]) if "batch" in value.axes else None
-    if isinstance(value, Mapping):
-        found = _changed(value, row)
-        return {**value, **found} if found else None
     if isinstance(value, Result):
         found = _changed({f.name: getattr(value, f.name) for f in _fields(value)}, row)
         return value.replace(**found) if found else None
+    if isinstance(value, Mapping):
+        found = _changed(value, row)
+        return {**value, **found} if found else None
     return None
 
 

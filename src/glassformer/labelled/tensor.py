@@ -38,7 +38,8 @@ class Labelled:
         axes: One name per dimension.
         coords: Labels along an axis (token strings, `L3H5`, …); axes without labels count from 0.
         of: The head the values are of, where they are of one; of a shared key head, all heads that read it.
-        rows: Labels along axes that differ from row to row of `batch`; None for entries that are padding.
+        rows: Labels along axes that differ from row to row of `batch`, which stand before those of all rows; None for
+            entries that are padding.
     """
 
     values: Tensor
@@ -219,7 +220,8 @@ class Labelled:
         if self._is_padded(axis):
             return self._of_each_row(axis, where)
         chosen, d = self._chosen(axis, where), self.axes.index(axis)
-        picked = slice(chosen, chosen + 1) if isinstance(chosen, int) else chosen
+        first = chosen % max(1, self.size(axis)) if isinstance(chosen, int) else 0
+        picked = slice(first, first + 1) if isinstance(chosen, int) else chosen
         coords, rows = dict(self.coords), dict(self.rows)
         if axis in coords:
             coords[axis] = _picked(coords[axis], picked)
@@ -242,6 +244,8 @@ class Labelled:
             kept = slice(there[0], there[-1] + 1) if together else there
             values = values[(slice(None),) * self.axes.index(axis) + (kept,)]
             left = [_picked(labels, kept) for labels in by_row]
+            if axis in coords:
+                coords[axis] = _picked(coords[axis], kept)
             if len(left) == 1:
                 coords[axis] = left[0]
             else:
@@ -277,7 +281,8 @@ class Labelled:
         shape = list(self.shape)
         shape[d := self.axes.index(axis)] = longest
         values = self.values.gather(d, self._by_row(filled, axis).expand(shape))
-        found = Labelled(values, self.axes, self.coords, self.of, {**self.rows, axis: rows})
+        coords = {name: labels for name, labels in self.coords.items() if name != axis}
+        found = Labelled(values, self.axes, coords, self.of, {**self.rows, axis: rows})
         return found._without(axis) if isinstance(chosen, str | int) else found
 
     def _is_padded(self, axis: str) -> bool:
@@ -296,7 +301,7 @@ class Labelled:
         names = list[Coordinate]()
         for axis, i in at.items():
             own = self.rows[axis][at["batch"]][i] if axis in self.rows else None
-            names.append(self.coords[axis][i] if axis in self.coords else i if own is None else own)
+            names.append(self.labels(axis)[i] if own is None else own)
         return tuple(names)
 
     def _chosen(self, axis: str, where: Any) -> int | slice | list[int]:

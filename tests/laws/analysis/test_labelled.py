@@ -103,3 +103,59 @@ def test_several_entries_are_no_number_and_say_how_to_select_one():
     for number in (float, int):
         with pytest.raises(ShapeMismatch, match=r"has axes batch pos; select one entry, \.select\(batch=…, pos=…\)"):
             number(found)
+
+
+ROWS = {"pos": [["0:a", "1:b", "2:c"], ["0:d", None, None], [None, "0:e", "1:f"]]}
+
+
+def ragged() -> Labelled:
+    return Labelled(torch.arange(18.0).reshape(3, 2, 3), ("batch", "head", "pos"), {"head": ["x", "y"]}, rows=ROWS)
+
+
+@pytest.mark.parametrize(("row", "values", "labels"), [(0, [0, 1, 2], "abc"), (1, [6], "d"), (-1, [13, 14], "ef")])
+def test_one_row_of_several_brings_its_own_positions(row: int, values: list[float], labels: str) -> None:
+    one = ragged().select(batch=row, head=0)
+    assert one.values.tolist() == values
+    assert one.labels("pos") == [f"{i}:{token}" for i, token in enumerate(labels)]
+    assert one.to_dict() == ragged().select(batch=[row]).select(head="x", batch=0).to_dict()
+
+
+def test_a_position_of_several_rows_is_each_rows_own() -> None:
+    whole = ragged()
+    assert whole.select(pos=-1, head=0).values.tolist() == [2, 6, 14]
+    assert whole.select(pos=0, head=1).values.tolist() == [3, 9, 16]
+    last = whole.select(pos=slice(-2, None), head=0)
+    assert last.rows["pos"] == [["1:b", "2:c"], ["0:d", None], ["0:e", "1:f"]]
+    assert last.select(batch=1).values.tolist() == [6]
+    assert whole.select(pos=[False, True, True], head=0).select(batch=2).values.tolist() == [13, 14]
+    with pytest.raises(ShapeMismatch, match="row 1 of the batch, pos=1: the axis has 1 entries"):
+        whole.select(pos=1)
+    with pytest.raises(UnknownAxis, match='row 1 of the batch has no "1:b"'):
+        whole.select(pos="1:b")
+
+
+def test_rows_that_are_left_are_cut_to_the_longest_of_them() -> None:
+    two = ragged().select(batch=[1, 0], pos=[0])
+    assert two.shape == (2, 2, 1) and two.values[:, 0, 0].tolist() == [6, 0]
+    assert ragged().select(batch=[1, 2]).shape == (2, 2, 3)
+    assert ragged().select(batch=slice(1, 2)).shape == (1, 2, 1)
+
+
+def test_padding_is_neither_ranked_nor_exported() -> None:
+    whole = ragged()
+    assert whole.top(1) == [((2, "y", "1:f"), 17.0)] and whole.top(1, largest=False) == [((0, "x", "0:a"), 0.0)]
+    assert len(whole.top(100)) == 12
+    frame = whole.to_frame()
+    assert len(frame) == 12 and list(frame["pos"][frame["batch"] == 2].unique()) == ["0:e", "1:f"]
+    data = json.loads(json.dumps(whole.to_dict()))
+    assert data["values"][1][0] == [6.0, None, None] and data["rows"] == ROWS
+    again = Labelled.from_dict(data)
+    assert torch.equal(again.blanked().values.nan_to_num(), whole.blanked().values.nan_to_num())
+    assert again.rows == whole.rows
+
+
+def test_labels_by_row_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ShapeMismatch, match="one list for each of 2 rows"):
+        Labelled(torch.zeros(2, 3), ("batch", "pos"), rows={"pos": [["a", "b", "c"]]})
+    with pytest.raises(UnknownAxis):
+        Labelled(torch.zeros(3), ("pos",), rows={"pos": [["a", "b", "c"]]})

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from test_questions import REQUIRED
 from torch import Tensor
 
-import glassformer as gf
 from glassformer.analysis import Run, run
+from glassformer.analysis.frozen import frozen_edits
+from glassformer.analysis.lens import fit_tuned_lens
+from glassformer.analysis.origin import INPUTS
 from glassformer.analysis.question import Card, cards
 from glassformer.data import Batch, Contrast
-from glassformer.errors import AnalysisUnavailable, GlassformerError, NoPattern, ShapeMismatch
+from glassformer.errors import AnalysisUnavailable, GlassformerError, NoPattern, ShapeMismatch, WrongArgument
 from glassformer.labelled import Labelled, Result
 from glassformer.testing import close
 from glassformer.testing.models import subject
-from glassformer.trace import Set
+from glassformer.trace import At, Read, Set
 from right_calls import calls
-from test_questions import REQUIRED
 
 LENGTHS, TARGETS = (7, 4, 6), (3, 6, 5)
 # grouped keys and gates, streams in a head, one stack read both ways, two stacks
@@ -31,6 +33,7 @@ MODELS = [
 TOLERANCES = {"stream_dimensions": 1e-10}
 ONE_PASS = [card for card in cards() if card.of == "one pass"]
 SIDES = ("right", "left")
+sides = pytest.mark.parametrize("side", SIDES)
 
 
 @cache
@@ -67,6 +70,8 @@ def asked(card: Card, done: Run, **more: Any) -> Any:
     """Ask an analysis of one pass with what it cannot do without."""
     needed = dict(REQUIRED.get(card.name, {}))
     if card.name == "find_pattern":
+        if done.source_rows:
+            pytest.skip("its heads lie in two stacks, whose patterns differ in size")
         n = max(map(len, done.token_rows))
         needed["mask"] = torch.ones(n, n, dtype=torch.bool).tril()
     found = card.function(done, **needed, **more)
@@ -92,7 +97,10 @@ def same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
         expected, found = ({f: getattr(r, f) for f in r.__dataclass_fields__} for r in (expected, found))  # type: ignore[attr-defined]
     if isinstance(expected, Labelled):
         assert (found.axes, dict(found.coords), found.rows) == (expected.axes, dict(expected.coords), expected.rows)
-        same(found.blanked().values, expected.blanked().values, tolerance)
+        same(
+            *(one.values if (real := one.is_real()) is None else one.values * real for one in (found, expected)),
+            tolerance,
+        )
     elif isinstance(expected, Tensor):
         assert found.shape == expected.shape
         close(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0), tolerance)
@@ -101,14 +109,16 @@ def same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
     elif isinstance(expected, Mapping):
         assert list(found) == list(expected)
         for key, value in expected.items():
-            same(found[key], value, tolerance)
+            # a digest of what was read is of its padding too
+            if key != "provenance":
+                same(found[key], value, tolerance)
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected)
         for one, other in zip(found, expected):
             same(one, other, tolerance)
     elif hasattr(expected, "__dataclass_fields__"):
         same(vars(found), vars(expected), tolerance)
-    else:
+    elif isinstance(expected, str | int | None):
         assert found == expected
 
 
@@ -121,7 +131,7 @@ def answers(call: Callable[[], Any]) -> Any:
     """Return what a call returns; skip where it says in a typed error that it has no answer for this model."""
     try:
         return call()
-    except (AnalysisUnavailable, NoPattern, ShapeMismatch) as error:
+    except (AnalysisUnavailable, NoPattern) as error:
         pytest.skip(str(error).partition("\n")[0])
 
 
@@ -161,3 +171,131 @@ def test_padding_takes_no_part_in_what_is_of_all_prompts(card: Card, name: str) 
     for row in range(3) if any("batch" in one.axes for one in labelled(found)) else ():
         expected = asked(card, alone(card, name, row), **of_all)
         same(labelled(found.prompt(row)), labelled(expected))
+
+
+@sides
+def test_frozen_edits_of_padded_prompts_give_each_its_own_logits_again(side: str) -> None:
+    model, (rows, _) = model_of("gpt2"), prompts("gpt2")
+    ids, mask = padded(rows, side)
+    done = run(model, ids, mask=mask, read=[frozen_edits])
+    again = run(model, ids, mask=mask, edit=frozen_edits(done))
+    for row in range(3):
+        close(again.prompt(row).predictions(), done.prompt(row).predictions(), 1e-12)
+
+
+def contrasted(rows: list[list[int]]) -> Contrast:
+    others = [[(i + 3) % 11 for i in row] for row in rows]
+    return Contrast(rows, others, [1] * len(rows), [2] * len(rows))
+
+
+def texts_of(card: Card) -> str:
+    """Return the parameter by which an analysis takes texts or pairs that it runs itself."""
+    return next(iter(name for name in inspect.signature(card.function).parameters if name in INPUTS - {"target"}), "")
+
+
+def of_prompts(found: Any, name: str = "") -> dict[str, Labelled]:
+    """Return the labelled tensors of a result, however deep, that say something of each prompt."""
+    if isinstance(found, Labelled):
+        return {name: found} if "batch" in found.axes else {}
+    inner = vars(found) if isinstance(found, Result) else found if isinstance(found, dict) else {}
+    return {at: one for key, value in inner.items() for at, one in of_prompts(value, f"{name}.{key}").items()}
+
+
+def takes_a_list(card: Card) -> bool:
+    """Whether an analysis takes batches as one list, and not one after the other."""
+    found = inspect.signature(card.function).parameters.get("batches")
+    return found is not None and found.kind is not found.VAR_POSITIONAL
+
+
+RUN_BY_THEMSELVES = [card for card in cards() if card.of in ("texts", "pairs of prompts") and texts_of(card)]
+# rows of a sort of their own, which are made and not given
+MADE = {"evaluate_heads", "crossed_cost", "answered"}
+
+
+def in_float64(card: Card, given: Any) -> Any:
+    """Ask an analysis that runs texts itself of these."""
+    call, model = calls()[card.name](), model_of("gpt2")
+    own: dict[str, Any] = {"model": model, texts_of(card): given}
+    if "before" in call.parameters:
+        own = {texts_of(card): given, "before": model, "after": subject("gpt2", seed=3).model}
+    # a lens of this very model; means would be over all prompts; a window that all rows outgrow
+    own |= {"lens": {"lens": _lens()}, "ablation_table": {"kinds": ("zero",)}, "attention_sinks": {"window": 3}}.get(
+        card.name.removesuffix("_divergence"), {}
+    )
+    return call(**own)
+
+
+@cache
+def _lens() -> Any:
+    return fit_tuned_lens(model_of("gpt2"), [prompts("gpt2")[0]], steps=1)
+
+
+@pytest.mark.parametrize("card", RUN_BY_THEMSELVES, ids=lambda card: card.name)
+def test_an_analysis_of_texts_takes_them_together_or_says_how_to_ask_of_each(card: Card) -> None:
+    """What it says of single prompts is what it says of each alone; what is of all of them leaves padding out."""
+    if card.name in MADE:
+        pytest.skip("its rows are made, and of one length")
+    first, second = prompts("gpt2")[0][:2]
+    together: Any = [first, second]
+    each: list[Any] = [[first], [second]]
+    if card.of == "pairs of prompts":
+        together, *each = (contrasted(rows) for rows in ([first, second], [first], [second]))
+    elif takes_a_list(card):
+        together, each = [together], [[one] for one in each]
+    try:
+        found = in_float64(card, together)
+    except GlassformerError as refusal:
+        assert " for " in str(refusal) and " in " in str(refusal), refusal
+        return
+    for row, one in enumerate(each):
+        expected = of_prompts(in_float64(card, one))
+        same(of_prompts(found.prompt(row)) if expected else {}, expected)
+
+
+def filled(rows: list[list[int]], fill: int) -> Batch:
+    """Return rows as a batch whose padding is one token, in inputs and targets."""
+    ids = torch.tensor([row + [fill] * (max(map(len, rows)) - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    targets = torch.cat((ids[:, 1:], torch.full((len(rows), 1), fill)), 1)
+    return Batch(ids, targets, torch.arange(ids.shape[1]) < lengths[:, None] - 1, lengths=lengths)
+
+
+@pytest.mark.parametrize("card", RUN_BY_THEMSELVES, ids=lambda card: card.name)
+def test_an_analysis_of_texts_says_the_same_whatever_stands_in_padding(card: Card) -> None:
+    if card.name in MADE:
+        pytest.skip("its rows are made, and of one length")
+    rows, found = prompts("gpt2")[0][:2], list[Any]()
+    for fill in (1, 2):
+        given: Any = filled(rows, fill)
+        if card.of == "pairs of prompts":
+            others = filled(contrasted(rows).corrupt, fill)
+            given = Contrast(given, others, [1, 1], [2, 2])
+        elif takes_a_list(card):
+            given = [given]
+        try:
+            found.append(in_float64(card, given))
+        except (AnalysisUnavailable, ShapeMismatch, WrongArgument) as refusal:
+            pytest.skip(str(refusal).partition("\n")[0])
+    same(*found)
+
+
+@sides
+def test_a_position_that_is_padding_in_some_row_is_neither_read_nor_edited(side: str) -> None:
+    model, (rows, _) = model_of("gpt2"), prompts("gpt2")
+    ids, mask = padded(rows, side)
+    outer, inner = (-1, 0) if side == "right" else (0, -1)
+    asked: list[dict[str, Any]] = [
+        {"read": [Read("blocks.0.resid_post", At(pos=outer))]},
+        {"edit": [Set("L0H1.z", 0.0, at=At(pos=[inner, outer]))]},
+        {"read": [Read("L0H1.pattern", At(batch=1, key=outer))]},
+    ]
+    for more in asked:
+        with pytest.raises(ShapeMismatch, match="row 1 has padding there"):
+            run(model, ids, mask=mask, **more)
+    run(
+        model,
+        ids,
+        mask=mask,
+        edit=[Set("L0H1.z", 0.0, at=At(pos=inner))],
+        read=[Read("L0H1.z", At(batch=0, pos=outer))],
+    )

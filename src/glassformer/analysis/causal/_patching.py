@@ -30,7 +30,7 @@ from glassformer.analysis.sweep._plan import Donor, Plan
 from glassformer.analysis.uncertainty import interval, mean, standard_error
 from glassformer.arguments import Count
 from glassformer.errors import ShapeMismatch, UnknownSite, nearest
-from glassformer.labelled import Coordinate, Labelled, Result
+from glassformer.labelled import Coordinate, Labelled, Result, RowLabels
 from glassformer.models import ModuleLike
 from glassformer.trace import Set
 
@@ -247,7 +247,8 @@ def patch(
         values = laid_out(grid, swept.values.values[:, done : done + len(grid.entries)], first, second)
         done += len(grid.entries)
         axes = {"metric": swept.values.labels("metric")} | _labels(grid, first, second, named)
-        labelled = Labelled(values, ("metric", *grid.axes, "batch"), axes)
+        by_row = {} if named is not None or first.rows == 1 else _labels_by_row(grid, first, second)
+        labelled = Labelled(values, ("metric", *grid.axes, "batch"), axes, rows=by_row)
         tables[grid.name] = Patched(labelled, clean_m, corrupt_m, direction, least_gap)
     return Patching(tables, direction, len(edits), swept.work)
 
@@ -289,13 +290,23 @@ def _labels(
     return found
 
 
-def _position_labels(first: Prompts, second: Prompts, stack: str, places: Sequence[Coordinate]) -> list[Coordinate]:
-    """Return `3:cat`, or `3:cat/dog` where two prompts differ; indices if there are several prompts."""
+def _labels_by_row(grid: ResolvedGrid, first: Prompts, second: Prompts) -> dict[str, RowLabels]:
+    sides = {axis: (first.tokens(stack), second.tokens(stack)) for axis, stack in grid.stacks.items()}
+    return {axis: [_named(*row, grid.axes[axis]) for row in zip(*both)] for axis, both in sides.items()}
+
+
+def _position_labels(first: Prompts, second: Prompts, stack: str, places: Sequence[Coordinate]) -> Sequence[Coordinate]:
+    """Return the names of positions of a single pair; indices if there are several pairs."""
     ours, theirs = first.tokens(stack), second.tokens(stack)
-    if len(ours) != 1:
-        return list(places)
-    pairs = [(i, ours[0][i], theirs[0][i]) for i in map(int, places)]
-    return [f"{i}:{a}" if a == b else f"{i}:{a}/{b}" for i, a, b in pairs]
+    named = _named(ours[0], theirs[0], places) if len(ours) == 1 else []
+    whole = [label for label in named if label is not None]
+    return whole if len(whole) == len(places) else list(places)
+
+
+def _named(ours: Sequence[str], theirs: Sequence[str], places: Sequence[Coordinate]) -> list[Coordinate | None]:
+    """Return `3:cat`, or `3:cat/dog` where two prompts differ; None beyond their end."""
+    there = ((i, ours[i], theirs[i]) if i < len(ours) else None for i in map(int, places))
+    return [None if one is None else f"{one[0]}:{'/'.join(dict.fromkeys(one[1:]))}" for one in there]
 
 
 def _without_batch(like: Labelled, values: Tensor) -> Labelled:

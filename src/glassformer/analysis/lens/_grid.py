@@ -180,7 +180,7 @@ def lens_grid(
         None if answers is None else mapped(answers),
         grid("probability"), grid("rank"), grid("entropy_bits"), grid("kl_bits"),
         mapped(matches.long().argmax(0)), mapped(settled),
-        tuple(names), translators is not None, _words(model, grid("top")),
+        tuple(names), translators is not None, _words(model, grid("top", "k")),
     )  # fmt: skip
 
 

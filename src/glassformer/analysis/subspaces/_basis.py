@@ -13,16 +13,17 @@ import dataclasses
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from glassformer import weights
 from glassformer.analysis._run import Run, run_for
-from glassformer.analysis.prepare import real_lengths
+from glassformer.analysis.prepare import prepare, real_lengths
 from glassformer.analysis.question import question
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.models.padding import Padding
 from glassformer.numerics import decompositions
 from glassformer.trace import Site
 from glassformer.weights import HeadWeights
@@ -65,23 +66,28 @@ class Kurtosis(Result):
 
 
 @question("Does the model notice if its stream is turned?", of="texts")
-def rotation_test(
-    model: ModelLike, ids: Int[Tensor, "batch pos"], source: Int[Tensor, "batch key"] | None = None, *, seed: int = 0
-) -> RotationTest:
+def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int = 0) -> RotationTest:
     """Turn the stream at random and see whether log-probabilities change.
 
     Args:
         model: A decoder or an encoder-decoder; float64 shows it best.
-        ids: Rows of tokens.
-        source: Tokens of the encoder, if there is one.
+        ids: A text or ids, or several, of any lengths.
+        source: Those of the encoder, if there is one.
         seed: Of the rotation.
     """
     changes: list[float] = []
     folded = weights.of(model, fold=True)
+    given = prepare(model, ids, None) if source is None else prepare(model, source, ids)
+    assert given.ids is not None, "our models take ids"
+    of_source = None if given.source_ids is None else Padding.of(given.source_ids, real_lengths(given, True))
+    padding = {"lengths": given.lengths, "source_lengths": None if of_source is None else of_source.lengths}
+    real = Padding.of(given.ids, given.lengths).real(given.ids)
     with torch.no_grad():
         for w in (folded, weights.of(model)):
-            before, after = (weights.logits(x, ids, source).log_softmax(-1) for x in (w, rotate(w, seed)))
-            changes.append(float((after - before).abs().max()))
+            before, after = (
+                weights.logits(x, given.ids, given.source_ids, **padding).log_softmax(-1) for x in (w, rotate(w, seed))
+            )
+            changes.append(float((after - before)[real].abs().max()))
     left = tuple(path for path, (gain, _) in folded.norms.items() if gain is not None)
     return RotationTest(changes[0], changes[1], left, seed)
 

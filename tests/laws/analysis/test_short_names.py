@@ -1,0 +1,103 @@
+"""Sites by what stands behind their block and by layer, one layer or all of them."""
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.analysis import Run, run
+from glassformer.errors import GlassformerError, ShapeMismatch, SiteNotRead, UnknownSite
+from glassformer.testing.models import subject
+
+
+def passed(name: str, read: str = "*") -> Run:
+    found = subject(name)
+    return run(found.model, *found.inputs, read=read)
+
+
+@pytest.mark.parametrize(
+    ("model", "short", "site"),
+    [
+        ("gpt2", ("pattern", 1), "blocks.1.attn.pattern"),
+        ("gpt2", ("resid_post", -1), "blocks.1.resid_post"),
+        ("gpt2", ("mlp.out", 0), "blocks.0.mlp.out"),
+        ("translator_pre", ("resid_post", 0), "decoder.blocks.0.resid_post"),
+        ("translator_pre", ("cross.pattern", 1), "decoder.blocks.1.cross.pattern"),
+        ("translator_pre", ("encoder.pattern", -2), "encoder.blocks.0.attn.pattern"),
+        ("translator_pre", ("encoder.attn.pattern", 1), "encoder.blocks.1.attn.pattern"),
+    ],
+)
+def test_a_short_name_and_a_layer_stand_for_a_site(model: str, short: tuple[str, int], site: str) -> None:
+    done = passed(model)
+    assert done[short] is done[site]
+    assert short in done
+
+
+@pytest.mark.parametrize(
+    ("model", "short", "error", "said"),
+    [
+        ("gpt2", ("patern", 0), UnknownSite, 'Nearest: "pattern"'),
+        ("gpt2", ("out", 0), UnknownSite, '"attn.out" or "mlp.out"'),
+        ("translator_pre", ("encoder.out", 0), UnknownSite, '"encoder.attn.out" or "encoder.mlp.out"'),
+        ("translator_pre", ("pattern", 0), UnknownSite, '"attn.pattern" or "cross.pattern"'),
+        ("gpt2", ("pattern", 2), ShapeMismatch, "there are 2 layers, 0 to 1"),
+        ("gpt2", ("pattern",), UnknownSite, "a short name and a layer"),
+        ("lightning_hybrid", ("scores", 0), ShapeMismatch, "the layers that have this site: 1"),
+    ],
+)
+def test_a_short_name_of_nothing_or_of_several_sites_says_what_there_is(
+    model: str, short: tuple[str, int], error: type[GlassformerError], said: str
+) -> None:
+    done = passed(model)
+    with pytest.raises(error) as refusal:
+        _ = done[short]
+    assert said in str(refusal.value)
+    assert short not in done
+
+
+def test_what_was_not_read_says_what_to_read() -> None:
+    done = passed("gpt2", "blocks.0.resid_post")
+    with pytest.raises(
+        SiteNotRead, match=r'read=\["blocks.1.attn.pattern"\], or of all layers with read=\["blocks.\*.'
+    ):
+        _ = done["pattern", 1]
+    with pytest.raises(SiteNotRead, match=r'1 of 2 layers were not read(.|\n)*read=\["blocks.\*.resid_post"\]'):
+        done.layers("resid_post")
+    with pytest.raises(SiteNotRead, match=r'A name without its layer: run\["pattern", 0\]'):
+        _ = done["pattern"]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "translator_pre"])
+def test_all_layers_are_the_layers_one_by_one(model: str) -> None:
+    done = passed(model)
+    stream, patterns = done.layers("resid_post"), done.layers("attn.pattern")
+    assert stream.axes == ("layer", "batch", "pos", "d_model") and stream.labels("layer") == ["L0", "L1"]
+    for layer in range(2):
+        assert torch.equal(stream.select(layer=layer).values, done["resid_post", layer].values)
+        assert torch.equal(patterns.select(layer=f"L{layer}").values, done["attn.pattern", layer].values)
+
+
+def test_layers_without_the_site_are_left_out_and_layers_of_other_shapes_refused() -> None:
+    assert passed("lightning_hybrid").layers("scores").labels("layer") == ["L1"]
+    blocks = [gf.models.block(n_heads=n, mlp=gf.models.Mlp(8)) for n in (2, 4, 4)]
+    model = gf.models.DecoderConfig(vocab_size=11, d_model=8, layers=tuple(blocks), max_len=8).build()
+    done = run(model, [1, 2, 3], read="*")
+    assert done.layers("resid_post").shape == (3, 1, 3, 8)
+    with pytest.raises(ShapeMismatch, match="0: batch=1 head=2 query=3 key=3; 1, 2: batch=1 head=4"):
+        done.layers("pattern")
+
+
+def test_layers_of_prompts_of_unequal_length_keep_what_is_real_of_each() -> None:
+    done = run(subject("gpt2").model, [[1, 2, 3, 4], [5, 6]], read="blocks.*.resid_post")
+    whole = done.layers("resid_post")
+    alone = run(subject("gpt2").model, [5, 6], read="blocks.*.resid_post").layers("resid_post")
+    one = whole.select(batch=[1])
+    assert one.coords == alone.coords and one.shape == alone.shape
+
+
+def test_a_loaded_run_knows_short_names_and_padding_too(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    done = run(subject("gpt2").model, [[1, 2, 3, 4], [5, 6]], read="*.pattern")
+    loaded = Run.load(done.save(tmp_path / "run.safetensors"))
+    assert loaded["pattern", 1].rows == done["pattern", 1].rows
+    assert loaded.prompt(1)["pattern", -1].labels("key") == done.prompt(1)["pattern", 1].labels("key")
+    with pytest.raises(ShapeMismatch, match="row 2"):
+        loaded.prompt(2)
