@@ -633,14 +633,17 @@ def _refuse_padding(tape: Tape, labels: _PositionLabels) -> None:
                 continue
             by_row = labels.of(tape.table[name].reads_source(axis))
             rows = range(len(by_row)) if "batch" not in at.where else entries(at.where["batch"], len(by_row), "batch")
-            for row in rows:
-                of_row = by_row[row]
-                if None in of_row and any(of_row[i] is None for i in entries(where, len(of_row), axis)):
-                    raise ShapeMismatch(
-                        f'At({axis}={where}) at "{name}" counts along the padded batch, and row {row} has padding there.\n'
-                        f"    Each row's own: read the whole site, then run[…].select({axis}=…); or address rows one by "
-                        f"one: At(batch={row}, {axis}=…)."
-                    )
+            for row in (row for row in rows if None in by_row[row]):
+                if any(by_row[row][i] is None for i in entries(where, len(by_row[row]), axis)):
+                    raise ShapeMismatch(_is_padding(name, axis, where, row))
+
+
+def _is_padding(site: str, axis: str, where: Any, row: int) -> str:
+    return (
+        f'At({axis}={where}) at "{site}" counts along the padded batch, and row {row} has padding there.\n'
+        f"    Each row's own: read the whole site, then run[…].select({axis}=…); or address rows one by one: "
+        f"At(batch={row}, {axis}=…)."
+    )
 
 
 def _with_coordinates(
