@@ -255,7 +255,8 @@ class Labelled:
     def _without(self, axis: str) -> "Labelled":
         """Return the same without an axis of one entry."""
         d = self.axes.index(axis)
-        coords, rows = ({name: by for name, by in of.items() if name != axis} for of in (self.coords, self.rows))
+        coords = {name: labels for name, labels in self.coords.items() if name != axis}
+        rows = {name: by_row for name, by_row in self.rows.items() if name != axis}
         return Labelled(self.values.select(d, 0), (*self.axes[:d], *self.axes[d + 1 :]), coords, self.of, rows)
 
     def _of_each_row(self, axis: str, where: Any) -> "Labelled":

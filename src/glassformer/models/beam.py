@@ -17,9 +17,10 @@ from torch import Tensor
 from glassformer.arguments import Exponent, Natural, checked
 from glassformer.config import require
 from glassformer.models.generate import (
-    Ids,
+    Prompts,
     begin,
     given_notes,
+    ids_of,
     next_logits,
     outgrown_notes,
     padded,
@@ -56,9 +57,9 @@ class Beams:
 @checked
 def beam_search(
     model: ModelLike,
-    prompts: Ids,
+    prompts: Prompts,
     *,
-    source: Ids | None = None,
+    source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     n_beams: Natural = 4,
     length_penalty: Exponent = 0.6,
@@ -70,8 +71,8 @@ def beam_search(
 
     Args:
         model: A decoder or an encoder-decoder.
-        prompts: Token ids, one list per row; for an encoder-decoder usually `[[bos]]` for each row.
-        source: Source ids of an encoder-decoder, one list per row.
+        prompts: As in `generate`, and so the next two.
+        source: Sources of an encoder-decoder.
         source_lengths: Real tokens per source row, when `source` is a padded tensor.
         n_beams: Width.
         length_penalty: alpha above; 0 compares log-probabilities as they are, which favours short continuations.
@@ -86,6 +87,7 @@ def beam_search(
     """
     require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
+    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
     tokens, lengths = padded(model, prompts, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     batch, device = tokens.shape[0], tokens.device

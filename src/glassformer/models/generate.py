@@ -6,7 +6,7 @@ it would have alone. Nothing is remembered in the model.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +28,8 @@ from glassformer.trace import Tape
 DRAW = Sampling()  # from the model's own distribution
 NEW_TOKENS = 64
 Ids = Sequence[Sequence[int]] | Tensor
+# or texts, one or several
+Prompts = str | Sequence[str] | Ids
 
 
 class GenerationStep(NamedTuple):
@@ -66,12 +68,12 @@ class Generation:
 @checked
 def generate(
     model: ModelLike,
-    prompts: Ids,
+    prompts: Prompts,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
-    source: Ids | None = None,
+    source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
 ) -> Generation:
@@ -81,11 +83,12 @@ def generate(
 
     Args:
         model: A decoder or an encoder-decoder.
-        prompts: Token ids, one list per row, of any lengths; for an encoder-decoder usually `[[bos]]` for each row.
+        prompts: Texts, or token ids, one list per row, of any lengths; for an encoder-decoder ids, usually `[[bos]]`
+            for each row.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.
-        source: Source ids of an encoder-decoder, one list per row.
+        source: Sources of an encoder-decoder, likewise.
         source_lengths: Real tokens per source row, when `source` is a tensor padded on the right.
         beyond_context: Go on beyond the context that the model is meant for, its `max_len`, where nothing in it ends
             there: what it says then is seldom of use.
@@ -97,8 +100,10 @@ def generate(
 
     Example:
         generate(model, [[5, 3, 8], [1, 2]], Sampling(temperature=0.8, top_p=0.95, seed=1), max_new_tokens=20).tokens
+        generate(model, ["def f(x):", "import"], GREEDY)
     """
     stops = frozenset(stop_ids)
+    prompts = ids_of(model, prompts)
     steps = list(
         stream(
             model, prompts, sampling, max_new_tokens=max_new_tokens, stop_ids=stop_ids, source=source,
@@ -115,17 +120,18 @@ def generate(
 @checked
 def stream(
     model: ModelLike,
-    prompts: Ids,
+    prompts: Prompts,
     sampling: Sampling = DRAW,
     *,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
-    source: Ids | None = None,
+    source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
 ) -> Iterator[GenerationStep]:
     """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
     require_model(model, "generating text")
+    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
     tokens, lengths = padded(model, prompts, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     state = begin(model, tokens.shape[0], source, source_lengths, beyond_context)
@@ -245,6 +251,28 @@ def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, 
     """Return logits with minus infinity for tokens that the model's config says are never generated."""
     never = model.config.never_ids if isinstance(model, EncoderDecoder) else ()
     return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
+
+
+def ids_of(model: ModelLike, rows: Prompts, reading: Literal["opening", "source"] = "opening") -> Ids:
+    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are.
+
+    Raises:
+        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own.
+    """
+    texts = [rows] if isinstance(rows, str) else rows
+    if isinstance(texts, Tensor) or not any(isinstance(row, str) for row in texts):
+        return texts  # pyright: ignore[reportReturnType]
+    model = require_model(model, "generating text")
+    if reading == "opening" and model.source is not None:
+        raise TextError(
+            "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
+            "row, and texts as source."
+        )
+    tokenizer = model.source_tokenizer if reading == "source" else model.tokenizer
+    if tokenizer is None:
+        raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
+    begin, end = tokenizer.around(reading)
+    return [[*begin, *tokenizer.encode(row), *end] if isinstance(row, str) else list(row) for row in texts]
 
 
 def padded(

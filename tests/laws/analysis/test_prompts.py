@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_questions import REQUIRED
 from torch import Tensor
 
 from glassformer.analysis import Run, run
@@ -68,7 +67,7 @@ def padded(rows: list[list[int]], side: str, more: int = 0) -> tuple[Tensor, Ten
 
 def asked(card: Card, done: Run, **more: Any) -> Any:
     """Ask an analysis of one pass with what it cannot do without."""
-    needed = dict(REQUIRED.get(card.name, {}))
+    needed = {name: value for name, value in calls()[card.name]().arguments.items() if name not in ("run", "text")}
     if card.name == "find_pattern":
         if done.source_rows:
             pytest.skip("its heads lie in two stacks, whose patterns differ in size")
@@ -97,10 +96,7 @@ def same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
         expected, found = ({f: getattr(r, f) for f in r.__dataclass_fields__} for r in (expected, found))  # type: ignore[attr-defined]
     if isinstance(expected, Labelled):
         assert (found.axes, dict(found.coords), found.rows) == (expected.axes, dict(expected.coords), expected.rows)
-        same(
-            *(one.values if (real := one.is_real()) is None else one.values * real for one in (found, expected)),
-            tolerance,
-        )
+        same(without_padding(found), without_padding(expected), tolerance)
     elif isinstance(expected, Tensor):
         assert found.shape == expected.shape
         close(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0), tolerance)
@@ -120,6 +116,11 @@ def same(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
         same(vars(found), vars(expected), tolerance)
     elif isinstance(expected, str | int | None):
         assert found == expected
+
+
+def without_padding(value: Labelled) -> Tensor:
+    real = value.is_real()
+    return value.values if real is None else value.values * real
 
 
 def labelled(found: Any) -> list[Labelled]:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import glassformer as gf
 from glassformer.attention import Alibi, Differential, Lightning, Linear, QueryKeyOnly, Rope, Softmax
 from glassformer.errors import ConfigError, TextError, TokenOutOfRange, WrongArgument
 from glassformer.models import (
@@ -30,6 +31,7 @@ from glassformer.models import (
 )  # fmt: skip
 from glassformer.models.beam import select_rows
 from glassformer.testing import close
+from glassformer.testing.models import subject
 
 VOCAB, WIDTH = 11, 16
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5], [8]]
@@ -436,3 +438,22 @@ def test_beyond_the_context_a_model_goes_on_where_that_is_asked_for_and_it_has_p
     for continuation in continuations(learned, limit + 2, max_new_tokens=3, beyond_context=True):
         with pytest.raises(TextError, match="learned positions"):
             continuation()
+
+
+def test_texts_are_continued_like_their_ids_however_long_each_is() -> None:
+    model = gf.load("gpt-4l")
+    texts = ["def f(x):", "import"]
+    begin, end = model.tokenizer.around("opening")
+    ids = [[*begin, *model.tokenizer.encode(text), *end] for text in texts]
+    found = generate(model, texts, GREEDY, max_new_tokens=3)
+    assert found.tokens == generate(model, ids, GREEDY, max_new_tokens=3).tokens
+    assert found.tokens[1:] == generate(model, "import", GREEDY, max_new_tokens=3).tokens
+    beams = (beam_search(model, rows, n_beams=2, max_new_tokens=2).best for rows in (texts, ids))
+    assert len({tuple(one.tokens for one in best) for best in beams}) == 1
+
+
+def test_texts_that_cannot_be_continued_are_refused() -> None:
+    with pytest.raises(TextError, match="no tokenizer"):
+        generate(subject("gpt2").model, ["a"])
+    with pytest.raises(TextError, match="starts from a token of its own"):
+        generate(subject("translator_pre").model, ["a"], source=[[1, 2]])

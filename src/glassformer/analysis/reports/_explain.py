@@ -101,7 +101,8 @@ def explain(
     require_gradients(require_model(model, "explain"), "explain")
     graph = _run_with_graph(model, text, target, explained_sites(model), specials, allow_unknown)
     passed = _without_graph(graph)
-    require_one_prompt(0 if passed.ids is None else len(passed.ids), "explain")
+    assert passed.ids is not None, "a run of one of our models has ids"
+    require_one_prompt(len(passed.ids), "explain")
     at = position_in(passed, position)
     logits = passed.predictions()[0, at]
     chosen = int(logits.argmax()) if answer is None else answer_id(model, answer)
