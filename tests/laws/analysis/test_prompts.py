@@ -74,7 +74,7 @@ def asked(card: Card, done: Run, **more: Any) -> Any:
         if done.source_rows:
             pytest.skip("its heads lie in two stacks, whose patterns differ in size")
         n = max(map(len, done.token_rows))
-        needed["mask"] = torch.ones(n, n, dtype=torch.bool).tril()
+        needed["mask"] = torch.eye(n, dtype=torch.bool)
     found = card.function(done, **needed, **more)
     return list(found) if inspect.isgenerator(found) else found
 
