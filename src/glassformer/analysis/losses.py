@@ -37,7 +37,8 @@ def loss_by_position(model: ModelLike, *batches: Any) -> Labelled:
 
 def token_losses(model: ModelLike, *batches: Any) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
     """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
-    found = [next_tokens(require_model(model, "losses"), given, "losses") for given in batches]
+    model = require_model(model, "losses")
+    found = [next_tokens(model, given, "losses") for given in batches]
     with evaluating(model), torch.no_grad():
         losses = joined([_losses(model, batch) for batch in found])
     return losses, joined([batch.weight for batch in found])
