@@ -126,7 +126,8 @@ class InductionCircuits(Result):
         null = self.composition.null_mean.select(kind=kind)
         at = [score.labels("earlier").index(label) for label in labels]
         composed, mean = (u.values[at][:, at].to(match.values.dtype) for u in (score, null))
-        over = composed / mean
+        # a score of rounding errors is none
+        over = (composed / mean).where(composed > 64 * torch.finfo(composed.dtype).eps, 0.0)
         roles, copies = role.values[:, None].clamp_min(0), self.copy.values[None].clamp_min(0)
         strength = (roles * match.values.clamp_min(0) * copies * over).nan_to_num()
         found = []
