@@ -244,7 +244,7 @@ def test_an_answer_is_one_known_token() -> None:
 def test_what_cannot_be_explained_is_refused() -> None:
     with pytest.raises(ShapeMismatch, match="position 9: the text has 2 tokens"):
         explain(gpt(), "a", position=9)
-    with pytest.raises(ShapeMismatch, match="one text at a time"):
+    with pytest.raises(ShapeMismatch, match="one prompt at a time"):
         explain(gpt(), [[1, 2], [3, 4]])
     with pytest.raises(AnalysisUnavailable, match="Linear is none of them"):
         explain(torch.nn.Linear(2, 2), "a")  # pyright: ignore[reportArgumentType]

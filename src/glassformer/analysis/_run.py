@@ -21,7 +21,7 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
-from glassformer.data import UNMARKED, Marks
+from glassformer.data import UNMARKED, Batch, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
 from glassformer.files import json_text, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
@@ -31,6 +31,7 @@ from glassformer.models.padding import AskedPadding, Padding
 from glassformer.numerics.indices import entries, is_mask, one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import (
+    At,
     Edit,
     Foreign,
     HeadAddress,
@@ -474,7 +475,7 @@ def run(
         TextError: The text is empty, longer than the context, or mostly unknown, or the model has no tokenizer.
         TokenOutOfRange: An id is outside the vocabulary.
         UnknownSite: A read or an edit names a site the model does not have.
-        ShapeMismatch: A position that is read or edited is padding in some row.
+        ShapeMismatch: A position that is read or edited is padding in some row; in a `Batch`, columns are counted.
 
     Example:
         >>> run = gf.run(model, "to be or not to", read=["blocks.*.resid_post"])
@@ -490,7 +491,9 @@ def run(
         padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
         given = prepare(model, inputs, target, specials, padding, allow_unknown)
         labels = _PositionLabels(given)
-        _refuse_padding(tape, labels)
+        asked = [(tape.table[request.read.site], request.read.at) for request in tape.requests.values()]
+        asked += [(tape.table[site], one.at) for site, edits in tape.edits.items() for one in edits]
+        _refuse_padding(inputs, given, asked)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
@@ -623,19 +626,23 @@ class _PositionLabels:
         return self._known[source]
 
 
-def _refuse_padding(tape: Tape, labels: _PositionLabels) -> None:
-    """Raise `ShapeMismatch` where single positions are read or edited, and some row has padding there."""
-    asked = [(request.read.site, request.read.at) for request in tape.requests.values()]
-    asked += [(site, edit.at) for site, edits in tape.edits.items() for edit in edits]
-    for name, at in asked:
+def _refuse_padding(inputs: Any, given: Inputs, asked: Iterable[tuple[Site, At]]) -> None:
+    """Raise `ShapeMismatch` where single positions are read or edited, and some row has padding there.
+
+    Who lays rows out as a `Batch` counts its columns, and is let.
+    """
+    if isinstance(inputs, Batch):
+        return
+    labels = _PositionLabels(given)
+    for site, at in asked:
         for axis, where in at.where.items():
             if axis not in ("pos", "query", "key") or isinstance(where, slice) or is_mask(where):
                 continue
-            by_row = labels.of(tape.table[name].reads_source(axis))
+            by_row = labels.of(site.reads_source(axis))
             rows = range(len(by_row)) if "batch" not in at.where else entries(at.where["batch"], len(by_row), "batch")
             for row in (row for row in rows if None in by_row[row]):
                 if any(by_row[row][i] is None for i in entries(where, len(by_row[row]), axis)):
-                    raise ShapeMismatch(_is_padding(name, axis, where, row))
+                    raise ShapeMismatch(_is_padding(site.name, axis, where, row))
 
 
 def _is_padding(site: str, axis: str, where: Any, row: int) -> str:

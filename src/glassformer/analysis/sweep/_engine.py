@@ -61,7 +61,8 @@ def sweep(
     Args:
         model: A decoder or an encoder-decoder. A module seen through a spec (`foreign`) runs rows side by side where
             it treats them alike (see `side_by_side`); any other module runs row by row.
-        base: What every row reads, as in `run`: a text, ids, a `Batch`. A row's edits apply to the whole batch.
+        base: What every row reads, as in `run`: a text, ids, a `Batch`, several texts. A row's edits apply to the whole
+            batch and count its columns, some of which may be padding in shorter texts.
         plan: Rows of edits. Values may come from a `Donor`, a run, a tensor or a number; `Take(…, row=i)` copies from
             row `i` of the plan.
         metric: One metric or several, which keep the same axes. A plain function gets logits `world batch pos vocab`.

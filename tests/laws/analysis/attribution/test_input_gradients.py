@@ -157,7 +157,7 @@ def test_on_the_induction_model_the_copied_token_is_what_the_prediction_depends_
 
 def test_what_cannot_be_asked_is_refused() -> None:
     model = subject("gpt2").model
-    with pytest.raises(ShapeMismatch, match="one row of text is needed, found 2"):
+    with pytest.raises(ShapeMismatch, match="one prompt at a time, and was given 2"):
         input_gradients(model, [[1, 2], [3, 4]])
     with pytest.raises(ShapeMismatch, match="2 tokens as `answer` for 1 positions"):
         input_gradients(model, [1, 2], [1, 2])

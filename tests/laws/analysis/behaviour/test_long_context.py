@@ -145,7 +145,7 @@ def test_padded_and_packed_batches_are_refused() -> None:
     ids = torch.randint(0, 11, (2, 12))
     every = torch.ones_like(ids, dtype=torch.bool)
     for more in ({"lengths": torch.tensor([12, 9])}, {"documents": torch.zeros_like(ids)}):
-        with pytest.raises(ShapeMismatch, match="of one text each and of one length"):
+        with pytest.raises(ShapeMismatch, match="of one length, with one text in each"):
             long_context(subject("gpt2").model, Batch(ids, ids, every, **more), sink=2, recent=3)
 
 

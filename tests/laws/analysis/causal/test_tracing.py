@@ -143,7 +143,7 @@ def test_the_subject_is_found_in_the_text() -> None:
     packed = Batch(padded, padded, torch.ones_like(padded, dtype=torch.bool), documents=torch.tensor([[0, 0, 1, 1, 1]]))
     with pytest.raises(ShapeMismatch, match="packed documents"):
         causal_trace(model, packed, [1])
-    with pytest.raises(ShapeMismatch, match="one prompt at a time, found 2"):
+    with pytest.raises(ShapeMismatch, match="one prompt at a time, and was given 2"):
         causal_trace(model, [[1, 2], [3, 4]], [0])
     with pytest.raises(ShapeMismatch, match="position 9"):
         causal_trace(model, [1, 2], [9])

@@ -101,7 +101,7 @@ def test_freezing_needs_its_sites() -> None:
 
 
 def test_linearity_is_for_one_row_of_a_decoder() -> None:
-    with pytest.raises(ShapeMismatch, match="one row of text is needed, found 2"):
+    with pytest.raises(ShapeMismatch, match="one prompt at a time, and was given 2"):
         linearity(subject("gpt2").model, [[1, 2], [3, 4]])
     with pytest.raises(AnalysisUnavailable, match="EncoderDecoder is none"):
         linearity(subject("translator_pre").model, [1, 2])
