@@ -195,16 +195,36 @@ def importing(seconds: float) -> Rows:
             rounds=15,
             seconds=seconds,
         )
-        extra = {
-            "extra_cpu_seconds": measured.subject.cpu - measured.baseline.cpu,
-            "extra_wall_seconds": measured.subject.wall - measured.baseline.wall,
-        }
-        yield Row(case, "torch and glassformer", "import torch", measured, notes=extra | {"aim_extra_seconds": 1.0})
+        yield Row(case, "torch and glassformer", "import torch", measured, notes=beyond(measured, aim=1.0))
+
+
+# what the command line answers without a model
+ANSWERS = (("--help",), ("explain", "--help"), ("train", "--help"), ("models",), ("models", "gpt-4l"))
+
+
+def answering(seconds: float) -> Rows:
+    """What a command that opens no model takes beyond starting Python, in fresh processes."""
+    for words in ANSWERS:
+        code = (
+            "import contextlib, io; from glassformer.cli import main\n"
+            f"with contextlib.redirect_stdout(io.StringIO()): main({words})"
+        )
+        measured = compare_timed(
+            partial(fresh_process, code), partial(fresh_process, "pass"), rounds=15, seconds=seconds
+        )
+        yield Row(f"glassformer {' '.join(words)}", "the command", "python", measured, notes=beyond(measured, aim=0.5))
 
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
-    f.__name__: f for f in (sites, reading, patterns, forward, training, generation, importing)
+    f.__name__: f for f in (sites, reading, patterns, forward, training, generation, importing, answering)
 }
+
+
+def beyond(measured: Comparison, *, aim: float) -> dict[str, float]:
+    """Return what the subject takes beyond the baseline, in seconds, and what is aimed at."""
+    subject, baseline = measured.subject, measured.baseline
+    extra = {"extra_cpu_seconds": subject.cpu - baseline.cpu, "extra_wall_seconds": subject.wall - baseline.wall}
+    return extra | {"aim_extra_seconds": aim}
 
 
 def read_sites(model: Decoder, ids: torch.Tensor, globs: tuple[str, ...]) -> torch.Tensor:

@@ -8,10 +8,10 @@
 Names are imported when first used, so that `import glassformer` costs nothing.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glassformer.figures import viewers
+from glassformer.lazy import lazily
 from glassformer.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _HOMES = {
     "models": ("Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
     "trace": ("Add", "Apply", "At", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = (
     "analysis",
     "attention",
@@ -73,16 +72,7 @@ __all__ = [
     "save",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(importlib.import_module(f"glassformer.{_HOME_OF[name]}"), name)
-    elif name in _PACKAGES:
-        value = importlib.import_module(f"glassformer.{name}")
-    else:
-        raise AttributeError(f'module "glassformer" has no attribute "{name}".')
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazily(__name__, _HOMES, _PACKAGES)
 
 
 def _viewer() -> viewers.Viewer:
@@ -93,7 +83,3 @@ def _viewer() -> viewers.Viewer:
 
 # whoever makes a result has imported this package: results are shown by `render`, which they do not know
 viewers.register(_viewer)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -1,5 +1,6 @@
 """Every command: bad input is one sentence and exit code 2, `--debug` adds the traceback, `--help` shows examples."""
 
+import json
 import os
 import signal
 import subprocess
@@ -141,7 +142,7 @@ def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
 
         return train(config, folder, report=report)
 
-    monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
+    monkeypatch.setattr("glassformer.training.train", interrupted)
     assert main(["train", "recipe.json", "--steps", "4", "--set", "keep=[2]"]) == 130
     assert "glassformer train: interrupted: kept at step 3; the same command goes on" in capsys.readouterr().err
     # of two checkpoints, the last
@@ -152,7 +153,7 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_was_kept(monkeypatch, ca
     def interrupted(config, folder, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("glassformer.cli.train.run_training", interrupted)
+    monkeypatch.setattr("glassformer.training.train", interrupted)
     assert main(["train", "recipe.json"]) == 130
     assert "glassformer train: interrupted: before anything was kept" in capsys.readouterr().err
 
@@ -164,24 +165,48 @@ def process(*arguments: str, **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **pipes, **options)
 
 
-def test_help_on_questions_about_a_model_does_not_wait_for_torch():
-    verbs = [
-        "explain",
-        "patch",
-        "paths",
-        "edges",
-        "prune",
-        "trace",
-        "attribute",
-        "lens",
-        "route",
-        "circuits",
-        "generate",
-    ]
-    code = f"import sys; from glassformer.cli import main; [main([v, '--help']) for v in {verbs}]"
-    program = f"{code}; sys.exit('torch' in sys.modules)"
+# what is answered without a model
+LIGHT = ("--help", "--version", "models", "models gpt-4l", "models nope", *(f"{verb} --help" for verb in VERBS))
+# without the libraries that take long to load; how long an answer takes is a figure of the benchmarks
+BARE = """
+import contextlib, io, json, sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name in ("torch", "numpy", "jaxtyping", "safetensors", "tokenizers", "huggingface_hub"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+from glassformer.cli import main
+found = {}
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            found[line] = main(line.split())
+        except ImportError as error:
+            found[line] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def answered_bare():
+    """Return the exit code of each light command line, or which import it needed, from one process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL).returncode == 0
+    done = subprocess.run([sys.executable, "-c", BARE, *LIGHT], env=environment, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_what_needs_no_model_is_answered_without_torch(line, answered_bare):
+    assert answered_bare[line] == (2 if "nope" in line else 0)
+
+
+def test_the_package_runs_as_the_command():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for words, code in ((["--version"], 0), (["trian"], 2)):
+        line = [sys.executable, "-m", "glassformer", *words]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert (done.stdout + done.stderr).startswith(f"glassformer {__version__}" if code == 0 else "glassformer: ")
 
 
 def test_the_exit_code_reaches_the_shell():

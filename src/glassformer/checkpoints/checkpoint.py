@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from glassformer.checkpoints.families import Source, assembled
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.models import ModelConfig
 from glassformer.numerics.decompositions import is_finite
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
-
-CONFIG = "config.json"
 
 
 class Origin(NamedTuple):

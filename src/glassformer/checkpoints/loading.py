@@ -6,9 +6,10 @@ config.json, read once  ->  OwnFolder | PublishedFolder  ->  Checkpoint (nothing
 from pathlib import Path
 
 from glassformer.arguments import checked
-from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint
+from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle

@@ -7,18 +7,12 @@ from pathlib import Path
 
 from glassformer.arguments import checked
 from glassformer.checkpoints import hub, run_steps
-from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.packaged import CONFIG, shipped
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.errors import CheckpointError, UnknownModel, nearest
 
 # of two names, from 0 to 1: a slip of one or two letters
 NEAR = 0.75
-
-
-def shipped() -> list[str]:
-    """Return the names of the models that come with the package."""
-    zoo = resources("glassformer") / "zoo"
-    return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
 
 
 @checked

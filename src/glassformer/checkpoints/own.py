@@ -19,8 +19,9 @@ from safetensors.torch import save as serialise
 
 from glassformer import files
 from glassformer.arguments import checked
-from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, Origin, skeleton
+from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest

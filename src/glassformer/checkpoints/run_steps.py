@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.own import sha256
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
 

@@ -18,9 +18,10 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from glassformer import files
-from glassformer.checkpoints.checkpoint import CONFIG, place
+from glassformer.checkpoints.checkpoint import place
 from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text

@@ -1,16 +1,22 @@
 """The config that a command's model stands for."""
 
+from typing import TYPE_CHECKING
+
 from glassformer import checkpoints
 from glassformer.cli.arguments import check_known
-from glassformer.models import PRESETS, ModelConfig, preset
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelConfig
 
 
-def config_of(name: str) -> ModelConfig:
+def config_of(name: str) -> "ModelConfig":
     """Return the config of a preset, a shipped model, a folder or a hub model; weights are not read.
 
     Raises:
         UnknownModel: None of them; the message lists the names there are.
     """
+    from glassformer.models import PRESETS, preset
+
     if name in PRESETS:
         return preset(name)
     check_known(name)

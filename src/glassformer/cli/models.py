@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import tyro
-from rich.markdown import Markdown
 from rich.table import Table
 
 from glassformer.cli.console import Console
@@ -24,6 +23,8 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool 
     """
     console = Console()
     if name is not None:
+        from rich.markdown import Markdown
+
         found = card(name)
         print(found.to_json()) if json else console.print(Markdown(found.to_markdown()))
         return

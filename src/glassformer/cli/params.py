@@ -1,17 +1,18 @@
 """`glassformer params`: what a model costs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
 
-from glassformer.attention import Attention
 from glassformer.cli.configs import config_of
 from glassformer.cli.console import Console, say
 from glassformer.files import check_writable, json_text, write
-from glassformer.models import ModelConfig
-from glassformer.models.accounting import Account, account, count_flops, state_bytes
+
+if TYPE_CHECKING:
+    from glassformer.models import ModelConfig
+    from glassformer.models.accounting import Account
 
 PATH_POSITIONS = 33  # the path is looked for with real layers, which is quick at this length
 
@@ -43,6 +44,8 @@ def params(
     """
     import torch
 
+    from glassformer.models.accounting import account
+
     if json is not None:
         check_writable(json)
     config = config_of(model)
@@ -60,7 +63,7 @@ def params(
         say(f"JSON: {write(json, json_text(data, indent=2)).absolute()}")
 
 
-def _parts(model: str, found: Account) -> Table:
+def _parts(model: str, found: "Account") -> Table:
     table = Table(title=f"{model}: {found.total:,} parameters")
     for name in ("part", "parameters", "share", f"forward FLOPs per token, length {found.length:,}"):
         table.add_column(name, justify="left" if name == "part" else "right")
@@ -74,7 +77,9 @@ def _parts(model: str, found: Account) -> Table:
     return table
 
 
-def _lengths(config: ModelConfig, found: Account, dtype: Any) -> Table:
+def _lengths(config: "ModelConfig", found: "Account", dtype: Any) -> Table:
+    from glassformer.models.accounting import count_flops, state_bytes
+
     title = f"per token, averaged over a sequence; state in {found.dtype}"
     table = Table(
         "length", "forward FLOPs", "backward FLOPs", "of which mixing", "state bytes", "per token", title=title
@@ -99,7 +104,7 @@ def _brief(number: int | float) -> str:
     return f"{number:,.0f}"
 
 
-def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str, Any]:
+def _complexity(console: Console, config: "ModelConfig", length: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from glassformer.models.complexity import complexity, confirm
@@ -126,8 +131,10 @@ def _complexity(console: Console, config: ModelConfig, length: int) -> dict[str,
     return {"complexity": [asdict(row) for row in rows], "measured": [asdict(row) for row in measured]}
 
 
-def _head(config: ModelConfig) -> tuple[int, int]:
+def _head(config: "ModelConfig") -> tuple[int, int]:
     """Return d_head and window of the first attention layer; a whole-width head and 128 where there is none."""
+    from glassformer.attention import Attention
+
     layers = list(config.blocks.values())[-1]
     found = [part for block in layers for part in block.parts if isinstance(part, Attention)]
     if not found:

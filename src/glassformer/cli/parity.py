@@ -10,7 +10,6 @@ from rich.text import Text
 from glassformer.cli.console import Console, say
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, json_text, write
-from glassformer.trace import Site
 
 
 def parity(
@@ -77,6 +76,8 @@ def parity(
 
 def _layers(path: str, found: Any) -> Table:
     """Return the largest error of each kind of site in each layer."""
+    from glassformer.trace import Site
+
     worst: dict[tuple[str, str], float] = {}
     for difference in found.differences:
         if difference.site == "logits":

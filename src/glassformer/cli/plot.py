@@ -7,8 +7,6 @@ import tyro
 
 from glassformer import checkpoints
 from glassformer.cli.console import say
-from glassformer.render import curves
-from glassformer.training import read_metrics
 
 
 def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> None:
@@ -22,6 +20,9 @@ def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> 
         run: A run folder, or a shipped model (its training metrics ship with it).
         out: Picture to write (.png, .svg, .pdf); NAME.png by default.
     """
+    from glassformer.render import curves
+    from glassformer.training import read_metrics
+
     folder = checkpoints.folder_of(run) if run in checkpoints.shipped() else Path(run)
     metrics = read_metrics(folder)
     name = folder.resolve().name

@@ -4,18 +4,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glassformer.analysis.learning._measures import MEASURES
-from glassformer.checkpoints import run_steps
 from glassformer.cli.console import Console
 from glassformer.config import Config
 from glassformer.errors import ConfigError, nearest
-from glassformer.training import TrainConfig, loop, read_metrics, train as run_training
-from glassformer.training.recipes import RECIPES, recipe
+
+if TYPE_CHECKING:
+    from glassformer.training import Progress, TrainConfig
 
 
 def train(
@@ -69,7 +68,10 @@ def train(
     _train(config, folder, begin_from)
 
 
-def _train(config: TrainConfig, folder: Path, begin_from: Path | None) -> None:
+def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None:
+    from glassformer.analysis.learning._measures import MEASURES
+    from glassformer.training import train as run_training
+
     console = Console(stderr=True)
     columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
     bar = Progress(
@@ -84,7 +86,7 @@ def _train(config: TrainConfig, folder: Path, begin_from: Path | None) -> None:
     )
     task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
 
-    def report(progress: loop.Progress) -> None:
+    def report(progress: "Progress") -> None:
         if not bar.live.is_started:
             # a terminal shows one live thing at a time, and no bar before there is a step to show
             status.stop()
@@ -128,12 +130,17 @@ def _notes_on(console: Console) -> Iterator[None]:
 
 def _kept(folder: Path) -> str:
     """Return what is left of a run that was interrupted."""
+    from glassformer.checkpoints import run_steps
+
     steps = run_steps.steps(folder)
     return f"kept at step {steps[-1]}; the same command goes on" if steps else "before anything was kept"
 
 
-def _reached(config: TrainConfig, folder: Path) -> str:
+def _reached(config: "TrainConfig", folder: Path) -> str:
     """Return what a finished run came to, and where it is."""
+    from glassformer.checkpoints import run_steps
+    from glassformer.training import read_metrics
+
     last = read_metrics(folder)[-1]
     loss = last.get("heldout_loss")
     measured = "" if loss is None else f", held-out loss {loss:.4g} nats (on {last['heldout_on']})"
@@ -144,7 +151,10 @@ def _reached(config: TrainConfig, folder: Path) -> str:
     )
 
 
-def _recipe(name: str) -> TrainConfig:
+def _recipe(name: str) -> "TrainConfig":
+    from glassformer.training import TrainConfig
+    from glassformer.training.recipes import RECIPES, recipe
+
     path = Path(name)
     if path.suffix == ".json":
         try:

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from glassformer import files
 from glassformer.arguments import checked
-from glassformer.checkpoints.checkpoint import CONFIG, Checkpoint, skeleton
+from glassformer.checkpoints.checkpoint import Checkpoint, skeleton
 from glassformer.checkpoints.conversion.layouts import LAYOUTS, expressed
 from glassformer.checkpoints.conversion.leftovers import Leftovers, leftovers_of
 from glassformer.checkpoints.families import FIELD, Family, Fields, Source, sources, taken_apart, trained_length
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import TOKENIZERS, envelope, sha256_of
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer

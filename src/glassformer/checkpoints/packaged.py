@@ -1,0 +1,11 @@
+"""The models that come with the package: their names, which take no PyTorch to be listed."""
+
+from importlib.resources import files as resources
+
+CONFIG = "config.json"  # what makes a folder a model's
+
+
+def shipped() -> list[str]:
+    """Return the names of the models that come with the package."""
+    zoo = resources("glassformer") / "zoo"
+    return sorted(entry.name for entry in zoo.iterdir() if (entry / CONFIG).is_file()) if zoo.is_dir() else []
