@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
 from glassformer.data import MixtureConfig, Repeat, TextConfig
 from glassformer.models import DecoderConfig, block, repeat
-from glassformer.training import read_metrics, train
+from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
 from tiny_runs import recipe
 
 
@@ -38,8 +40,10 @@ BAD = {
     "train folder.json": "Is a directory",
     "train latin.json": "it is not UTF-8",
     "train broken.json": "not valid JSON",
-    "train recipe.json --set optim.lrr=1": 'no field "lrr". Nearest: "lr"',
-    "train recipe.json --set optim.lr.x=1": 'no field "x". Fields: none, it is a value',
+    "train recipe.json --set optim.lrr=1": 'no field "lrr". Nearest: "optim.lr". Fields: lr, schedule',
+    "train recipe.json --set lr=1": 'no field "lr". Nearest: "optim.lr"',
+    "train recipe.json --set model.layers.0.n_heads=1": 'no field "n_heads". Nearest: "model.layers.0.parts.0.n_heads"',
+    "train recipe.json --set optim.lr.x=1": 'no field "x". Nearest: "optim.lr". Fields: none, it is a value',
     "train recipe.json --set evaluate.x=1": 'no field "x"',
     "train recipe.json --set model.layers.9.dropout=1": 'no field "9"',
     "train recipe.json --set optim.lr": "expected path.to.field=value",
@@ -114,6 +118,34 @@ def test_show_prints_the_recipe_with_changes_and_writes_nothing(capsys):
     assert isinstance(shown.model, DecoderConfig)
     assert (shown.steps, shown.seed, shown.optim.lr, shown.model.layers[1].dropout) == (7, 3, 0.5, 0.25)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_the_help_of_set_names_every_setting_of_a_recipe_and_only_paths_there_are(capsys):
+    assert main(["train", "--help"]) == 0
+    told = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    told = told[told.index("Changes to the recipe.") : told.index("A value is JSON")]
+    named = set(re.findall(r"[a-z_]+", told))
+    settings = {field.name for one in (TrainConfig, OptimConfig) for field in fields(one)}
+    assert settings <= named
+    data = MixtureConfig((TextConfig(length=12), Repeat()), (0.5, 0.5), batch_size=4, length=12)
+    Path("mixed.json").write_text(recipe(data=data).to_json())
+    for path, value in (("data.length", 13), ("data.parts.0.sources", ["a"]), ("model.layers.1.dropout", 0.25)):
+        assert path in told
+        assert main(["train", "mixed.json", "--show", "--set", f"{path}={json.dumps(value)}"]) == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_says_what_stands_for_a_value_and_wraps_sentences_to_the_terminal(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "72")
+    assert main([verb, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert not re.search(r"\b(STR|INT|FLOAT|PATH|None)\b(?!=)|\(default: (False|)\)|\.\.\.\]\]", told)
+    above = told.partition("Examples:")[0].splitlines()
+    assert max(map(len, above)) <= 72
+    # a line is as full as it can be, so that none ends in mid-sentence
+    for line, following in zip(above, above[1:]):
+        if line and following:
+            assert len(line) + len(following.split()[0]) >= 72
 
 
 def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):

@@ -45,7 +45,7 @@ def circuits(
         run: A run folder: shows what changed in training. Shipped models carry their own metrics.
         data: Text for losses and ablations: files, folders, globs, python-stdlib. By default the held-out text of the
             model's recipe or run, else python-stdlib.
-        rows: Rows of text to run, as far as --data has so many; by default as many as hold 16,384 tokens. Every head is
+        rows: Rows of text to run, as far as --data has so many; by default as many as hold 16384 tokens. Every head is
             ablated on all of them.
         top: Entries per table.
         seed: Of random tokens and random matrices.

@@ -21,7 +21,7 @@ DEFAULT_MODEL = "gpt-4l"
 
 
 def explain(
-    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = None,
+    text: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     model: str = DEFAULT_MODEL,
     answer: str | None = None,

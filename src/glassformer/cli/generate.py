@@ -21,7 +21,7 @@ NEW_TOKENS = 128  # as far as the context has room
 
 
 def generate(
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")],
+    text: Annotated[str, tyro.conf.Positional],
     /,
     model: str = "gpt-4l",
     max_new_tokens: int | None = None,

@@ -11,17 +11,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-# a group's flags bear no prefix, and what is not given has no default to show
-_flat, _unset = tyro.conf.arg(name=""), tyro.conf.arg(help_behavior_hint="")
-_Path = Annotated[Path | None, _unset]
-_Text = Annotated[str | None, _unset]
+# a group's flags bear no prefix
+_flat = tyro.conf.arg(name="")
 
-ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="A shipped model, or a folder.")]
+ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="A shipped model, or a folder.")]
 Text = Annotated[
     str | None,
     tyro.conf.Positional,
     tyro.conf.arg(
-        metavar="TEXT",
         help="What the model reads; `-` reads standard input; token ids for a model without a tokenizer.",
     ),
 ]
@@ -61,8 +58,8 @@ class OutputOptions:
         json: Write everything as JSON, as docs/results-json.md, explain-json.md and circuits-json.md describe it.
     """
 
-    html: _Path = None
-    json: _Path = None
+    html: Path | None = None
+    json: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,15 @@ class PromptOptions:
         seed: Of what is drawn: pairs, and the edges that are checked.
     """
 
-    pairs: _Path = None
-    task: _Text = None
+    pairs: Path | None = None
+    task: str | None = None
     n: int = 32
     fitting: bool = False
-    clean: _Text = None
-    corrupt: _Text = None
-    answer: _Text = None
-    wrong: _Text = None
-    target: _Text = None
+    clean: str | None = None
+    corrupt: str | None = None
+    answer: str | None = None
+    wrong: str | None = None
+    target: str | None = None
     seed: int = 0
 
 

@@ -18,7 +18,7 @@ PATH_POSITIONS = 33  # the path is looked for with real layers, which is quick a
 
 
 def params(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    model: Annotated[str, tyro.conf.Positional],
     /,
     length: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",

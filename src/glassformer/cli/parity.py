@@ -13,7 +13,7 @@ from glassformer.files import check_writable, json_text, write
 
 
 def parity(
-    path: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    model: Annotated[str, tyro.conf.Positional],
     /,
     dtype: Literal["float32", "float64"] = "float32",
     text: str | None = None,
@@ -39,14 +39,14 @@ def parity(
         glassformer parity EleutherAI/pythia-70m --json parity.json
 
     Args:
-        path: A folder with config.json and safetensors, or a hub id.
+        model: A folder with config.json and safetensors, or a hub id.
         dtype: Both run in.
         text: Run this text; random token ids by default. A window or a scaled rotation shows only beyond its length.
         length: Random tokens per row.
         steps: Greedy tokens from a cache.
         tolerance: Largest error that counts as equal; 1e-4 in float32, 1e-9 in float64.
-        patterns: Compare patterns, which the library's eager attention has. --no-patterns runs its fused attention,
-            which is another formula in a few models (Falcon with ALiBi).
+        patterns: Leave out patterns, which the library's eager attention has, and run its fused attention, which is
+            another formula in a few models (Falcon with ALiBi).
         seed: Of the random tokens.
         revision: Of a hub model: branch, tag or commit.
         json: Write all errors to this file.
@@ -61,20 +61,20 @@ def parity(
     library().utils.logging.disable_progress_bar()
     with progress("parity") as report:
         found = checkpoints.parity(
-            path, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
+            model, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
             patterns=patterns, seed=seed, revision=revision, report=report,
         )  # fmt: skip
     console = Console()
-    console.print(_layers(path, found))
+    console.print(_layers(model, found))
     console.print(_logits(found))
     print(_verdict(found))
     if json is not None:
-        say(f"JSON: {write(json, json_text({'model': path} | found.to_dict(), indent=1)).absolute()}")
+        say(f"JSON: {write(json, json_text({'model': model} | found.to_dict(), indent=1)).absolute()}")
     if found.first is not None:
         raise SystemExit(1)
 
 
-def _layers(path: str, found: Any) -> Table:
+def _layers(model: str, found: Any) -> Table:
     """Return the largest error of each kind of site in each layer."""
     from glassformer.trace import Site
 
@@ -88,7 +88,7 @@ def _layers(path: str, found: Any) -> Table:
         # a nan that came first would stay below every number
         worst[cell] = max((worst.get(cell, 0.0), difference.error), key=lambda e: float("inf") if e != e else e)
     kinds = list(dict.fromkeys(kind for _, kind in worst if kind))
-    title = f"{path} as {found.family} against {found.reference}, {found.dtype}: largest errors"
+    title = f"{model} as {found.family} against {found.reference}, {found.dtype}: largest errors"
     # one word a line: seven kinds fit an ordinary terminal
     table = Table("layer", *(kind.replace(".", "\n") for kind in kinds), title=title)
     table.columns[0].no_wrap = True

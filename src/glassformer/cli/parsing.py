@@ -8,8 +8,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
+from glassformer.cli.help import Printed, shown
 from glassformer.config import require
 from glassformer.errors import ConfigError
 
@@ -42,14 +43,15 @@ def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) 
     parsed = _declared(function, lambda **values: found.append(values))
     # tyro drops the section with the examples: pass what stands above the arguments as it is
     about = re.split(r"^Args:$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
-    complaint = io.StringIO()
+    complaint, printed = io.StringIO(), Printed()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(printed):
             tyro.cli(
-                parsed, prog=f"glassformer {verb}", description=about, args=arguments,
-                config=(tyro.conf.DisallowNone,),
+                parsed, prog=f"glassformer {verb}", description=_joined(about), args=arguments,
+                config=(tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff),
             )  # fmt: skip
     except SystemExit as stop:
+        print(printed.wrapped(), end="")
         if stop.code:
             raise ConfigError(f"{_sentence(complaint.getvalue())}\n    Options: glassformer {verb} --help") from stop
         raise
@@ -65,9 +67,7 @@ def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
 
 
 def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:
-    """Return a function with the same options that only receives them; its help says nothing of empty defaults."""
-    import tyro
-
+    """Return a function with the same options that only receives them."""
     hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
 
     @functools.wraps(function)
@@ -75,8 +75,7 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
         receive(**signature.bind(*positional, **named).arguments)
 
     for name, parameter in signature.parameters.items():
-        if parameter.default in (None, ()):
-            hints[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint="")]
+        hints[name] = shown(name, hints[name], parameter.default)
     parsed.__annotations__ = hints
     parsed.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[p.replace(annotation=hints[name]) for name, p in signature.parameters.items()]
@@ -85,6 +84,11 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
     # a help text is one paragraph, wrapped to the width of the terminal and not to that of the source
     parsed.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.getdoc(function) or "")
     return parsed
+
+
+def _joined(about: str) -> str:
+    """Return a text whose paragraphs are one line each; what is indented keeps its lines."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", about)
 
 
 def _sentence(complaint: str) -> str:

@@ -13,7 +13,7 @@ from glassformer.cli.prompts import present, prompts_of
 
 def paths(
     model: ModelName,
-    receivers: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RECEIVER ...]")] = ("logits",),
+    receivers: Annotated[tuple[str, ...], tyro.conf.Positional] = ("logits",),
     /,
     *,
     prompts: Prompts,

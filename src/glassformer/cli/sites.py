@@ -11,7 +11,7 @@ from glassformer.files import json_text
 
 
 def sites(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    model: Annotated[str, tyro.conf.Positional],
     /,
     glob: str = "*",
     length: int | None = None,

@@ -45,7 +45,10 @@ def train(
         steps: Number of updates, instead of the recipe's.
         seed: Seed, instead of the recipe's.
         threads: CPU threads.
-        set: Changes to the recipe, as `path.to.field=value`.
+        set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip; or
+            steps, seed, accumulate, smoothing, precision, compile, log_every, evaluate_every, evaluate_batches,
+            save_every or keep; or what --show prints below model, data and evaluate, entries of a list by their index:
+            data.length, data.parts.0.sources, model.layers.1.dropout. A value is JSON, or a word.
         data: Text to train on and to measure the held-out loss on, instead of the recipe's: files, folders, globs.
         begin_from: A run folder, or one of its checkpoints: a new run takes over its weights and goes on from there.
         show: Print the recipe as JSON and do nothing.
@@ -185,16 +188,34 @@ def _changed(config: Any, change: str) -> Any:
         if isinstance(place, list) and key.isdigit() and int(key) < len(place):
             key = int(key)
         elif not isinstance(place, dict) or key not in place:
-            known = (
-                list(place)
-                if isinstance(place, dict)
-                else [str(i) for i in range(len(place) if isinstance(place, list) else 0)]
-            )
-            fields = ", ".join(known) or "none, it is a value"
-            raise ConfigError(f'--set {change}: no field "{key}".{nearest(str(key), known)} Fields: {fields}.')
+            fields = ", ".join(name for name, _ in _entries(place)) or "none, it is a value"
+            where = "".join(f"{parent}." for parent in parents[:i])
+            raise ConfigError(f'--set {change}: no field "{key}".{_nearest_path(path, where, data)} Fields: {fields}.')
         if i == len(parents):
             place[key] = value
         else:
             place = place[key]
     assert isinstance(config, Config)
     return type(config).from_dict(data)
+
+
+def _nearest_path(path: str, where: str, data: Any) -> str:
+    """Return ` Nearest: "optim.lr".`: a path with the same last name, below what was found of it if there is one."""
+    known = list(_paths(data))
+    alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
+    below = [one for one in alike if one.startswith(where)]
+    return nearest(path, below or alike) or nearest(path, known)
+
+
+def _paths(data: Any) -> Iterator[str]:
+    """Yield the path of every field, however deep."""
+    for name, inner in _entries(data):
+        yield name
+        yield from (f"{name}.{rest}" for rest in _paths(inner))
+
+
+def _entries(data: Any) -> list[tuple[str, Any]]:
+    """Return what is inside a value of a recipe, each with the name it has in a path."""
+    if isinstance(data, dict):
+        return list(data.items())
+    return [(str(i), one) for i, one in enumerate(data)] if isinstance(data, list) else []

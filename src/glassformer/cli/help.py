@@ -1,0 +1,89 @@
+"""What the help of a verb shows: what stands for the value of an option, defaults that say something, whole sentences."""
+
+import dataclasses
+import io
+import re
+import shutil
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+# what stands for the value of an option of this name; for others their type decides
+PLACEHOLDERS = {
+    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE", "folder": "FOLDER",
+    "glob": "GLOB", "heads": "HEAD", "model": "MODEL", "name": "NAME", "positions": "POSITION", "position": "POSITION",
+    "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
+    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "wrong": "TOKEN",
+}  # fmt: skip
+BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
+
+
+def shown(name: str, hint: Any, default: Any) -> Any:
+    """Return the annotation of an option with what its help shows for its value and of its default.
+
+    Args:
+        name: Of the option, or of a group of options.
+        hint: Its type, annotated or not.
+        default: Its value if it is not given; `dataclasses.MISSING` or `inspect.Parameter.empty` where it has to be.
+    """
+    kind, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if dataclasses.is_dataclass(kind):
+        return Annotated[_group(kind), *annotations]  # type: ignore[valid-type]
+    said: dict[str, Any] = {}
+    if default in (None, ()) or isinstance(default, bool):
+        said["help_behavior_hint"] = ""
+    word = None if any(getattr(a, "metavar", None) for a in annotations) else _placeholder(name, kind)
+    if word is not None:
+        # brackets say that an argument may be left out; an option may anyway
+        optional = tyro.conf.Positional in annotations and default in (None, ())
+        said["metavar"] = f"[{word}]" if optional and not word.startswith("[") else word
+    return Annotated[hint, tyro.conf.arg(**said)] if said else hint
+
+
+def _placeholder(name: str, kind: Any) -> str | None:
+    """Return what stands for the value of an option; None where its choices are listed, or it has no value."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is tuple:
+        one = get_args(kind)[0]
+        choices = f"{{{','.join(get_args(one))}}}" if get_origin(one) is Literal else None
+        return f"[{choices or _placeholder(name, one)} ...]"
+    return None if kind not in BY_TYPE else PLACEHOLDERS.get(name, BY_TYPE[kind])
+
+
+def _group(group: type) -> type:
+    """Return a group of options like another one, but for what help shows of them."""
+    hints = get_type_hints(group, include_extras=True)
+    fields = [(f.name, shown(f.name, hints[f.name], f.default), f) for f in dataclasses.fields(group)]
+    same = {"__doc__": group.__doc__, "__module__": group.__module__}
+    return dataclasses.make_dataclass(group.__name__, fields, bases=(group,), namespace=same, frozen=True)
+
+
+class Printed(io.StringIO):
+    """Standard output while help is printed, as what is printed on takes it: its colours and its characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.onto = sys.stdout
+
+    @property
+    def encoding(self) -> str | None:  # type: ignore[override]
+        return self.onto.encoding
+
+    def isatty(self) -> bool:
+        return self.onto.isatty()
+
+    def wrapped(self) -> str:
+        """Return what was printed, with paragraphs as wide as the terminal; examples and tables stay as they are."""
+        width = shutil.get_terminal_size().columns
+        lines = [
+            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+            if re.match(r"\w", line)
+            else line
+            for line in self.getvalue().split("\n")
+        ]
+        return "\n".join(lines)
