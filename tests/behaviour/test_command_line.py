@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,7 @@ def test_help_says_what_stands_for_a_value_and_wraps_sentences_to_the_terminal(v
     above = told.partition("Examples:")[0].splitlines()
     assert max(map(len, above)) <= 72
     # a line is as full as it can be, so that none ends in mid-sentence
-    for line, following in zip(above, above[1:]):
+    for line, following in pairwise(above):
         if line and following:
             assert len(line) + len(following.split()[0]) >= 72
 

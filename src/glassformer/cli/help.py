@@ -1,4 +1,4 @@
-"""What the help of a verb shows: what stands for the value of an option, defaults that say something, whole sentences."""
+"""What the help of a verb shows: what stands for values of options, defaults that say something, whole sentences."""
 
 import dataclasses
 import io
@@ -16,8 +16,8 @@ import tyro
 PLACEHOLDERS = {
     "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE", "folder": "FOLDER",
     "glob": "GLOB", "heads": "HEAD", "model": "MODEL", "name": "NAME", "positions": "POSITION", "position": "POSITION",
-    "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
-    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "wrong": "TOKEN",
+    "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN",
+    "set": "PATH=VALUE", "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "wrong": "TOKEN",
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
