@@ -301,6 +301,19 @@ def test_the_command_prints_and_writes_what_python_gives(folder: Path, tmp_path:
     )
 
 
+def test_the_command_prints_the_answer_its_parts_and_heads_and_the_rest_when_asked(folder: Path, capsys: Any) -> None:
+    rest = ("Logit lens: what", "From text to next token", "Sampling, step by step")
+    arguments = ["explain", "def area", "--model", str(folder / "decoder")]
+    assert main(arguments) == 0
+    brief = capsys.readouterr().out
+    assert main([*arguments, "--all"]) == 0
+    whole = capsys.readouterr().out
+    first, notes = brief.split("--all shows the rest")
+    assert all(title in whole and title not in brief for title in rest)
+    # nothing in the brief view is worded differently, and notes stay
+    assert whole.startswith(first) and whole.count("Note: ") == notes.count("Note: ")
+
+
 def test_without_a_text_the_command_explains_an_example(folder: Path, capsys: Any) -> None:
     assert main(["explain", "--model", str(folder / "decoder")]) == 0
     # every token stands behind its index

@@ -15,6 +15,15 @@ from glassformer.zoo.build import even_attention
 NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
 
 
+def test_the_list_of_models_shows_every_figure_of_every_card(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["models"]) == 0
+    told = capsys.readouterr().out
+    for found in cards().values():
+        assert found.name in told and f"{found.parameters:,}" in told
+        assert all(f"{value:.4g}" in told for value in found.figures.values())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_card_says_what_its_recipe_makes_up(name):
     found = card(name)

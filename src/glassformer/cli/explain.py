@@ -34,11 +34,15 @@ def explain(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    all: bool = False,
     *,
     allow_nonfinite: AllowNonfinite = False,
     output: Output,
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
+
+    On the terminal come the answer, what adds to it and the telling heads; --all prints the logit lens, the numbers from
+    text to answer and the steps of sampling too. Files hold everything.
 
     Examples:
         glassformer explain
@@ -57,12 +61,15 @@ def explain(
         top_k: Sampling: keep this many tokens.
         top_p: Sampling: keep the likeliest tokens that reach this probability together.
         seed: Sampling: seed of the draw.
+        all: Print everything that was found.
     """
     from glassformer import analysis
     from glassformer.cli.console import Console
     from glassformer.models import Sampling
     from glassformer.render.page import explanation_page
-    from glassformer.render.terminal import show
+    from glassformer.render.terminal import largest, show
+    from glassformer.render.terminal.explanation import N_COMPONENTS
+    from glassformer.render.terminal.tables import noted
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
@@ -71,5 +78,12 @@ def explain(
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
-    show(found, Console())
+    console = Console()
+    if all:
+        show(found, console)
+    else:
+        console.print(largest(found, N_COMPONENTS))
+        console.print(
+            "--all shows the rest: the logit lens, the way from text to answer, sampling.", *noted(found.notes)
+        )
     write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))

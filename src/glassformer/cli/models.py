@@ -1,12 +1,13 @@
 """`glassformer models`: what ships with the package."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import tyro
 from rich.table import Table
 
 from glassformer.cli.console import Console
-from glassformer.zoo import card, cards
+from glassformer.zoo import ModelCard, card, cards
 from glassformer.zoo.card import said_of_synthetic
 
 
@@ -32,9 +33,22 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool 
     if json:
         print("[" + ",\n".join(c.to_json() for c in shipped.values()) + "]")
         return
-    table = Table("model", "about", "parameters", "tokens", "figures", title="shipped models")
     for found in shipped.values():
-        figures = "\n".join(f"{k.replace('_', ' ')} {v:.4g}" for k, v in list(found.figures.items())[:5])
-        made_up = f"\nmade up: {said_of_synthetic(found.synthetic)}" if found.synthetic else ""
-        table.add_row(found.name, found.about + made_up, f"{found.parameters:,}", f"{found.tokens:,}", figures)
-    console.print(table)
+        made_up = f" Made up: {said_of_synthetic(found.synthetic)}." if found.synthetic else ""
+        console.print(f"{found.name}: {found.about}{made_up}", highlight=False)
+    console.print(_figures(shipped))
+
+
+def _figures(shipped: Mapping[str, ModelCard]) -> Table:
+    """Return every figure of every model: a row each, so that none is cut."""
+    table = Table("", *shipped, title="shipped models")
+    for column in table.columns[1:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for name in ("parameters", "tokens"):
+        table.add_row(name, *(f"{getattr(found, name):,}" for found in shipped.values()))
+    table.add_section()
+    for name in dict.fromkeys(name for found in shipped.values() for name in found.figures):
+        figures = [found.figures.get(name) for found in shipped.values()]
+        table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in figures))
+    return table

@@ -52,11 +52,13 @@ MEANINGS = {
 
 @tables.register
 def _(result: Explanation) -> RenderableType:
-    parts = [_header(result), _next_token(result)]
-    parts += [_translation(result)] if result.translation is not None else []
-    parts += [_attribution(result), _heads(result), _looks(result)]
-    parts += [_lens(result.lens, result.answer.text), _pipeline(result), _sampling(result)]
-    return Group(*[line for part in parts for line in (part, Text(""))])
+    rest = [_lens(result.lens, result.answer.text), _pipeline(result), _sampling(result)]
+    return _apart([*_first(result, N_COMPONENTS), *rest])
+
+
+@largest.register
+def _(result: Explanation, top: int = N_COMPONENTS) -> RenderableType:
+    return _apart(_first(result, top))
 
 
 @largest.register
@@ -102,6 +104,17 @@ def _(result: HeadScores) -> RenderableType:
     for label, values, reading in zip(result.scores.labels("head"), result.scores.values.tolist(), result.readings):
         grid.add_row(str(label), *["-" if math.isnan(v) else f"{v:.2f}" for v in values], reading)
     return section("Head roles", grid)
+
+
+def _first(found: Explanation, top: int) -> list[RenderableType]:
+    """Return what is read first: the answer, what adds to it and the heads that tell."""
+    parts = [_header(found), _next_token(found)]
+    parts += [_translation(found)] if found.translation is not None else []
+    return [*parts, _attribution(found, top), _heads(found), _looks(found)]
+
+
+def _apart(parts: Sequence[RenderableType]) -> RenderableType:
+    return Group(*[line for part in parts for line in (part, Text(""))])
 
 
 def _header(found: Explanation) -> RenderableType:
@@ -191,12 +204,12 @@ def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
     return section(f"Logit lens: what the model would say if it stopped there (numbers for {visible(answer)})", grid)
 
 
-def _attribution(found: Explanation) -> RenderableType:
+def _attribution(found: Explanation, top: int) -> RenderableType:
     raw = "raw " if found.attribution.target.startswith("raw") else ""
     what = f"the {raw}logit of {visible(found.answer.text)}"
     if found.against is not None:
         what += f" minus that of {visible(found.against.text)}"
-    return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total)
+    return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total, top)
 
 
 def _components(
