@@ -267,6 +267,19 @@ def test_routes_of_pairs_are_averaged(call: Any, words: str) -> None:
         assert mean == pytest.approx(sum(one.get(label, 0.0) for one in passed) / 2, abs=1e-6)
 
 
+@pytest.mark.parametrize("verb", ["patch --sites z", "attribute", "lens", "route"])
+def test_a_file_may_call_its_fields_otherwise(
+    verb: str, call: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("theirs.csv").write_text(PAIRS.replace("clean", "prompt", 1))
+    name, *options = verb.split()
+    arguments = [name, words, *options, "--pairs", "theirs.csv"]
+    assert "--columns clean=…" in refused(capsys, *arguments)
+    assert "takes FIELD=NAME" in refused(capsys, *arguments, "--columns", "prompt")
+    assert 'no field "klean" of a pair. Nearest: "clean"' in refused(capsys, *arguments, "--columns", "klean=prompt")
+    assert call(*arguments, "--columns", "clean=prompt")[1]["results"]
+
+
 @pytest.mark.parametrize("verb", ["attribute", "lens", "route"])
 def test_a_text_and_pairs_are_not_given_together(verb: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("pairs.csv").write_text(PAIRS)
@@ -397,6 +410,8 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["prune", "words", "--threshold", "1", "--top", "0"], "--top must be at least 1, found 0"),
         (["patch", "words", "--direction", "both", "--save-to", "x"], "--save-to holds one sweep"),
         (["patch", "words", *ONE_PAIR, "--target", "one"], "this model has no encoder"),
+        (["patch", "words", "--columns", "clean=a"], "--columns belongs to --pairs"),
+        (["route", "words", "one", "--columns", "clean=a"], "--columns belongs to --pairs"),
         (["patch", "words", "--target", "one"], "--target belongs to --clean and --corrupt"),
         (["patch", "words", "--task", "greater_than", "--n", "1"], "greater_than: 1 pairs were asked for"),
         (["patch", "ids", "--task", "greater_than"], "this model has no tokenizer"),

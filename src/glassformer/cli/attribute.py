@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import (
+    AllowNonfinite,
+    AllowUnknown,
+    Columns,
+    Fitting,
+    ModelName,
+    Output,
+    Specials,
+    Target,
+    Text,
+)
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
-from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.prompts import clean_run, one_source, pairs_in
 from glassformer.cli.tokens_read import tokens_of
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ def attribute(
     method: tuple[Method, ...] | None = None,
     pairs: Path | None = None,
     fitting: Fitting = False,
+    columns: Columns = (),
     target: Target = None,
     position: int | None = None,
     norm: Literal["frozen", "live"] = "frozen",
@@ -71,12 +82,12 @@ def attribute(
     from glassformer.config import require
 
     require(method is None or bool(method), "--method needs at least one method.")
-    one_source(text, pairs, answer=answer, against=against, target=target, position=position)
+    one_source(text, pairs, columns, answer=answer, against=against, target=target, position=position)
     check(output)
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
-        _over_pairs(loaded, pairs, fitting, norm, top, output)
+        _over_pairs(loaded, pairs, pairs_in(pairs, columns), fitting, norm, top, output)
         return
     assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
@@ -106,7 +117,7 @@ def attribute(
     deliver("attribute", loaded, asked | words, found, output, read)
 
 
-def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: int, output: Output) -> None:
+def _over_pairs(model: "ModelLike", path: Path, pairs: Any, fitting: bool, norm: Any, top: int, output: Output) -> None:
     """Say what adds to the answers of many prompts over the wrong ones, on average."""
     from glassformer import analysis
     from glassformer.cli.console import Console
@@ -118,7 +129,7 @@ def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, norm: Any, top: 
     )
     read = tokens_of(run)
     Console().print(read.shown(), largest(split, top))
-    deliver("attribute", model, {"pairs": str(pairs), "n": len(encoded), "norm": norm}, [split], output, read)
+    deliver("attribute", model, {"pairs": str(path), "n": len(encoded), "norm": norm}, [split], output, read)
 
 
 def _questions(methods: tuple[str, ...]) -> list[Any]:

@@ -41,8 +41,8 @@ def explain(
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
 
-    On the terminal come the answer, what adds to it and the telling heads; --all prints the logit lens, the numbers from
-    text to answer and the steps of sampling too. Files hold everything.
+    On the terminal come the answer, what adds to it and the telling heads; --all prints the logit lens, the way from text
+    to answer and the steps of sampling too. Files hold everything.
 
     Examples:
         glassformer explain

@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import (
+    AllowNonfinite,
+    AllowUnknown,
+    Columns,
+    Fitting,
+    ModelName,
+    Output,
+    Specials,
+    Target,
+    Text,
+)
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
-from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.prompts import clean_run, one_source, pairs_in
 from glassformer.cli.tokens_read import TokensRead, tokens_of
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ def lens(
     data: tuple[str, ...] = (),
     pairs: Path | None = None,
     fitting: Fitting = False,
+    columns: Columns = (),
     specials: Specials = "default",
     allow_unknown: AllowUnknown = False,
     top: int = 3,
@@ -71,8 +82,8 @@ def lens(
     from glassformer.render.terminal.tables import tables
 
     require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
-    if pairs is not None:
-        one_source(text, pairs, answer=answer, target=target, position=position)
+    if pairs is not None or columns:
+        one_source(text, pairs, columns, answer=answer, target=target, position=position)
     _check_translators(tuned, train, data)
     check(output, train=train)
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
@@ -95,7 +106,7 @@ def lens(
         console.print(depth(shown, place, top, answer))
         found.append(shown)
     if pairs is not None:
-        shown, read = _over_pairs(loaded, pairs, fitting, translators)
+        shown, read = _over_pairs(loaded, pairs_in(pairs, columns), fitting, translators)
         console.print(read.shown(), answers_by_depth(shown))
         found.append(shown)
     asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
@@ -110,7 +121,7 @@ def _check_translators(tuned: Path | None, train: Path | None, data: tuple[str, 
     require(train is not None or not data, "--data is what --train learns from: give --train FILE too.")
 
 
-def _over_pairs(model: "ModelLike", pairs: Path, fitting: bool, translators: Any) -> tuple[Any, TokensRead]:
+def _over_pairs(model: "ModelLike", pairs: Any, fitting: bool, translators: Any) -> tuple[Any, TokensRead]:
     """Return the lens at the places where many prompts are answered, and what was read."""
     from glassformer import analysis
 

@@ -76,6 +76,7 @@ def prompts_of(model: "ModelLike", options: PromptOptions) -> ComparedPrompts:
     if clean is not None and corrupt is not None:
         return _typed(model, clean, corrupt, answer, wrong, options.target)
     require(clean is None and corrupt is None, "--clean and --corrupt go together: give both prompts.")
+    require(options.pairs is not None or not options.columns, "--columns belongs to --pairs.")
     require(options.target is None, "--target belongs to --clean and --corrupt, for an encoder-decoder.")
     require(
         answer is None and wrong is None,
@@ -128,7 +129,7 @@ def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
     from glassformer import data
 
     if options.pairs is not None:
-        return data.read_pairs(options.pairs)
+        return pairs_in(options.pairs, options.columns)
     task, n, seed = options.task or "induction", options.n, options.seed
     require(task in TASKS, f'no task "{task}".{nearest(task, TASKS)} Tasks: {", ".join(TASKS)}.')
     model.require_one_vocabulary(f'the task "{task}"')
@@ -140,12 +141,22 @@ def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
     return getattr(data, task)(n, seed=seed, tokenizer=model.tokenizer)
 
 
-def clean_run(model: "ModelLike", path: Path, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
-    """Run a model on the clean prompts of a file of pairs, reading for some analyses; return run and encoded pairs."""
-    from glassformer import analysis, data
+def pairs_in(path: Path, columns: Sequence[str]) -> Any:
+    """Return the pairs in a file, whose fields may be called otherwise there: `clean=prompt`."""
+    from glassformer import data
+
+    named = [given.partition("=") for given in columns]
+    for given, (_, sep, _) in zip(columns, named):
+        require(bool(sep), f'--columns takes FIELD=NAME, such as clean=prompt; found "{given}".')
+    return data.read_pairs(path, columns={field: name for field, _, name in named})
+
+
+def clean_run(model: "ModelLike", pairs: Any, fitting: bool, read: Sequence[Any]) -> tuple[Any, Any]:
+    """Run a model on the clean prompts of pairs, reading for some analyses; return run and encoded pairs."""
+    from glassformer import analysis
     from glassformer.provenance import distinct
 
-    found = usable(model, data.read_pairs(path), fitting)
+    found = usable(model, pairs, fitting)
     encoded = found.encode(model, pad="right")
     run = analysis.run(model, encoded.side("clean"), read=read)
     return dataclasses.replace(run, notes=distinct(added_to(model, found), run.notes)), encoded
@@ -158,9 +169,10 @@ def added_to(model: "ModelLike", pairs: Any) -> "tuple[Note, ...]":
     return specials_note(model.tokenizer.said("opening")) if any(isinstance(pair.clean, str) for pair in pairs) else ()
 
 
-def one_source(text: str | None, pairs: Path | None, **alone: object) -> None:
-    """Check that there is a text or a file of pairs, and with pairs none of the options that belong to a text."""
+def one_source(text: str | None, pairs: Path | None, columns: Sequence[str], **alone: object) -> None:
+    """Check that there is a text or a file of pairs, and with each none of the options that belong to the other."""
     require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
+    require(pairs is not None or not columns, "--columns belongs to --pairs.")
     named = [f"--{name}" for name, value in alone.items() if value is not None]
     require(
         pairs is None or not named,

@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Target, Text
+from glassformer.cli.options import (
+    AllowNonfinite,
+    AllowUnknown,
+    Columns,
+    Fitting,
+    ModelName,
+    Output,
+    Specials,
+    Target,
+    Text,
+)
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
-from glassformer.cli.prompts import clean_run, one_source
+from glassformer.cli.prompts import clean_run, one_source, pairs_in
 from glassformer.cli.tokens_read import tokens_of
 
 
@@ -21,6 +31,7 @@ def route(
     stack: Literal["encoder", "decoder"] | None = None,
     pairs: Path | None = None,
     fitting: Fitting = False,
+    columns: Columns = (),
     specials: Specials = "default",
     allow_unknown: AllowUnknown = False,
     top: int = 12,
@@ -54,12 +65,12 @@ def route(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    one_source(text, pairs, target=target, stack=stack)
+    one_source(text, pairs, columns, target=target, stack=stack)
     check(output)
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
-        batch, encoded = clean_run(loaded, pairs, fitting, [analysis.token_flow.average_routes])
+        batch, encoded = clean_run(loaded, pairs_in(pairs, columns), fitting, [analysis.token_flow.average_routes])
         with progress("tracing") as report:
             averaged = analysis.token_flow.average_routes(batch, threshold=threshold, report=report)
         read = tokens_of(batch)

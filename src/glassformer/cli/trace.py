@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Fitting, ModelName, Output, Specials, Text
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Columns, Fitting, ModelName, Output, Specials, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
-from glassformer.cli.prompts import added_to, usable
+from glassformer.cli.prompts import added_to, one_source, pairs_in, usable
 from glassformer.cli.tokens_read import TokensRead, tokens_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def trace(
     pairs: Path | None = None,
     role: str = "subject",
     fitting: Fitting = False,
+    columns: Columns = (),
     target: str | None = None,
     stack: Literal["encoder", "decoder"] | None = None,
     kinds: tuple[Kind, ...] = (),
@@ -73,7 +74,7 @@ def trace(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    require((text is None) != (pairs is None), "give a text, or --pairs FILE: one of them.")
+    one_source(text, pairs, columns)
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)
     loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
@@ -83,7 +84,7 @@ def trace(
     if pairs is not None:
         require(subject is None and not positions, "the subject of pairs is a role of theirs: name it with --role.")
         require(answer is None and wrong is None, "pairs bring their own --answer and --wrong.")
-        found, read = _averaged(loaded, pairs, role, fitting, options)
+        found, read = _averaged(loaded, pairs, columns, role, fitting, options)
     else:
         assert text is not None, "one of the two was given"
         require(
@@ -124,13 +125,13 @@ def _target(model: "ModelLike", target: str | None) -> Any:
 
 
 def _averaged(
-    model: "ModelLike", path: Path, role: str, fitting: bool, options: dict[str, Any]
+    model: "ModelLike", path: Path, columns: tuple[str, ...], role: str, fitting: bool, options: dict[str, Any]
 ) -> tuple[Any, TokensRead]:
-    from glassformer import analysis, data
+    from glassformer import analysis
     from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError
 
-    kept = usable(model, data.read_pairs(path), fitting)
+    kept = usable(model, pairs_in(path, columns), fitting)
     encoded = kept.encode(model, pad="right")
     if role not in encoded.roles:
         known = ", ".join(encoded.roles) or 'none: a .jsonl file names them as "roles"'

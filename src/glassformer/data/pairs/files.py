@@ -122,7 +122,8 @@ def _header(row: list[str], path: Path, names: Mapping[str, str]) -> list[str]:
         if name not in row:
             raise DataError(
                 f'"{path}" has no column "{name}".{nearest(name, row)} Columns: {", ".join(row)}. '
-                f'Rename its column; in Python, columns={{"{field}": …}} says what it is called there.'
+                f'Rename it, or say what "{field}" is called there: --columns {field}=… of a command, '
+                f'columns={{"{field}": …}} in Python.'
             )
     return row
 
