@@ -23,8 +23,8 @@ TEXT = "the cat sat on the"
 WORDS = "the cat sat on a mat and his dog ran to you"
 COMMANDS = {
     "params": "params {folder}",
-    "generate": "generate {text} --model {folder} --max-new-tokens 4",
-    "explain": "explain {text} --model {folder} --json {json}",
+    "generate": "generate {folder} {text} --max-new-tokens 4",
+    "explain": "explain {folder} {text} --json {json}",
     "lens": "lens {folder} {text} --json {json}",
     "patch": "patch {folder} --clean {text} --corrupt {other} --answer mat --wrong dog --json {json}",
     "circuits": "circuits {folder} --data {data} --rows 2 --json {json}",

@@ -107,14 +107,14 @@ def test_generate_continues_a_text_the_same_way_for_the_same_seed(
 ) -> None:
     shown = []
     for seed in ("1", "1", "2"):
-        assert main(["generate", "ab", "--model", decoder, "--max-new-tokens", "12", "--seed", seed]) == 0
+        assert main(["generate", decoder, "ab", "--max-new-tokens", "12", "--seed", seed]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1] != shown[2]
     assert shown[0].startswith("ab")
 
 
 def test_generate_shows_the_text_and_what_was_read_of_it_once(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "xyz", "--model", decoder, "--max-new-tokens", "1", "--temperature", "0"]) == 0
+    assert main(["generate", decoder, "xyz", "--max-new-tokens", "1", "--temperature", "0"]) == 0
     out, err = capsys.readouterr()
     assert out.count("xyz") == 1 and err.count("reads") == 1
 
@@ -122,11 +122,11 @@ def test_generate_shows_the_text_and_what_was_read_of_it_once(decoder: str, caps
 def test_generate_reads_standard_input(
     decoder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["--model", decoder, "--max-new-tokens", "6", "--temperature", "0"]
-    assert main(["generate", "né", *arguments]) == 0
+    arguments = ["--max-new-tokens", "6", "--temperature", "0"]
+    assert main(["generate", decoder, "né", *arguments]) == 0
     expected = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né".encode())))
-    assert main(["generate", "-", *arguments]) == 0
+    assert main(["generate", decoder, "-", *arguments]) == 0
     assert capsys.readouterr().out == expected
 
 
@@ -134,7 +134,7 @@ def test_generate_refuses_standard_input_that_is_not_utf8(
     decoder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
-    assert main(["generate", "-", "--model", decoder]) == 2
+    assert main(["generate", decoder, "-"]) == 2
     assert "standard input is not UTF-8 (byte 1" in capsys.readouterr().err
 
 
@@ -142,7 +142,7 @@ def test_generate_refuses_standard_input_that_is_not_utf8(
 def test_generate_translates_with_an_encoder_decoder(
     translator: str, extra: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "one two", "--model", translator, "--max-new-tokens", "5", *extra]) == 0
+    assert main(["generate", translator, "one two", "--max-new-tokens", "5", *extra]) == 0
     assert capsys.readouterr().out.endswith("\n")
 
 
@@ -154,8 +154,8 @@ def test_generate_translates_with_an_encoder_decoder(
         (["sites", "gpt2-small", "--glob", "blocks.0.attn.patern"], 'Nearest: "blocks.0.attn.pattern"'),
         (["sites", "gpt2-small", "--glob", "L12H3.z"], 'Nearest: "L11H3.z"'),
         (["params", "gpt2-small", "--length", "0"], "length must be at least 1, found 0"),
-        (["generate", "x", "--model", "gpt2-small"], '"gpt2-small" is a preset: a shape without trained weights'),
-        (["generate", "x", "--top-p", "2"], "top_p must be in (0, 1], found 2.0"),
+        (["generate", "gpt2-small", "x"], '"gpt2-small" is a preset: a shape without trained weights'),
+        (["generate", "gpt-4l", "x", "--top-p", "2"], "top_p must be in (0, 1], found 2.0"),
     ],
 )
 def test_bad_input_is_named_and_exits_with_two(

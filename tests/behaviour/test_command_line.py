@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import glassformer as gf
 from glassformer import __version__
 from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
+from glassformer.cli.help import BEFORE, BEHIND
 from glassformer.data import MixtureConfig, Repeat, TextConfig
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
@@ -58,9 +59,11 @@ BAD = {
     'train gpt-4l --set data.sources=["nothing"]': 'no file "nothing"',
     "plot nowhere": 'holds no metrics.jsonl',
     "plot file": "holds no metrics.jsonl",
-    "explain hello --model nope": 'no model "nope"',
-    "explain hello --model file": "is a file; give the folder",
-    "explain hello --model folder.json": "holds no config.json",
+    "explain nope hello": 'no model "nope"',
+    "explain file hello": "is a file; give the folder",
+    "explain folder.json hello": "holds no config.json",
+    "explain gpt-5l hello": 'no model "gpt-5l". Nearest: "gpt-4l"',
+    "explain 我吃了一个苹果": 'no model "我吃了一个苹果". A text comes after the model.',
     "models nope": 'no shipped model "nope"',
 }  # fmt: skip
 
@@ -75,7 +78,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(command, capsys):
     assert sorted(p.name for p in Path().iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["train nope", "plot nowhere", "explain hello --model nope", "models nope"])
+@pytest.mark.parametrize("command", ["train nope", "plot nowhere", "explain nope hello", "models nope"])
 def test_debug_shows_the_traceback_as_well(command, capsys):
     assert main([*command.split(), "--debug"]) == 2
     err = capsys.readouterr().err
@@ -147,6 +150,22 @@ def test_help_says_what_stands_for_a_value_and_wraps_sentences_to_the_terminal(v
     for line, following in pairwise(above):
         if line and following:
             assert len(line) + len(following.split()[0]) >= 72
+
+
+def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_one_order(capsys):
+    shown, first = {}, {}
+    for verb in VERBS:
+        assert main([verb, "--help"]) == 0
+        told = capsys.readouterr().out
+        options = re.findall(r"^\W*--([a-z-]+)", told.partition("Examples:")[2], re.MULTILINE)
+        shown[verb] = [one for one in options if one.replace("-", "_") in (*BEFORE, *BEHIND)]
+        first[verb] = re.findall(r"[A-Z]+", told.splitlines()[0].partition("]")[2].replace("[OPTIONS]", ""))
+    for one, other in combinations(shown.values(), 2):
+        assert [x for x in one if x in other] == [x for x in other if x in one]
+    stands_for_a_model = {"train": "RECIPE", "models": "NAME", "plot": "RUN", "convert": "IN"}
+    for verb, words in first.items():
+        assert words[0] == stands_for_a_model.get(verb, "MODEL")
+        assert "TEXT" not in words[2:]
 
 
 def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):

@@ -218,9 +218,9 @@ def test_a_model_without_a_readable_tokenizer_takes_ids_and_says_what_was_found(
     (theirs / "tokenizer.model").unlink()
     with pytest.raises(TextError, match=r"holds no tokenizer.json, nor another tokenizer"):
         gf.run(gf.load(theirs), "ab")
-    assert main(["explain", "97 98", "--model", str(theirs)]) == 0
+    assert main(["explain", str(theirs), "97 98"]) == 0
     assert "0:97 1:98" in capsys.readouterr().out
-    assert main(["generate", "97 98", "--model", str(theirs), "--max-new-tokens", "3"]) == 0
+    assert main(["generate", str(theirs), "97 98", "--max-new-tokens", "3"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("97 98 ") and len(printed.out.split()) == 5
     assert "0:97 1:98" in printed.err

@@ -170,5 +170,5 @@ def test_what_a_link_under_the_temporary_name_leads_to_is_not_written_over(monke
 
 @pytest.mark.parametrize("option", ["--json", "--html"])
 def test_an_output_name_that_is_too_long_is_refused_before_anything_is_run(option, capsys):
-    assert main(["explain", "a", "--model", "nope", option, LONG]) == 2
+    assert main(["explain", "nope", "a", option, LONG]) == 2
     assert "cannot write" in capsys.readouterr().err

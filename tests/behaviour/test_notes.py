@@ -90,13 +90,13 @@ def test_the_command_prints_a_text_once_and_notes_it_when_it_outgrows(capsys: py
         told = capsys.readouterr()
         return told.out, " ".join(told.err.split())
 
-    out, err = printed(CHINESE, "--model", "zh-en")
+    out, err = printed("zh-en", CHINESE)
     assert out == "I ate an apple\n" and "trained" not in err and err.count("reads") == 1
-    out, err = printed("def f(", "--max-new-tokens", "3")
+    out, err = printed("gpt-4l", "def f(", "--max-new-tokens", "3")
     assert out.count("def f(") == 1 and "trained" not in err and err.count("Note:") == 1
-    out, err = printed("x" + " y" * 254, "--max-new-tokens", "3")
+    out, err = printed("gpt-4l", "x" + " y" * 254, "--max-new-tokens", "3")
     assert err.count(str(outgrown_note(256))) == 1
-    out, err = printed("x" + " y" * 260, "--max-new-tokens", "3")
+    out, err = printed("gpt-4l", "x" + " y" * 260, "--max-new-tokens", "3")
     assert err.count("trained on") == 1 and "262 tokens, trained on 256" in err
 
 
@@ -141,9 +141,9 @@ def test_a_mostly_unknown_text_is_refused_unless_asked_for(capsys: pytest.Captur
     with pytest.raises(TextError, match=r"5 of 9 tokens are unknown.*爱 量 力 和 哲"):
         gf.run(model, UNKNOWN)
     assert "5 of 9 tokens of the source are unknown" in said(gf.run(model, UNKNOWN, allow_unknown=True))
-    assert main(["generate", UNKNOWN, "--model", "zh-en"]) == 2
+    assert main(["generate", "zh-en", UNKNOWN]) == 2
     assert "--allow-unknown" in capsys.readouterr().err
-    assert main(["generate", UNKNOWN, "--model", "zh-en", "--allow-unknown"]) == 0
+    assert main(["generate", "zh-en", UNKNOWN, "--allow-unknown"]) == 0
     assert "5 of 9 tokens of the source are unknown" in " ".join(capsys.readouterr().err.split())
 
 
@@ -185,7 +185,7 @@ def test_a_text_of_mostly_unlearnt_bytes_is_refused_unless_asked_for(capsys: pyt
         with pytest.raises(TextError, match="single bytes"):
             reads(model, CHINESE)
     assert "21 of 21 tokens" in said(gf.run(model, CHINESE, allow_unknown=True))
-    for words in (["generate", CHINESE], ["explain", CHINESE], ["lens", "gpt-4l", CHINESE]):
+    for words in (["generate", "gpt-4l", CHINESE], ["explain", "gpt-4l", CHINESE], ["lens", "gpt-4l", CHINESE]):
         assert main(words) == 2
         told = capsys.readouterr()
         assert "single bytes" in told.err and "--allow-unknown" in told.err and told.out == ""

@@ -240,7 +240,7 @@ def test_a_known_architecture_with_code_of_its_own_loads_without_running_it(copi
 
 def test_commands_say_it_in_a_sentence(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copied / SHARD).unlink()
-    for line in ("explain hi --model my-model", "parity my-model", "lens my-model hi"):
+    for line in ("explain my-model hi", "parity my-model", "lens my-model hi"):
         assert main(line.split()) == 2
         error = capsys.readouterr().err
         assert "lacks 1 of its 3 files" in error and "Traceback" not in error

@@ -29,7 +29,7 @@ NUMBERS = (
 )  # fmt: skip
 # verb -> what goes in front, the options that take numbers, and those that take texts and names
 OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "explain": (["a", "--model", MODEL], ["--position", "--temperature", "--top-k", "--top-p", "--seed"], ["--answer"]),
+    "explain": ([MODEL, "a"], ["--position", "--temperature", "--top-k", "--top-p", "--seed"], ["--answer"]),
     "patch": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--sites", "--by", "--metric", "--pairs"]),
     "paths": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--metric", "--pairs"]),
     "edges": ([MODEL, "--n", "2"], ["--n", "--top", "--seed"], ["--task", "--pairs"]),
@@ -42,7 +42,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),
     "models": ([], [], []),
     "plot": (["nowhere"], [], ["--out"]),
-    "generate": (["a", "--model", MODEL, "--max-new-tokens", "2"], ["--max-new-tokens", "--top-k", "--seed"], []),
+    "generate": ([MODEL, "a", "--max-new-tokens", "2"], ["--max-new-tokens", "--top-k", "--seed"], []),
     "convert": (["nowhere", "out"], [], ["--to", "--shard-size", "--dtype"]),
     "params": ([MODEL], ["--length"], ["--dtype", "--json"]),
     "parity": (["nowhere"], ["--length", "--steps"], ["--text", "--json"]),
@@ -65,8 +65,7 @@ def command_line(seed: int) -> list[str]:
     given, numbers, words = OPTIONS[verb]
     kind = draw.choice(["text", "name", "number", "word", "output"])
     if kind == "text" and verb in TEXT_VERBS:
-        before, behind = ([], given[1:]) if verb == "explain" else (given[:1], given[2:])
-        return [verb, *before, *behind, "--", draw.choice(TEXTS)]
+        return [verb, *given[:1], *given[2:], "--", draw.choice(TEXTS)]
     if kind == "name":
         return [verb, draw.choice(NAMES), *given[1:]]
     if kind == "number" and numbers:
@@ -77,7 +76,7 @@ def command_line(seed: int) -> list[str]:
         and verb not in ("models", "plot", "generate", "convert", "train", "sites")
     ):
         return [verb, *given, "--json", draw.choice([name for name in NAMES if name != "/dev/null"])]
-    return [verb, *given, draw.choice(words or ["--model"]), draw.choice((*TEXTS, *NAMES))]
+    return [verb, *given, draw.choice(words or ["--specials"]), draw.choice((*TEXTS, *NAMES))]
 
 
 def test_a_hostile_command_line_is_answered_or_refused_in_one_plain_message(
@@ -108,7 +107,7 @@ def test_generated_text_does_not_steer_a_terminal(
     import sys
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main(["generate", text, "--model", MODEL, "--max-new-tokens", "1", "--allow-unknown"]) == 0
+    assert main(["generate", MODEL, text, "--max-new-tokens", "1", "--allow-unknown"]) == 0
     out = capsys.readouterr().out
     assert not any(c in out for c in "\x1b\u202e\x07") and "\\" in out
 
@@ -142,7 +141,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path: Path) ->
     ("line", "reason"),
     [
         ('"$GF" sites attn-only-1l >/dev/full', "No space left on device"),
-        ('PYTHONIOENCODING=ascii "$GF" explain a --model attn-only-1l', "Set PYTHONIOENCODING=utf-8"),
+        ('PYTHONIOENCODING=ascii "$GF" explain attn-only-1l a', "Set PYTHONIOENCODING=utf-8"),
     ],
 )
 def test_output_that_cannot_be_written_is_one_plain_message(tmp_path: Path, line: str, reason: str) -> None:

@@ -65,9 +65,10 @@ def check_known(name: str) -> None:
         return
     checkpoints.require_no_slip(name)
     if not checkpoints.is_id(name):
+        hint = nearest(name, known) or " A text comes after the model."
         raise UnknownModel(
-            f'no model "{name}".{nearest(name, known)} Shipped: {_names(checkpoints.shipped())}. '
-            f"Presets: {_names(PRESETS)}. Or give a folder, or a hub id (owner/model)."
+            f'no model "{name}".{hint} Shipped: {_names(checkpoints.shipped())}. Presets: {_names(PRESETS)}. '
+            "Or give a folder, or a hub id (owner/model)."
         )
 
 

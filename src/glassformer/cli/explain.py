@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Output, Specials, Target
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, Output, Specials, Target, Text
 from glassformer.cli.output import check, write_documents
 
 EXAMPLES = {
@@ -21,9 +21,9 @@ DEFAULT_MODEL = "gpt-4l"
 
 
 def explain(
-    text: Annotated[str | None, tyro.conf.Positional] = None,
+    model: Annotated[str, tyro.conf.Positional] = DEFAULT_MODEL,
+    text: Text = None,
     /,
-    model: str = DEFAULT_MODEL,
     answer: str | None = None,
     against: str | None = None,
     target: Target = None,
@@ -41,18 +41,17 @@ def explain(
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
 
-    On the terminal come the answer, what adds to it and the telling heads; --all prints the logit lens, the way from text
-    to answer and the steps of sampling too. Files hold everything.
+    On the terminal come the answer, what adds to it and the telling heads; --all prints the logit lens, the way from
+    text to answer and the steps of sampling too. Files hold everything. Without a text, an example that suits the model
+    is explained.
 
     Examples:
         glassformer explain
-        glassformer explain "for i in range(" --html page.html
-        glassformer explain 我吃了一个苹果 --model zh-en
-        head -c 600 setup.py | glassformer explain - --answer " self" --against " cls"
+        glassformer explain gpt-4l "for i in range(" --html page.html
+        glassformer explain zh-en 我吃了一个苹果 --all
+        head -c 600 setup.py | glassformer explain gpt-4l - --answer " self" --against " cls"
 
     Args:
-        text: What the model reads; `-` reads standard input; token ids for a model without a tokenizer; without it, an
-            example that suits the model.
         model: A shipped model, or a folder.
         answer: Explain this next token instead of the likeliest. It is one token, often with a leading space.
         against: Explain the difference to this token.

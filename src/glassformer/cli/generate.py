@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Specials
+from glassformer.cli.options import AllowNonfinite, AllowUnknown, ModelName, Specials
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
 
@@ -21,9 +21,9 @@ NEW_TOKENS = 128  # as far as the context has room
 
 
 def generate(
+    model: ModelName,
     text: Annotated[str, tyro.conf.Positional],
     /,
-    model: str = "gpt-4l",
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -40,13 +40,12 @@ def generate(
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
     Examples:
-        glassformer generate "def main(" --temperature 0.8 --top-p 0.95 --seed 1
-        glassformer generate 我吃了一个苹果 --model zh-en --beams 4
-        head -c 300 script.py | glassformer generate - --temperature 0
+        glassformer generate gpt-4l "def main(" --temperature 0.8 --top-p 0.95 --seed 1
+        glassformer generate zh-en 我吃了一个苹果 --beams 4
+        head -c 300 script.py | glassformer generate gpt-4l - --temperature 0
 
     Args:
         text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer.
-        model: A shipped model or a folder.
         max_new_tokens: Stop after this many tokens, or at the model's end token; by default 128, as far as the context
             has room.
         temperature: Divides the logits; 0 takes the likeliest token each time. By default 1, and 0 for a translation.

@@ -1,6 +1,6 @@
 """What the help of a verb shows: what stands for values of options, defaults that say something, whole sentences."""
 
-import dataclasses
+import inspect
 import io
 import re
 import shutil
@@ -8,7 +8,7 @@ import sys
 import textwrap
 import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 
@@ -21,25 +21,36 @@ PLACEHOLDERS = {
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
+# options that several verbs have, in the one order in which help shows them: before a verb's own, and behind those
+BEFORE = (
+    "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
+)  # fmt: skip
+BEHIND = ("top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "save_to", "html", "json")
+
+
+def rank(name: str) -> int:
+    """Return where an option stands among those of its verb: what is asked about, its own, how it is run and kept."""
+    if name in BEFORE:
+        return BEFORE.index(name) - len(BEFORE)
+    return BEHIND.index(name) + 1 if name in BEHIND else 0
+
 
 def shown(name: str, hint: Any, default: Any) -> Any:
     """Return the annotation of an option with what its help shows for its value and of its default.
 
     Args:
-        name: Of the option, or of a group of options.
+        name: Of the option.
         hint: Its type, annotated or not.
-        default: Its value if it is not given; `dataclasses.MISSING` or `inspect.Parameter.empty` where it has to be.
+        default: Its value if it is not given; `inspect.Parameter.empty` where it has to be.
     """
     kind, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if dataclasses.is_dataclass(kind):
-        return Annotated[_group(kind), *annotations]  # type: ignore[valid-type]
     said: dict[str, Any] = {}
     if default in (None, ()) or isinstance(default, bool):
         said["help_behavior_hint"] = ""
     word = None if any(getattr(a, "metavar", None) for a in annotations) else _placeholder(name, kind)
     if word is not None:
         # brackets say that an argument may be left out; an option may anyway
-        optional = tyro.conf.Positional in annotations and default in (None, ())
+        optional = tyro.conf.Positional in annotations and default is not inspect.Parameter.empty
         said["metavar"] = f"[{word}]" if optional and not word.startswith("[") else word
     return Annotated[hint, tyro.conf.arg(**said)] if said else hint
 
@@ -53,14 +64,6 @@ def _placeholder(name: str, kind: Any) -> str | None:
         choices = f"{{{','.join(get_args(one))}}}" if get_origin(one) is Literal else None
         return f"[{choices or _placeholder(name, one)} ...]"
     return None if kind not in BY_TYPE else PLACEHOLDERS.get(name, BY_TYPE[kind])
-
-
-def _group(group: type) -> type:
-    """Return a group of options like another one, but for what help shows of them."""
-    hints = get_type_hints(group, include_extras=True)
-    fields = [(f.name, shown(f.name, hints[f.name], f.default), f) for f in dataclasses.fields(group)]
-    same = {"__doc__": group.__doc__, "__module__": group.__module__}
-    return dataclasses.make_dataclass(group.__name__, fields, bases=(group,), namespace=same, frozen=True)
 
 
 class Printed(io.StringIO):

@@ -11,9 +11,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-# a group's flags bear no prefix
-_flat = tyro.conf.arg(name="")
-
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="A shipped model, or a folder.")]
 Text = Annotated[
     str | None,
@@ -54,7 +51,7 @@ OneMeasure = Annotated[
 
 
 @dataclass(frozen=True)
-class OutputOptions:
+class Output:
     """Where results go besides the terminal.
 
     Args:
@@ -67,7 +64,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True)
-class PromptOptions:
+class Prompts:
     """Which clean and corrupt prompts are compared: from a file, from a template, or typed.
 
     Args:
@@ -96,7 +93,3 @@ class PromptOptions:
     wrong: str | None = None
     target: str | None = None
     seed: int = 0
-
-
-Output = Annotated[OutputOptions, _flat]
-Prompts = Annotated[PromptOptions, _flat]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.console import say
-from glassformer.cli.options import OutputOptions
+from glassformer.cli.options import Output
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, json_text, write
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 
-def check(output: OutputOptions, **others: Path | None) -> None:
+def check(output: Output, **others: Path | None) -> None:
     """Refuse, before anything is run, files that cannot be written or that would take each other's place.
 
     Args:
@@ -40,7 +40,7 @@ def deliver(
     model: "ModelLike",
     given: Mapping[str, Any],
     results: Sequence[Any],
-    output: OutputOptions,
+    output: Output,
     read: TokensRead | None = None,
 ) -> None:
     """Write what was asked for, whole, and say where.
@@ -72,7 +72,7 @@ def deliver(
     write_documents(output, text, page)
 
 
-def write_documents(output: OutputOptions, text: Callable[[], str], page: Callable[[], str]) -> None:
+def write_documents(output: Output, text: Callable[[], str], page: Callable[[], str]) -> None:
     """Write what was asked for, whole, and say where.
 
     Args:

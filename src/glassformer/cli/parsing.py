@@ -1,7 +1,6 @@
 """From the words of a command line to a call of a verb's function: its options, their help and their bounds."""
 
 import contextlib
-import functools
 import inspect
 import io
 import math
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from glassformer.cli.help import Printed, shown
+from glassformer.cli.help import Printed, rank, shown
 from glassformer.config import require
 from glassformer.errors import ConfigError
 
@@ -67,23 +66,42 @@ def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
 
 
 def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:
-    """Return a function with the same options that only receives them."""
-    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+    """Return a function with the same options, those of groups one by one, that only receives them."""
+    hints, documented = get_type_hints(function, include_extras=True), inspect.getdoc(function) or ""
+    options, groups = list[inspect.Parameter](), dict[str, type]()
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind):
+            groups[parameter.name] = kind
+            documented += "\n" + (inspect.getdoc(kind) or "").partition("Args:\n")[2]
+            options += _options_of(kind)
+        else:
+            options.append(parameter.replace(annotation=shown(parameter.name, kind, parameter.default)))
+    positional = [p for p in options if p.kind is p.POSITIONAL_ONLY]
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in options if p.kind is not p.POSITIONAL_ONLY]
+    signature = inspect.Signature([*positional, *sorted(named, key=lambda p: rank(p.name))])
 
-    @functools.wraps(function)
-    def parsed(*positional: Any, **named: Any) -> None:
-        receive(**signature.bind(*positional, **named).arguments)
+    def parsed(*given: Any, **by_name: Any) -> None:
+        values = signature.bind(*given, **by_name).arguments
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        receive(**values)
 
-    for name, parameter in signature.parameters.items():
-        hints[name] = shown(name, hints[name], parameter.default)
-    parsed.__annotations__ = hints
-    parsed.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[p.replace(annotation=hints[name]) for name, p in signature.parameters.items()]
-    )
-    del parsed.__wrapped__  # type: ignore[attr-defined]
+    # where types are checked at run time this would lead to the function without a signature
+    vars(parsed).pop("__wrapped__", None)
+    parsed.__annotations__ = {p.name: p.annotation for p in options}
+    parsed.__signature__ = signature  # type: ignore[attr-defined]
     # a help text is one paragraph, wrapped to the width of the terminal and not to that of the source
-    parsed.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.getdoc(function) or "")
+    parsed.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", documented)
     return parsed
+
+
+def _options_of(group: type) -> Iterator[inspect.Parameter]:
+    """Yield the options of a group."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        hint = shown(field.name, hints[field.name], field.default)
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
 
 
 def _joined(about: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import prompt_of, token_of
-from glassformer.cli.options import Measure, OutputOptions, PromptOptions
+from glassformer.cli.options import Measure, Output, Prompts
 from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
@@ -62,7 +62,7 @@ class ComparedPrompts:
         return sweep.metric_named(name, asked.answer, asked.wrong, asked.pos, clean)
 
 
-def prompts_of(model: "ModelLike", options: PromptOptions) -> ComparedPrompts:
+def prompts_of(model: "ModelLike", options: Prompts) -> ComparedPrompts:
     """Return what `--pairs`, `--task` or `--clean` and `--corrupt` stand for; the task `induction` if none is given.
 
     Raises:
@@ -93,7 +93,7 @@ def present(
     results: Sequence[Any],
     *,
     given: dict[str, Any],
-    output: OutputOptions,
+    output: Output,
     top: int,
     aside: Sequence[Any] = (),
 ) -> None:
@@ -125,7 +125,7 @@ def present(
     deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
 
 
-def _pairs(model: "ModelLike", options: PromptOptions) -> Any:
+def _pairs(model: "ModelLike", options: Prompts) -> Any:
     from glassformer import data
 
     if options.pairs is not None:
