@@ -15,14 +15,16 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Self
 
 from glassformer.errors import ConfigError, UnknownField, UnknownKind, nearest
 from glassformer.files import json_text
 
 FORMAT_VERSION = 1
+PLUGINS = "glassformer.mechanisms"  # entry points: a kind, and the module that registers it
 
 
 class Config:
@@ -134,18 +136,48 @@ def _decode_config(cls: type, data: object, where: str) -> Any:
 
 
 def _member(family: type[Config], kind: object, where: str) -> type[Config]:
-    if isinstance(kind, str) and kind not in family.registry:
-        for entry in entry_points(group="glassformer.mechanisms"):
-            if entry.name == kind:
-                entry.load()
+    plugins = {} if isinstance(kind, str) and kind in family.registry else _plugins()
+    if isinstance(kind, str) and kind in plugins:
+        _load(plugins[kind], where)
     if not isinstance(kind, str) or kind not in family.registry:
-        known = ", ".join(sorted(family.registry))
-        hint = nearest(kind, family.registry) if isinstance(kind, str) else ""
-        raise UnknownKind(f"{where}: no kind {kind!r}.{hint} Known: {known}.")
+        known, hint = ", ".join(sorted(family.registry)), nearest(kind, {*family.registry, *plugins})
+        raise UnknownKind(f"{where}: no kind {kind!r}.{hint} Known: {known}.{_told(kind, plugins)}")
     member = family.registry[kind]
     if not issubclass(member, family):
         raise UnknownKind(f"{where}: kind {kind!r} is a {member.__name__}, not a {family.__name__}.")
     return member
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    """Return what installed packages offer, by kind."""
+    return {entry.name: entry for entry in entry_points(group=PLUGINS)}
+
+
+def _load(plugin: EntryPoint, where: str) -> None:
+    """Import the module of a plug-in, which registers its kind."""
+    try:
+        plugin.load()
+    # whatever other people's code raises
+    except Exception as error:
+        raise UnknownKind(
+            f"{where}: kind {plugin.name!r} is that of the plug-in {_described(plugin)}, which cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _told(kind: object, plugins: Mapping[str, EntryPoint]) -> str:
+    """Return where else a kind may come from; nothing of what is no kind at all."""
+    if not isinstance(kind, str):
+        return ""
+    if kind in plugins:
+        return f"\n    The plug-in {_described(plugins[kind])} was loaded and has not registered it in this family."
+    found = ", ".join(f"{name!r} ({_described(one)})" for name, one in sorted(plugins.items())) or "none"
+    return f'\n    A package may bring it, as an entry point "{PLUGINS}": install that. Plug-ins found: {found}.'
+
+
+def _described(plugin: EntryPoint) -> str:
+    package = "" if plugin.dist is None else f" of {plugin.dist.name} {plugin.dist.version}"
+    return f'"{plugin.value}"{package}'
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:
