@@ -267,6 +267,20 @@ def test_routes_of_pairs_are_averaged(call: Any, words: str) -> None:
         assert mean == pytest.approx(sum(one.get(label, 0.0) for one in passed) / 2, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("patch", "paths", "edges --verify 1", "prune --threshold 9", "trace one --subject one", "lens one"),
+        *("route one", "attribute one --method direct integrated alti"),
+    ],
+)
+def test_a_model_left_in_its_files_gives_the_same(line: str, call: Any, words: str) -> None:
+    verb, *rest = line.split()
+    few = ["--n", "2"] if verb in ("patch", "paths", "edges", "prune") else []
+    (shown, _), (streamed, _) = (call(verb, words, *rest, *few, *more) for more in ((), ("--stream",)))
+    assert shown == streamed
+
+
 @pytest.mark.parametrize("verb", ["patch --sites z", "attribute", "lens", "route"])
 def test_a_file_may_call_its_fields_otherwise(
     verb: str, call: Any, words: str, capsys: pytest.CaptureFixture[str]

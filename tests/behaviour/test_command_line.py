@@ -18,6 +18,7 @@ from glassformer import __version__
 from glassformer.attention import Rope
 from glassformer.cli import VERBS, main
 from glassformer.cli.help import BEFORE, BEHIND
+from glassformer.cli.parsing import NOT_STREAMED
 from glassformer.data import MixtureConfig, Repeat, TextConfig
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.training import OptimConfig, TrainConfig, read_metrics, train
@@ -64,6 +65,7 @@ BAD = {
     "explain folder.json hello": "holds no config.json",
     "explain gpt-5l hello": 'no model "gpt-5l". Nearest: "gpt-4l"',
     "explain 我吃了一个苹果": 'no model "我吃了一个苹果". A text comes after the model.',
+    **{f"{verb} a --stream": f"--stream is not for {verb}: {why}." for verb, why in NOT_STREAMED.items()},
     "models nope": 'no shipped model "nope"',
 }  # fmt: skip
 
@@ -159,6 +161,7 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
         told = capsys.readouterr().out
         options = re.findall(r"^\W*--([a-z-]+)", told.partition("Examples:")[2], re.MULTILINE)
         shown[verb] = [one for one in options if one.replace("-", "_") in (*BEFORE, *BEHIND)]
+        assert ("stream" in shown[verb]) != (verb in NOT_STREAMED)
         first[verb] = re.findall(r"[A-Z]+", told.splitlines()[0].partition("]")[2].replace("[OPTIONS]", ""))
     for one, other in combinations(shown.values(), 2):
         assert [x for x in one if x in other] == [x for x in other if x in one]

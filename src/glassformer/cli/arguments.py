@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glassformer.cli.options import Specials
+from glassformer.cli.options import Opening
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
 
@@ -16,16 +16,12 @@ if TYPE_CHECKING:
 MOST_READ = 2**24  # bytes of standard input
 
 
-def model_of(
-    name: str, specials: Specials = "default", allow_nonfinite: bool = False, allow_unknown: bool = False
-) -> Any:
+def model_of(name: str, opening: Opening) -> Any:
     """Return a model with weights.
 
     Args:
         name: A shipped model, or a folder.
-        specials: What its tokenizer does about special tokens.
-        allow_nonfinite: Open it although weights are NaN or infinite.
-        allow_unknown: Let it read texts of which more than half is unknown, or single bytes.
+        opening: How it is opened, and what it may read.
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
@@ -40,14 +36,15 @@ def model_of(
             f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
         )
     check_known(name)
-    model = checkpoints.load(name, allow_nonfinite=allow_nonfinite)
+    model = checkpoints.load(name, allow_nonfinite=opening.allow_nonfinite, stream=opening.stream)
+    specials = opening.specials
     if specials != "default":
         require(
             model.tokenizer is not None,
             f"--specials {specials}: this model has no tokenizer, and ids are taken as they are.",
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
-    for name in ("tokenizer", "source_tokenizer") if allow_unknown else ():
+    for name in ("tokenizer", "source_tokenizer") if opening.allow_unknown else ():
         tokenizer = getattr(model, name, None)
         if tokenizer is not None and not tokenizer.allows_unknown:
             setattr(model, name, tokenizer.allowing_unknown())

@@ -4,17 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import (
-    AllowNonfinite,
-    AllowUnknown,
-    Columns,
-    Fitting,
-    ModelName,
-    Output,
-    Specials,
-    Target,
-    Text,
-)
+from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -43,11 +33,9 @@ def attribute(
     norm: Literal["frozen", "live"] = "frozen",
     steps: int = 32,
     layers: bool = False,
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 12,
     *,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Attribute a next token: to the parts that write its logit (direct, sources, neurons), or to the tokens read.
@@ -84,7 +72,7 @@ def attribute(
     require(method is None or bool(method), "--method needs at least one method.")
     one_source(text, pairs, columns, answer=answer, against=against, target=target, position=position)
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     if pairs is not None:
         require(method in (None, ("direct",)), "--pairs goes with --method direct: others are about one text's tokens.")
         _over_pairs(loaded, pairs, pairs_in(pairs, columns), fitting, norm, top, output)

@@ -1,7 +1,7 @@
 """`glassformer edges`: estimates for all edges between heads, the largest of them checked."""
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, Prompts
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -14,10 +14,8 @@ def edges(
     prompts: Prompts,
     verify: int = 12,
     metric: OneMeasure = "logit-difference",
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 6,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Edge attribution patching: estimate all edges between heads by gradients, and patch the largest to compare.
@@ -36,7 +34,7 @@ def edges(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("edges") as report:

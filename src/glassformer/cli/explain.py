@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Output, Specials, Target, Text
+from glassformer.cli.options import Opening, Output, Target, Text
 from glassformer.cli.output import check, write_documents
 
 EXAMPLES = {
@@ -28,15 +28,13 @@ def explain(
     against: str | None = None,
     target: Target = None,
     position: int | None = None,
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
     all: bool = False,
     *,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Explain the next token of a text: what the model computes on the way, which parts add to it, and where they look.
@@ -72,7 +70,7 @@ def explain(
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     given = EXAMPLES.get(loaded.name, PYTHON) if text is None else prompt_of(loaded, text)
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, ModelName, Specials
+from glassformer.cli.options import ModelName, Opening
 from glassformer.cli.tokens_read import TokensRead, tell
 from glassformer.errors import TextError, printable
 
@@ -33,9 +33,8 @@ def generate(
     seed: int = 0,
     beyond_context: bool = False,
     beams: int | None = None,
-    specials: Specials = "default",
-    allow_nonfinite: AllowNonfinite = False,
-    allow_unknown: AllowUnknown = False,
+    *,
+    opening: Opening,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
@@ -59,7 +58,7 @@ def generate(
     """
     from glassformer.models import Decoder, Sampling
 
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
         temperature = 1.0 if isinstance(loaded, Decoder) else 0.0

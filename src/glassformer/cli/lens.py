@@ -4,17 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import (
-    AllowNonfinite,
-    AllowUnknown,
-    Columns,
-    Fitting,
-    ModelName,
-    Output,
-    Specials,
-    Target,
-    Text,
-)
+from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -40,12 +30,10 @@ def lens(
     pairs: Path | None = None,
     fitting: Fitting = False,
     columns: Columns = (),
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 3,
     seed: int = 0,
     *,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Logit lens: read the stream at every depth and position as if the model ended there; tuned lens with --tuned.
@@ -86,7 +74,7 @@ def lens(
         one_source(text, pairs, columns, answer=answer, target=target, position=position)
     _check_translators(tuned, train, data)
     check(output, train=train)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     console, found, read = Console(), list[Any](), None
     translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it

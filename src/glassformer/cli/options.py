@@ -28,26 +28,29 @@ Columns = Annotated[
     tuple[str, ...],
     tyro.conf.arg(metavar="[FIELD=NAME ...]", help="What fields are called in the file of --pairs: clean=prompt."),
 ]
-Specials = Annotated[
-    Literal["default", "on", "off", "in-text"],
-    tyro.conf.arg(
-        help="Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those "
-        "whose names the text itself holds (in-text)."
-    ),
-]
-AllowNonfinite = Annotated[
-    bool,
-    tyro.conf.arg(help="Open a model although some of its weights are NaN or infinite."),
-]
-AllowUnknown = Annotated[
-    bool,
-    tyro.conf.arg(help="Read a text even if more than half of its tokens are unknown to the model, or single bytes."),
-]
 Measure = Literal["logit-difference", "logit", "probability", "log-probability", "rank", "accuracy", "kl"]
 OneMeasure = Annotated[
     Measure,
     tyro.conf.arg(help="What is measured at the last token; kl is the divergence from the clean run."),
 ]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a model is opened, and what it may read.
+
+    Args:
+        specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
+            whose names the text itself holds (in-text).
+        allow_unknown: Read a text even if more than half of its tokens are unknown to the model, or single bytes.
+        allow_nonfinite: Open a model although some of its weights are NaN or infinite.
+        stream: Leave the weights of the blocks in their files, for a model larger than memory: every pass reads them.
+    """
+
+    specials: Literal["default", "on", "off", "in-text"] = "default"
+    allow_unknown: bool = False
+    allow_nonfinite: bool = False
+    stream: bool = False
 
 
 @dataclass(frozen=True)

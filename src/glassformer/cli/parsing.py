@@ -29,6 +29,19 @@ BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
+# verbs that cannot leave weights in their files, and why
+NOT_STREAMED = {
+    "circuits": "it looks at folded copies of all layers together",
+    "train": "weights that are trained are held in memory",
+    "models": "it opens no model",
+    "plot": "it opens no model",
+    "convert": "tensors go from file to file as it is",
+    "params": "it reads no weights, whatever the model's size",
+    "parity": "the reference holds the whole model",
+    "sites": "it reads no weights, whatever the model's size",
+}
+
+
 def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) -> Callable[[], None]:
     """Return the call that a command line stands for.
 
@@ -38,6 +51,8 @@ def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) 
     """
     import tyro
 
+    refused = NOT_STREAMED.get(verb) if "--stream" in arguments else None
+    require(refused is None, f"--stream is not for {verb}: {refused}.")
     found: list[Mapping[str, Any]] = []
     parsed = _declared(function, lambda **values: found.append(values))
     # tyro drops the section with the examples: pass what stands above the arguments as it is

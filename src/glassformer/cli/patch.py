@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Measure, ModelName, Output, Prompts, Specials
+from glassformer.cli.options import Measure, ModelName, Opening, Output, Prompts
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import ComparedPrompts, present, prompts_of
@@ -24,11 +24,9 @@ def patch(
     by: tuple[str, ...] = (),
     direction: Literal["denoising", "noising", "both"] = "denoising",
     metric: tuple[Measure, ...] = ("logit-difference",),
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 6,
     save_to: Path | None = None,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Patch activations: put values of one run into another, one at a time, and see how much of the answer they carry.
@@ -58,7 +56,7 @@ def patch(
     require(not by or bool(sites), "--by says how --sites are cut: give --sites too.")
     require(save_to is None or direction != "both", "--save-to holds one sweep: give one --direction.")
     check(output, save_to=save_to)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     metrics = [compared.metric(loaded, name) for name in dict.fromkeys(metric) or ("logit-difference",)]
     ways = ("denoising", "noising") if direction == "both" else (direction,)

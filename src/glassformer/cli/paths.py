@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from glassformer.cli.arguments import model_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, ModelName, OneMeasure, Output, Prompts, Specials
+from glassformer.cli.options import ModelName, OneMeasure, Opening, Output, Prompts
 from glassformer.cli.output import check
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import present, prompts_of
@@ -18,10 +18,8 @@ def paths(
     *,
     prompts: Prompts,
     metric: OneMeasure = "logit-difference",
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 6,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Path patching: what every head and MLP does through some receivers alone.
@@ -40,7 +38,7 @@ def paths(
     from glassformer import analysis
 
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     compared = prompts_of(loaded, prompts)
     measured = compared.metric(loaded, metric)
     with progress("paths") as report:

@@ -4,17 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import (
-    AllowNonfinite,
-    AllowUnknown,
-    Columns,
-    Fitting,
-    ModelName,
-    Output,
-    Specials,
-    Target,
-    Text,
-)
+from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Target, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import clean_run, one_source, pairs_in
@@ -32,11 +22,9 @@ def route(
     pairs: Path | None = None,
     fitting: Fitting = False,
     columns: Columns = (),
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 12,
     *,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Information-flow routes: the edges between tokens, heads and MLPs through which a prediction's content arrived.
@@ -67,7 +55,7 @@ def route(
 
     one_source(text, pairs, columns, target=target, stack=stack)
     check(output)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     if pairs is not None:
         require(positions == (-1,), "--positions belongs to a text; routes of pairs start at their last tokens.")
         batch, encoded = clean_run(loaded, pairs_in(pairs, columns), fitting, [analysis.token_flow.average_routes])

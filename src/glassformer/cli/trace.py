@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from glassformer.cli.arguments import model_of, prompt_of, token_of
-from glassformer.cli.options import AllowNonfinite, AllowUnknown, Columns, Fitting, ModelName, Output, Specials, Text
+from glassformer.cli.options import Columns, Fitting, ModelName, Opening, Output, Text
 from glassformer.cli.output import check, deliver
 from glassformer.cli.progress import progress
 from glassformer.cli.prompts import added_to, one_source, pairs_in, usable
@@ -34,13 +34,11 @@ def trace(
     window: int | None = None,
     samples: int = 10,
     noise: float = 3.0,
-    specials: Specials = "default",
-    allow_unknown: AllowUnknown = False,
     top: int = 6,
     save_to: Path | None = None,
     seed: int = 0,
     *,
-    allow_nonfinite: AllowNonfinite = False,
+    opening: Opening,
     output: Output,
 ) -> None:
     """Causal tracing: put noise on the subject of a text, restore one state at a time, and see what rescues the answer.
@@ -77,7 +75,7 @@ def trace(
     one_source(text, pairs, columns)
     require(pairs is None or save_to is None, "--save-to is for one text: leave it out with --pairs.")
     check(output, save_to=save_to)
-    loaded = model_of(model, specials, allow_nonfinite, allow_unknown)
+    loaded = model_of(model, opening)
     options: dict[str, Any] = {
         "kinds": kinds or None, "samples": samples, "noise": noise, "seed": seed, "window": _window(loaded, window)
     }  # fmt: skip

@@ -13,6 +13,7 @@ import glassformer as gf
 from families import all_cases, reference_folder
 from glassformer import weights
 from glassformer.analysis.from_weights import composition, copying, copying_rates
+from glassformer.analysis.lens import fit_tuned_lens
 from glassformer.analysis.vocabulary import token_pairs
 from glassformer.checkpoints import AttentionReader, open_folder, save
 from glassformer.checkpoints.checkpoint import Checkpoint
@@ -72,6 +73,14 @@ def test_analyses_and_generation_do_not_see_where_weights_lie(name: str, tmp_pat
     close(one.nan_to_num(), other.nan_to_num())
     for one, other in zip(loaded.parameters(), streamed.parameters(), strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
+
+
+def test_a_tuned_lens_is_of_the_same_weights_wherever_they_lie(tmp_path: Path) -> None:
+    folder = _folder("llama_grouped_keys", tmp_path)
+    models = [gf.load(folder), gf.load(folder, stream=True)]
+    one, other = (fit_tuned_lens(model, [_inputs(model)[0]], steps=2) for model in models)
+    assert one.weights == other.weights
+    close(one.weight, other.weight)
 
 
 class Alive:

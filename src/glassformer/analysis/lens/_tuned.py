@@ -192,7 +192,10 @@ def config_digest(model: ModelLike) -> str:
 def weights_digest(model: ModelLike) -> str:
     """Return a digest of all parameters, their names, types and values."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name in sorted(name for name, _ in model.named_parameters()):
+        # by way of its module: what a streamed model has registered has a shape alone
+        path, _, last = name.rpartition(".")
+        parameter: Tensor = getattr(model.get_submodule(path), last)
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
