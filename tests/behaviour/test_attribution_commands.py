@@ -1,4 +1,4 @@
-"""`glassformer patch`, `paths`, `edges`, `prune`, `trace`, `attribute`, `lens` and `route` as a user calls them."""
+"""Commands that ask one question of a model, from `glassformer patch` to `behaviour`, as a user calls them."""
 
 import json
 import os
@@ -11,15 +11,18 @@ import torch
 from rich.cells import cell_len
 
 import glassformer as gf
+import tiny_runs as tiny
 from glassformer import analysis
+from glassformer.analysis import attribution, behaviour
 from glassformer.attention import Softmax
 from glassformer.attention.mechanisms import Lightning
 from glassformer.checkpoints import save
 from glassformer.cli import VERBS, main
-from glassformer.data import bytes_tokenizer, word_tokenizer
+from glassformer.data import Planted, TextConfig, bytes_tokenizer, word_tokenizer
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, block, repeat
+from glassformer.training import train
 
-NEW = ("patch", "paths", "edges", "prune", "trace", "attribute", "lens", "route")
+NEW = ("patch", "paths", "edges", "prune", "trace", "attribute", "lens", "route", "behaviour")
 WORDS = "one two three four five six seven eight nine ten red green blue white black dog cat cow hen fox"
 SIZE = 30
 ONE_PAIR = ["--clean", "one two", "--corrupt", "one three", "--answer", "four", "--wrong", "two"]
@@ -267,6 +270,46 @@ def test_routes_of_pairs_are_averaged(call: Any, words: str) -> None:
         assert mean == pytest.approx(sum(one.get(label, 0.0) for one in passed) / 2, abs=1e-6)
 
 
+def test_habits_of_a_text_are_those_that_python_finds(call: Any, words: str) -> None:
+    text = "one two three four five one two"
+    habits = ("suppression", "long-context", "stream-rank", "sinks")
+    out, document = call("behaviour", words, text, "--habits", *habits, "--sink", "1", "--recent", "2", "--last", "2")
+    model = gf.load(words)
+    expected = [
+        behaviour.suppression(model, text, last=2),
+        behaviour.long_context(model, text, sink=1, recent=2),
+        behaviour.rank_of_stream(model, text),
+        behaviour.attention_sinks(model, text),
+    ]
+    for found, other in zip(document["results"], expected, strict=True):
+        assert found.items() >= {k: v for k, v in other.to_dict().items() if k not in ("notes", "provenance")}.items()
+    assert all(title in out for title in ("Suppression", "Long context", "Stream rank", "Attention sinks"))
+
+
+def test_a_word_is_followed_through_two_texts(call: Any, words: str) -> None:
+    out, document = call(
+        "behaviour", words, "one two", "--other", "three two", "--word", "two", "--habits", "meaning-shift"
+    )
+    shift = attribution.meaning_shift(gf.load(words), "one two", "three two", "two")
+    assert document["results"][0]["distance"] == shift.to_dict()["distance"]
+    assert document["reading"]["tokens"]["other"] and "other" in out
+
+
+def test_reciting_is_measured_on_what_the_run_planted(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("texts").mkdir()
+    for i in range(6):
+        Path(f"texts/{i}.txt").write_text(f"words of mine, number {i}, and a few more of them. " * 12)
+    text = TextConfig(sources=("texts",), vocab_size=257, heldout=0.4)
+    data = Planted(batch_size=2, length=12, text=text, counts=(0, 2), per_count=2, prefix=3, suffix=3, over=4)
+    model = tiny.MODEL.replace(vocab_size=300)
+    train(tiny.recipe(model=model, data=data, steps=4, save_every=4, keep=()), Path("run"))
+    out, document = call("behaviour", "run", "--habits", "short-circuit")
+    assert document["results"][0]["exact_match"]["axes"] == ["layers", "count"] and "Short circuit" in out
+    train(tiny.recipe(steps=2), Path("plain"))
+    capsys.readouterr()
+    assert "planted nothing" in refused(capsys, "behaviour", "plain", "--habits", "short-circuit")
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -445,6 +488,18 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["lens", "words", "one", "--tuned", "none"], 'cannot read a tuned lens from "none"'),
         (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
         (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),
+        (["behaviour", "words"], "short-circuit reads what its run planted, and all else a text"),
+        (["behaviour", "words", "one", "--habits", "short-circuit"], "and all else a text: give one"),
+        (
+            ["behaviour", "words", "one", "--habits", "meaning-shift", "--word", "one"],
+            "--other: meaning-shift takes both",
+        ),
+        (["behaviour", "words", "one", "--word", "one"], "--word: meaning-shift takes both, and is what they are for"),
+        (
+            ["behaviour", "words", "one two", "--habits", "long-context"],
+            "leave no query with 4 sink",
+        ),
+        (["behaviour", "translator", "one", "--target", "two"], "--target is not for sinks, suppression"),
         (["route", "words", "one", "--threshold", "1.5"], "a share lies between 0 and 1"),
         (["route", "words", "one", "--positions", "4"], "position 4: the text has 2 tokens"),
         (["route", "words", "one", "--json", "x", "--html", "x"], 'would both write "x"'),
@@ -490,6 +545,7 @@ def test_the_page_is_drawn_from_the_document(verb: str, words: str, call: Any) -
         "attribute": ["one two"],
         "lens": ["one two"],
         "route": ["one two"],
+        "behaviour": ["one two three"],
     }[verb]
     out, _ = call(verb, words, *arguments, "--html", "new/page.html")
     assert Path("new/page.html").read_text(encoding="utf-8").startswith("<!doctype html>")

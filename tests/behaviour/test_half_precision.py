@@ -67,6 +67,7 @@ def test_a_documented_command_works_on_a_model_in_half_precision(
 def test_the_documented_commands_cover_every_verb_that_opens_a_model() -> None:
     verbs = {line.split()[0] for line in commands()}
     assert {"explain", "patch", "paths", "edges", "prune", "trace", "attribute", "lens", "route", "circuits"} <= verbs
+    assert "behaviour" in verbs
     assert {"generate", "convert", "params", "sites", "models", "plot"} <= verbs
 
 

@@ -18,8 +18,9 @@ import glassformer as gf
 from glassformer import checkpoints
 from glassformer.cli import VERBS, main
 from glassformer.cli.parsing import call_of
+from glassformer.data import Planted, TextConfig
 from glassformer.training import train
-from tiny_runs import recipe
+from tiny_runs import MODEL, recipe
 
 FETCHED = ("openai-community/gpt2", "gpt2-ours", "stories15M", "my-llama", "EleutherAI/pythia-70m")
 # what an answer looks like that answers nothing
@@ -65,13 +66,18 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("setup.py", "script.py"):
         Path(name).write_text(source)
     Path("notes").mkdir()
-    Path("notes/note.txt").write_text(source * 8)
+    for name in ("note.txt", "another.txt", "third.txt"):
+        Path("notes", name).write_text(source * 8)
     model = gf.load("attn-only-2l")
     checkpoints.save(model, "my-model")
     pair = {"clean": "a = b", "corrupt": "a = c", "answer": " b", "wrong": " c"}
     Path("pairs.csv").write_text(",".join(pair) + "\n" + ",".join(pair.values()) + "\n")
     Path("pairs.jsonl").write_text(json.dumps(pair | {"roles": {"first": [0, 1]}}) + "\n")
     train(recipe(steps=2), Path("runs/attn-only-2l"))
+    text = TextConfig(sources=("notes",), vocab_size=257, heldout=0.4)
+    data = Planted(2, 12, text=text, counts=(0, 2), per_count=2, prefix=3, suffix=3, over=4)
+    planted = recipe(model=MODEL.replace(vocab_size=300), data=data, steps=4, save_every=4, keep=())
+    train(planted, Path("runs/memorisation"))
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     return tmp_path
 

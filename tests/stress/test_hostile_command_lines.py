@@ -38,6 +38,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "attribute": ([MODEL, "a b"], ["--position", "--top"], ["--answer", "--against", "--method", "--pairs"]),
     "lens": ([MODEL, "a b"], ["--position", "--top", "--seed"], ["--answer", "--tuned", "--pairs", "--data"]),
     "route": ([MODEL, "a b"], ["--positions", "--threshold", "--top"], ["--stack", "--pairs"]),
+    "behaviour": ([MODEL, "a b c"], ["--last", "--sink", "--recent", "--top"], ["--habits", "--word", "--other"]),
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),
     "models": ([], [], []),
@@ -48,8 +49,8 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "parity": (["nowhere"], ["--length", "--steps"], ["--text", "--json"]),
     "sites": ([MODEL], ["--length"], ["--glob"]),
 }
-DOCUMENTED = ("explain", "patch", "paths", "edges", "prune", "trace", "attribute", "lens", "route", "circuits")
-TEXT_VERBS = ("explain", "trace", "attribute", "lens", "route")
+TEXT_VERBS = ("explain", "trace", "attribute", "lens", "route", "behaviour")
+DOCUMENTED = (*TEXT_VERBS, "patch", "paths", "edges", "prune", "circuits")
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "attribute": "say which parts and which tokens add to the next token",
     "lens": "show what the model would say at every depth; train a tuned lens",
     "route": "trace the routes of information that lead to a prediction",
+    "behaviour": "ask for known habits: sinks, suppression, rank, long contexts, recitation",
     "circuits": "find what heads do, which read which, and how much it matters",
     "train": "train a model by a recipe, or resume it",
     "models": "list the shipped models with their figures",

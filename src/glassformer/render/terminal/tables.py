@@ -1,6 +1,7 @@
 """What tables on the terminal are made of, and the function that finds a result's view."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any
@@ -16,7 +17,7 @@ from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Labelled, Result, spaced
 from glassformer.provenance import Note
 
-BAR, MOST, MOST_TOKENS = 16, 8, 120
+BAR, MOST, MOST_TOKENS, WIDE = 16, 8, 120, 6
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
 
 
@@ -25,6 +26,10 @@ def tables(result: Result) -> RenderableType:
     """Return what `show` prints, for any rich console: a result's own view, or the largest of its main entries."""
     view: Any = largest.dispatch(type(result))
     return _any_result(result, MOST) if view is largest.dispatch(object) else view(result)
+
+
+# axes along which numbers are in units of their own, so that there is no largest among them
+UNLIKE = ("measure", "outcome")
 
 
 @singledispatch
@@ -45,6 +50,8 @@ def _any_result(result: Result, top: int) -> RenderableType:
 def _entries(name: str, value: Labelled, top: int) -> RenderableType:
     if value.values.is_complex():
         return Text(f"{name}: {value!r}", style=QUIET)
+    if len(value.axes) == 2 and value.axes[1] in UNLIKE:
+        return _columns(name, value, top)
     numbers = dataclasses.replace(value, values=value.values.detach().double().nan_to_num(0.0, 0.0, 0.0))
     found = numbers.top(top, by_size=True)
     grid = table(name.replace("_", " "), " ".join(value.axes), "", left=(0, 2))
@@ -53,6 +60,25 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
         grid.add_row(words, f"{number:.3g}", bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
     return Group(grid, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
+
+
+def _columns(name: str, value: Labelled, top: int) -> RenderableType:
+    """Return a table with a column for each measure: every row, or those with most of the first."""
+    values, rows = value.values.detach().double(), value.labels(value.axes[0])
+    order = range(len(rows))
+    if len(rows) > top:
+        order = values[:, 0].nan_to_num(-math.inf).argsort(descending=True)[:top].tolist()
+    # a word a line: names of measures are longer than their numbers
+    heads = [str(one).replace("_", "\n") for one in value.labels(value.axes[1])]
+    grids = []
+    for first in range(0, len(heads), WIDE):
+        grid = table(name.replace("_", " "), *heads[first : first + WIDE])
+        for i in order:
+            numbers = values[i, first : first + WIDE].tolist()
+            grid.add_row(visible(str(rows[i]), 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
+        grids.append(grid)
+    rest = len(rows) - len(order)
+    return Group(*grids, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
 
 
 def show(result: Result, console: Console | None = None) -> None:
