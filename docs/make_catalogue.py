@@ -43,8 +43,8 @@ run = gf.run(model, "for i in range(", read=[analysis.lens.logit_lens, analysis.
 print(analysis.lens.logit_lens(run).rank.values.tolist(), analysis.heads.head_roles(run).best("previous_token"))
 ```
 
-Most have a command too: `explain`, `lens`, `attribute`, `route`, `trace`, `patch`, `paths`, `edges`, `prune`, `circuits`,
-and `behaviour` for known habits (`glassformer behaviour MODEL TEXT --habits sinks`); `glassformer --help` lists them.
+Most have a command too: `explain`, `lens`, `attribute`, `route`, `trace`, `patch`, `paths`, `edges`, `prune`,
+`circuits`, and `behaviour` for known habits (`glassformer behaviour MODEL TEXT --habits sinks`).
 
 What an analysis *assumes* are traits of the mechanism, which [mechanisms](mechanisms.md) lists; without one it raises
 `AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values.

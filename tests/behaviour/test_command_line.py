@@ -303,7 +303,7 @@ def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
 @pytest.mark.parametrize("way", [["--temperature", "0"], ["--beams", "2"]])
 def test_generate_goes_on_beyond_the_context_where_it_is_told_to(way, capsys):
     model = DecoderConfig(11, 16, repeat(block(n_heads=2, positions=Rope()), 1), max_len=8).build(0).eval()
-    words = ["generate", "1 2 3 4 5", "--model", str(gf.save(model, "mine")), *way]
+    words = ["generate", str(gf.save(model, "mine")), "1 2 3 4 5", *way]
 
     def new(*more: str) -> int:
         assert main([*words, *more]) == 0
