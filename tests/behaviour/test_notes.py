@@ -14,6 +14,7 @@ import glassformer as gf
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import LAYOUTS, convert
 from glassformer.cli import arguments, main
+from glassformer.cli.options import Opening
 from glassformer.data import Tokenizer, bytes_tokenizer, marks, train_bpe, word_tokenizer
 from glassformer.data.pairs import Pair, Pairs
 from glassformer.data.tokenizer import symbol_tokenizer
@@ -247,8 +248,9 @@ def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
     folder = str(gf.save(model, tmp_path))
     with pytest.raises(TextError, match="3 of 3 tokens are unknown"):
-        gf.run(arguments.model_of(folder), "dogs ran far", [[1, 2]])
-    assert "3 of 3 tokens" in said(gf.run(arguments.model_of(folder, allow_unknown=True), "dogs ran far", [[1, 2]]))
+        gf.run(arguments.model_of(folder, Opening()), "dogs ran far", [[1, 2]])
+    allowed = arguments.model_of(folder, Opening(allow_unknown=True))
+    assert "3 of 3 tokens" in said(gf.run(allowed, "dogs ran far", [[1, 2]]))
 
 
 def test_a_character_of_which_a_merge_holds_a_part_is_joined_and_not_said_to_be_bytes() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
 
 Habit = Literal["sinks", "suppression", "stream-rank", "long-context", "meaning-shift", "short-circuit"]
-OF_A_TEXT = ("sinks", "suppression", "stream-rank", "long-context")
+DEFAULT: tuple[Habit, ...] = ("sinks", "suppression", "stream-rank")
 WITH_TARGET = ("stream-rank", "long-context")
 NOVEL = 16  # batches of new text
 
@@ -60,7 +60,7 @@ def behaviour(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    asked = tuple(dict.fromkeys(("sinks", "suppression", "stream-rank") if habits is None else habits))
+    asked = tuple(dict.fromkeys(DEFAULT if habits is None else habits))
     require(bool(asked), "--habits needs at least one habit.")
     of_text = [habit for habit in asked if habit != "short-circuit"]
     require((text is None) == (not of_text), "short-circuit reads what its run planted, and all else a text: give one.")

@@ -86,7 +86,7 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
     options, groups = list[inspect.Parameter](), dict[str, type]()
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
-        if is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind
             documented += "\n" + (inspect.getdoc(kind) or "").partition("Args:\n")[2]
             options += _options_of(kind)

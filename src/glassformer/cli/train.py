@@ -14,7 +14,7 @@ from glassformer.config import Config
 from glassformer.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from glassformer.training import Progress, TrainConfig
+    from glassformer.training import TrainConfig, loop
 
 
 def train(
@@ -89,7 +89,7 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
     )
     task = bar.add_task(str(folder), total=config.steps, loss=float("nan"), rate=0.0)
 
-    def report(progress: "Progress") -> None:
+    def report(progress: "loop.Progress") -> None:
         if not bar.live.is_started:
             # a terminal shows one live thing at a time, and no bar before there is a step to show
             status.stop()
