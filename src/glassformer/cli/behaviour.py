@@ -60,9 +60,9 @@ def behaviour(
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
-    asked = tuple(dict.fromkeys(DEFAULT if habits is None else habits))
+    asked: tuple[Habit, ...] = tuple(dict.fromkeys(DEFAULT if habits is None else habits))
     require(bool(asked), "--habits needs at least one habit.")
-    of_text = [habit for habit in asked if habit != "short-circuit"]
+    of_text: list[Habit] = [habit for habit in asked if habit != "short-circuit"]
     require((text is None) == (not of_text), "short-circuit reads what its run planted, and all else a text: give one.")
     told = {"--other": other, "--word": word}
     missing = [flag for flag, value in told.items() if (value is None) == ("meaning-shift" in asked)]

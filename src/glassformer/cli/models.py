@@ -34,7 +34,7 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool 
         print("[" + ",\n".join(c.to_json() for c in shipped.values()) + "]")
         return
     for found in shipped.values():
-        made_up = f" Made up: {said_of_synthetic(found.synthetic)}." if found.synthetic else ""
+        made_up = f"\nmade up: {said_of_synthetic(found.synthetic)}" if found.synthetic else ""
         console.print(f"{found.name}: {found.about}{made_up}", highlight=False)
     console.print(_figures(shipped))
 
