@@ -107,10 +107,18 @@ def test_layers_read_one_by_one_are_looked_at(tmp_path: Path) -> None:
 
 
 VERBS = [
-    "explain ab --model", "circuits", "generate ab --max-new-tokens 4 --model", "lens", "attribute", "route", "trace",
+    "explain", "circuits", "generate --max-new-tokens 4", "lens", "attribute", "route", "trace",
     "patch", "edges", "prune --threshold 1", "paths",
 ]  # fmt: skip
-AFTER = {"lens": "ab", "attribute": "ab", "route": "ab", "trace": "ab", "paths": "logits"}
+AFTER = {
+    "explain": "ab",
+    "generate": "ab",
+    "lens": "ab",
+    "attribute": "ab",
+    "route": "ab",
+    "trace": "ab",
+    "paths": "logits",
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)
