@@ -107,7 +107,7 @@ def test_layers_read_one_by_one_are_looked_at(tmp_path: Path) -> None:
 
 
 VERBS = [
-    "explain", "circuits", "generate --max-new-tokens 4", "lens", "attribute", "route", "trace",
+    "explain", "circuits", "generate", "lens", "attribute", "route", "trace",
     "patch", "edges", "prune --threshold 1", "paths",
 ]  # fmt: skip
 AFTER = {
