@@ -300,6 +300,14 @@ def test_train_says_where_a_run_that_diverged_goes_on_from(capsys):
     assert read_metrics("on")[0]["step"] == read_metrics("whole")[-1]["step"] == 2
 
 
+@pytest.mark.parametrize(
+    "option", ["--temperature 0.8", "--top-k 3", "--top-p 0.5", "--min-p 0.1", "--repetition-penalty 1.2"]
+)
+def test_settings_of_drawing_beside_beams_are_refused(option, capsys):
+    assert main(["generate", "zh-en", "我", "--beams", "2", *option.split()]) == 2
+    assert f"draws nothing: {option.split()[0]} would do nothing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("way", [["--temperature", "0"], ["--beams", "2"]])
 def test_generate_goes_on_beyond_the_context_where_it_is_told_to(way, capsys):
     model = DecoderConfig(11, 16, repeat(block(n_heads=2, positions=Rope()), 1), max_len=8).build(0).eval()

@@ -9,7 +9,7 @@ import tyro
 from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import ModelName, Opening
 from glassformer.cli.tokens_read import TokensRead, tell
-from glassformer.errors import TextError, printable
+from glassformer.errors import ConfigError, TextError, printable
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike, Sampling
@@ -58,6 +58,13 @@ def generate(
     """
     from glassformer.models import Decoder, Sampling
 
+    drawing = {"temperature": temperature or None, "top-k": top_k, "top-p": top_p, "min-p": min_p}
+    drawing["repetition-penalty"] = None if repetition_penalty == 1.0 else repetition_penalty
+    if beams is not None and (asked := [f"--{name}" for name, value in drawing.items() if value is not None]):
+        raise ConfigError(
+            f"--beams looks for the most probable text, and draws nothing: {', '.join(asked)} would do nothing. Leave "
+            "out one or the other."
+        )
     loaded = model_of(model, opening)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
