@@ -14,8 +14,8 @@ from safetensors.torch import save as serialise
 
 from glassformer import checkpoints, files
 from glassformer.attention import MixerConfig
-from glassformer.checkpoints.checkpoint import CONFIG
 from glassformer.checkpoints.own import TOKENIZER, sha256
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import CheckpointError, ConfigError, SaveError, UnknownKind, UnknownModel

@@ -19,7 +19,7 @@ import glassformer as gf
 from glassformer import checkpoints, cli, weights
 from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
-from glassformer.checkpoints.checkpoint import CONFIG
+from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.data import bytes_tokenizer, published
 from glassformer.data.tokenizer import byte_alphabet
