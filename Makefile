@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-all stress check docs tables families pictures bench format
+.PHONY: demo test test-all test-gpu stress check docs tables families pictures bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -32,6 +32,9 @@ test: $(DEV)
 test-all: $(DEV)
 	$(if $(COMPILED),$(BIN)/python -m pytest --unchecked $(SWEEP) $(COMPILED))
 	$(BIN)/python -m pytest $(WORKERS) $(SWEEP)
+
+test-gpu: $(DEV)
+	$(BIN)/python -m pytest --durations=10 -m gpu
 
 MINUTES := 1
 stress: $(DEV)

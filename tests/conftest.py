@@ -51,6 +51,14 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """The first CUDA device; tests that need one are skipped without."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
 def chromium() -> Path:
     """Path of the system's Chromium, for Playwright's `executable_path`; tests that need it are skipped without it."""
     found = next((path for path in map(which, ("chromium", "chromium-browser", "google-chrome")) if path), None)

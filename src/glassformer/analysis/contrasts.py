@@ -24,6 +24,7 @@ from glassformer.data import Batch, Contrast, Pair, Pairs
 from glassformer.data.pairs.contrast import SIDES
 from glassformer.errors import AnalysisUnavailable, DataError, ShapeMismatch, TextError
 from glassformer.models import EncoderDecoder, Model, ModuleLike, require_module
+from glassformer.numerics.placement import place_of
 
 # a tuple is (clean, corrupt), each as `run` takes it
 PromptPairs = Contrast | Pair | Sequence[Any]
@@ -179,7 +180,7 @@ def _texts(model: ModuleLike, inputs: Any) -> Any:
             f"texts of {min(map(len, rows))} to {max(map(len, rows))} tokens, and how this module is told of "
             "padding is not known.\n    Give texts of one length, or the arguments it takes."
         )
-    return torch.tensor(rows, device=next((p.device for p in model.parameters()), None))
+    return torch.tensor(rows, device=place_of(model))
 
 
 def _unequal(analysis: str, row: int, ours: Sequence[str], theirs: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
 from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.models.evaluation import evaluating
+from glassformer.numerics.placement import place_of
 
 TokenPlace = int | range
 
@@ -174,6 +175,7 @@ def _window_losses(model: Decoder, windows: list[tuple[list[int], int]]) -> list
     ids = torch.zeros(len(windows), int(lengths.max()) + 1, dtype=torch.long)
     for i, (tokens, _) in enumerate(windows):
         ids[i, : len(tokens)] = torch.tensor(tokens)
+    ids, lengths = ids.to(place_of(model)), lengths.to(place_of(model))
     x = model.stream(ids[:, :-1], lengths=None if bool((lengths == lengths[0]).all()) else lengths)
     losses = -model.unembed.log_prob(x, ids[:, 1:])
     return [row[skip:n] for row, (_, skip), n in zip(losses, windows, lengths.tolist())]

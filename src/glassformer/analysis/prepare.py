@@ -19,6 +19,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, To
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, tell
 from glassformer.trace import Foreign
 
@@ -124,7 +125,7 @@ def _rows(
         ]
         if not all(rows):
             raise TextError(f"row {[len(row) for row in rows].index(0)} holds no token: give at least one.")
-        counts = torch.tensor([len(row) for row in rows], device=next(model.parameters()).device)
+        counts = torch.tensor([len(row) for row in rows], device=place_of(model))
         longest = int(counts.max())
         ids = token_ids(model, [row + row[:1] * (longest - len(row)) for row in rows], reading)
         return ids, Padding.of(ids, counts)
@@ -133,7 +134,7 @@ def _rows(
 
 
 def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
-    """Return texts or ids as a batch whose targets are their next tokens; a `Batch` as it is.
+    """Return texts or ids as a batch whose targets are their next tokens; a `Batch` as it is; where the model is.
 
     Args:
         model: What reads them.
@@ -144,7 +145,7 @@ def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
         AnalysisUnavailable: An encoder-decoder, which reads pairs, or a model whose logits are of other tokens.
     """
     if isinstance(given, Batch):
-        return given
+        return given.to(place_of(model))
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable(f"{analysis}: an encoder-decoder reads pairs; give a Batch with source and tokens.")
     model.require_one_vocabulary(f"{analysis}, on texts whose next tokens are the targets,")
@@ -196,7 +197,7 @@ def token_ids(
 
     What is read as a source is checked against what the encoder of an encoder-decoder reads.
     """
-    device = next(model.parameters()).device
+    device = place_of(model)
     if isinstance(given, str):
         ids = torch.tensor([encode(model, given, reading, specials, allow_unknown)], device=device)
     else:
@@ -434,6 +435,7 @@ def _target_ids(
 
 
 def _batch(model: Model, batch: Batch) -> Inputs:
+    batch = batch.to(place_of(model))
     ids = token_ids(model, batch.tokens)
     batch.check_targets(model.config.n_outputs)
     rows = readable(model, ids, Padding.of(ids, batch.lengths))
@@ -466,7 +468,7 @@ def _foreign(
         if getattr(model, "tokenizer", None) is None:
             raise TextError("this model has no tokenizer that we know of: give it the tensors it takes.")
         ids = encode(model, text, allow_unknown=allow_unknown)
-        inputs = torch.tensor([ids], device=next((p.device for p in model.parameters()), None))
+        inputs = torch.tensor([ids], device=place_of(model))
     if isinstance(inputs, Mapping):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         args, kwargs = (), dict(inputs)
@@ -499,8 +501,7 @@ def _told_of_padding(model: ModuleLike, inputs: Any, padding: AskedPadding) -> d
             f"how {type(module).__name__} is told of padding is not known: it takes {', '.join(known)}.\n"
             "    Give the arguments it takes, as a mapping: {'name': …}, or rows of one length."
         )
-    device = next((p.device for p in model.parameters()), None)
-    ids = _integers(inputs).to(device)
+    ids = _integers(inputs).to(place_of(model))
     padded = padding.on(ids)
     real = padded.real(ids)
     told = {"input_ids": ids, "attention_mask": real.long()}

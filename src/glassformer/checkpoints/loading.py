@@ -41,7 +41,8 @@ def load(
         name: Name, folder, or `owner/model`.
         dtype: Of the weights. By default published weights keep the type they are stored in, and ours, which are stored
             short to be small, come as float32. As `torch.bfloat16` or by name, `"bfloat16"`.
-        device: Where to; the CPU by default.
+        device: Where to: a device by its name, or `"auto"`, this machine's accelerator if it has one and the CPU
+            otherwise. The CPU by default.
         revision: Of a hub model: branch, tag or commit.
         stream: Leave the weights of the blocks in their files, for models larger than memory: each block is read when
             the forward pass comes to it, and dropped after it. Results are the same; a pass reads the files once, and

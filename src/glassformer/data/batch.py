@@ -46,9 +46,14 @@ class Batch:
     source: Tensor | None = None
     source_lengths: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> Self:
-        """Return the batch on another device."""
-        return dataclasses.replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Return the batch on another device; `non_blocking` does not wait for copies out of pinned memory."""
+        moved = {name: value.to(device, non_blocking=non_blocking) for name, value in self.tensors().items()}
+        return dataclasses.replace(self, **moved)
+
+    def pinned(self) -> Self:
+        """Return the batch in memory that an accelerator copies from by itself."""
+        return dataclasses.replace(self, **{name: value.pin_memory() for name, value in self.tensors().items()})
 
     def rows(self, count: int) -> Self:
         """Return the first `count` rows."""
@@ -144,5 +149,5 @@ def next_token_batch(sequence: Tensor, weight: Tensor | None = None, **fields: T
     """Split rows of length + 1 tokens into inputs and next tokens; without a weight, every position counts."""
     tokens, targets = sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
     if weight is None:
-        weight = torch.ones(targets.shape, dtype=torch.bool)
+        weight = torch.ones_like(targets, dtype=torch.bool)
     return Batch(tokens, targets, weight, **fields)

@@ -22,6 +22,7 @@ from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
 from glassformer.models.stack import State
+from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note, outgrown_note
 from glassformer.trace import Tape
 
@@ -285,7 +286,7 @@ def padded(
         TextError: No rows, or an empty one.
         TokenOutOfRange: An id outside the vocabulary.
     """
-    device = next(model.parameters()).device
+    device = place_of(model)
     if isinstance(rows, Tensor):
         tokens, lengths = rows.to(device), None
     else:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-from glassformer.config import Config, require, require_finite
+from glassformer.config import FORMAT_VERSION, Config, require, require_finite
 from glassformer.data import DataConfig
 from glassformer.errors import ConfigError
+from glassformer.files import json_text
 from glassformer.models import LabelSmoothing, ModelConfig
 from glassformer.training.optim import OptimConfig
 
@@ -25,6 +26,8 @@ class TrainConfig(Config):
         smoothing: Label smoothing: the rate of the form that all tokens share, or another form.
         precision: Of the forward pass.
         compile: Compile the model; worth it only where measured faster.
+        device: Where to train: `"auto"`, this machine's accelerator if it has one and the CPU otherwise, or a device by
+            its name. A run may go on elsewhere, so this is no part of what tells recipes apart.
         log_every: Steps between lines of metrics.
         evaluate_every: Steps between held-out losses and measures.
         evaluate_batches: Batches per held-out loss, always the same ones.
@@ -42,6 +45,7 @@ class TrainConfig(Config):
     smoothing: float | LabelSmoothing = 0.0
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    device: str = "auto"
     log_every: int = 20
     evaluate_every: int = 200
     evaluate_batches: int = 8
@@ -55,6 +59,12 @@ class TrainConfig(Config):
             require(getattr(self, name) >= 1, f"train: {name} must be at least 1, found {getattr(self, name)}.")
         if not isinstance(self.smoothing, LabelSmoothing):
             require(0 <= self.smoothing < 1, f"train: smoothing must be in [0, 1), found {self.smoothing}.")
+
+    def identity(self) -> str:
+        """Return what tells recipes apart, as JSON: all of it but where it runs."""
+        told = {"format": FORMAT_VERSION} | self.to_dict()
+        del told["device"]
+        return json_text(told, indent=2)
 
     def on_text(self, *sources: str) -> Self:
         """Return the recipe on other text, for training and for the held-out loss alike.

@@ -1,7 +1,8 @@
 """The training loop: batch, loss, step; measures along the way; resumable at any moment to the same numbers.
 
 Everything a step draws (its batch, its dropout) comes from the seed and the step's number, so a run that was stopped
-and resumed goes through the same values as one that was not: bit for bit on the same thread count, torch and code.
+and resumed goes through the same values as one that was not: bit for bit on the same device, thread count, torch and
+code.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from glassformer.data import Batch, Data
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError, TrainingDiverged
 from glassformer.models import Encoder, EncoderDecoder
+from glassformer.numerics.placement import device_name, device_of, is_accelerator, place_of
 from glassformer.training.config import TrainConfig
+from glassformer.training.feed import Feed
 from glassformer.training.interrupts import Interrupts
 from glassformer.training.log import log_metrics, log_sample
 from glassformer.training.record import RunFolder
@@ -63,6 +66,7 @@ def train(
 
     Raises:
         RunFolderError: Another process trains there, or the folder holds another recipe.
+        ConfigError: The recipe names a device that is not here.
         TrainingDiverged: A loss or a gradient is not finite; the last good checkpoint is whole.
         DataError: The corpus holds no usable text.
         CheckpointError: The checkpoint to go on from is damaged.
@@ -70,14 +74,19 @@ def train(
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
     """
     _warn_if_apart(config)
-    with RunFolder(folder, config, begin_from) as run, _reproducible(config.compile):
+    device = device_of(config.device)
+    assert device is not None, "a recipe names a device"
+    deterministic = _reproducible(config.compile or is_accelerator(device))
+    with RunFolder(folder, config, begin_from) as run, deterministic:
         data = config.data.build(run.tokenizer())
-        model = _model(config, data)
+        model = _model(config, data).to(device)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)
         optimizer = config.optim.build(model)
         restored = run.restore(model, optimizer)
-        facts = _facts(config, data, heldout)
+        facts = _facts(config, data, heldout, device)
         if restored is not None:
+            # runs that do not say where they ran knew no other place
+            restored = {"device": "cpu"} | restored
             _warn_if_different(restored, facts, run.goes_on)
             reached = {name: restored[name] for name in ("step", "tokens", "seconds")}
             facts = restored if run.goes_on else facts | reached
@@ -122,6 +131,7 @@ class _Loop:
         # of the steps since the last line of metrics
         self.losses: list[float] = list(facts["losses"])
         self.loss = torch.compile(model.loss) if config.compile else model.loss
+        self.feed = Feed(self._batches, place_of(model))
         self.prepared: tuple[float, float, int] | None = None
         self.started, self.seen = time.perf_counter(), self.tokens
 
@@ -174,7 +184,7 @@ class _Loop:
                 batch = self.heldout.batch(i, "heldout")
                 batch.check_targets(self.config.model.n_outputs)
                 weight = float(batch.weight.sum())
-                total += float(self.model.loss(batch)) * weight
+                total += float(self.model.loss(batch.to(self.feed.device))) * weight
                 count += weight
             found["heldout_loss"] = total / max(count, 1.0)
             self._check("after", self.step, **{"held-out loss": found["heldout_loss"]})
@@ -208,20 +218,30 @@ class _Loop:
     def _gradient(self, step: int) -> tuple[float, float, int]:
         config = self.config
         torch.manual_seed(_seed(config.seed, step))
-        batch = self.data.batch(step)
-        batch.check_targets(config.model.n_outputs)
-        loss = 0.0
-        counted = float(batch.weight.sum())
-        for part in _parts(batch, config.accumulate):
+        parts = self.feed.take(step)
+        counted = sum(part.counted for part in parts)
+        losses: list[torch.Tensor] = []
+        for part in parts:
             # parts are weighted by the tokens that count, so that accumulation changes nothing but memory
-            share = float(part.weight.sum()) / max(counted, 1.0)
-            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
-                value = self.loss(part, config.smoothing) * share
+            share = part.counted / max(counted, 1)
+            with _autocast(self.feed.device, config.precision):
+                value = self.loss(part.batch, config.smoothing) * share
             value.backward()
-            loss += float(value.detach())
+            losses.append(value.detach())
+        if step < config.steps:
+            self.feed.look_ahead(step + 1)
+        # from here on the CPU waits for what the device computes
+        loss = 0.0
+        for value in losses:
+            loss += float(value)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip or float("inf")))
         self._check("in", step, loss=loss, **{"gradient norm": norm})
-        return loss, norm, int(counted)
+        return loss, norm, counted
+
+    def _batches(self, step: int) -> list[Batch]:
+        batch = self.data.batch(step)
+        batch.check_targets(self.config.model.n_outputs)
+        return _parts(batch, self.config.accumulate)
 
     def _check(self, when: str, step: int, **numbers: float) -> None:
         """Raise `TrainingDiverged` unless all numbers are finite."""
@@ -254,6 +274,11 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
     size = -(-len(batch.tokens) // count)
     pieces = {name: value.split(size) for name, value in batch.tensors().items()}
     return [Batch(**{name: value[i] for name, value in pieces.items()}) for i in range(len(pieces["tokens"]))]
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return the context of a forward pass in some precision; not every device knows lower ones."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
 
 def _model(config: TrainConfig, data: Data) -> Any:
@@ -298,10 +323,10 @@ def _check_vocabularies(config: TrainConfig, data: Data) -> None:
 
 
 @contextmanager
-def _reproducible(compiled: bool) -> Iterator[None]:
-    """Ask for deterministic algorithms while compiled code runs; eager CPU code has no others."""
+def _reproducible(asked: bool) -> Iterator[None]:
+    """Ask for deterministic algorithms where there are others: in compiled code, on accelerators."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if compiled:
+    if asked:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -313,12 +338,13 @@ def _seed(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step}".encode()).digest()[:7], "big")
 
 
-def _facts(config: TrainConfig, data: Data, heldout: Data) -> dict[str, Any]:
+def _facts(config: TrainConfig, data: Data, heldout: Data, device: torch.device) -> dict[str, Any]:
     return {
         "step": 0,
         "tokens": 0,
         "seconds": 0.0,
         "losses": [],
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -338,7 +364,7 @@ def _digests(described: Any) -> Iterator[str]:
 
 
 def _warn_if_different(began: dict[str, Any], now: dict[str, Any], same_run: bool) -> None:
-    for name in ("threads", "torch"):
+    for name in ("device", "threads", "torch"):
         if began[name] != now[name]:
             warnings.warn(
                 f"this run began with {name}={began[name]} and goes on with {name}={now[name]}: "

@@ -26,9 +26,9 @@ from safetensors.torch import load as parse, save as serialise
 from glassformer import checkpoints, files
 from glassformer.checkpoints import run_steps
 from glassformer.checkpoints.run_steps import FACTS, OPTIMIZER
-from glassformer.config import Config
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, RunFolderError, SaveError
+from glassformer.training.config import TrainConfig
 from glassformer.training.log import METRICS, SAMPLES, forget_after
 
 CONFIG, TOKENIZER, LOCK = "config.json", "tokenizer.json", "lock"
@@ -39,8 +39,8 @@ _BUILDING, _REMOVING = ".building-", ".removing-"
 class RunFolder:
     """One run's folder, locked for as long as this object is open."""
 
-    def __init__(self, folder: str | Path, config: Config, begin_from: str | Path | None = None) -> None:
-        self.path, self._recipe = Path(folder), config.to_json()
+    def __init__(self, folder: str | Path, config: TrainConfig, begin_from: str | Path | None = None) -> None:
+        self.path, self._recipe = Path(folder), config.identity()
         self.begin_from = None if begin_from is None else Path(begin_from)
         self._made: list[Path] = []
         self._lock = self._locked()
@@ -85,7 +85,7 @@ class RunFolder:
         except CheckpointError as error:
             raise _unusable(self.start, error) from error
 
-    def begin(self, config: Config, tokenizer: Tokenizer) -> None:
+    def begin(self, config: TrainConfig, tokenizer: Tokenizer) -> None:
         """Write the recipe and the tokenizer, where they are not there already."""
         contents = {CONFIG: config.to_json(), TOKENIZER: tokenizer.to_json()}
         stale = {name: text for name, text in contents.items() if not _holds(self.path / name, text)}
@@ -233,6 +233,8 @@ class RunFolder:
                 raise ValueError("not an object")
         except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f'"{path}" is damaged ({error}). Give this run a folder of its own.') from error
+        # a run may go on elsewhere
+        found.pop("device", None)
         ours = json.loads(self._recipe)
         different = sorted(k for k in found | ours if found.get(k) != ours.get(k))
         if different:

@@ -1,8 +1,8 @@
 """Everything runs where the model is.
 
 On the meta device tensors have shapes and no numbers, and meeting a tensor of the CPU is an error, as on a GPU: what
-makes a tensor of its own in the wrong place fails here on any machine. What looks at numbers is compared with the CPU
-where there is a GPU.
+makes a tensor of its own in the wrong place fails here on any machine. What looks at numbers is held to the same on a
+stand-in that has them (`tests/elsewhere.py`), by the laws of analyses and of training, and on a GPU where there is one.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def test_factored_matrices_stay_on_the_device() -> None:
 
 
 @gpu
-def test_a_gpu_gives_the_numbers_of_the_cpu() -> None:
+def test_a_gpu_gives_the_numbers_of_the_cpu(cuda: torch.device) -> None:
     case = subject("llama")
     ids = case.inputs[0]
     own = weights.of(case.model)
@@ -74,7 +74,7 @@ def test_a_gpu_gives_the_numbers_of_the_cpu() -> None:
     plan = [[Set("blocks.1.attn.z", donor, at=At(pos=p))] for p in range(7)]
     here.append(sweep(case.model, ids, plan, logit_difference(1, 2)).values.values)
     here.append(patch(case.model, (ids, ids.flip(1)), logit_difference(1, 2), "z")["z"].values.values)
-    there_model, there_ids = case.model.to("cuda"), ids.to("cuda")
+    there_model, there_ids = case.model.to(cuda), ids.to(cuda)
     own = weights.of(there_model)
     there = [composition(own, draws=0).scores.values.nan_to_num(), copying(own).eigenvalues.values.abs()]
     donor = Donor(there_ids.flip(1))
@@ -86,9 +86,9 @@ def test_a_gpu_gives_the_numbers_of_the_cpu() -> None:
 
 
 @gpu
-def test_the_largest_entries_are_the_same_on_a_gpu() -> None:
+def test_the_largest_entries_are_the_same_on_a_gpu(cuda: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(3, *shape, generator=generator, dtype=torch.float64) for shape in ((300, 8), (8, 400)))
-    here, there = (Factored(a.to(where), b.to(where)).top(20, block=64) for where in ("cpu", "cuda"))
+    here, there = (Factored(a.to(where), b.to(where)).top(20, block=64) for where in ("cpu", cuda))
     for ours, reference in zip(there, here, strict=True):
         close(torch.as_tensor(ours).cpu().double(), torch.as_tensor(reference).double())

@@ -29,6 +29,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.models.evaluation import evaluating
+from glassformer.numerics.placement import place_of
 from glassformer.trace import Apply, Edit, Tape
 
 Report = Callable[[int, int], None]
@@ -113,7 +114,7 @@ def short_circuit(
             f"tokens of a sequence (found {planted.prefix})."
         )
     sets = {WHOLE: ()} | dict(_default_sets(len(model.stack.blocks)) if sets is None else sets)
-    device = model.unembed.stored.device
+    device = place_of(model)
     planted = planted._replace(ids=planted.ids.to(device), counts=planted.counts.to(device))
     batches = [batch.to(device) for batch in novel]
     # all of them first: a layer that cannot be short-circuited should not show after minutes

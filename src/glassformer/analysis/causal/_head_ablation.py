@@ -38,6 +38,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch, ne
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.models.norms import Norm
+from glassformer.numerics.placement import place_of
 from glassformer.trace import At, Edit, Read, Set
 
 Kind = Literal["full", "pattern_preserving"]
@@ -326,7 +327,7 @@ def _means(
 ) -> dict[str, Float[Tensor, "head 1 d"]]:
     """Return the mean over all tokens that count of what each head of the touched layers writes."""
     stacks = {head.path: head.stack for members in sets for head in members}
-    totals = dict.fromkeys(stacks, torch.tensor(0.0))
+    totals = dict.fromkeys(stacks, torch.tensor(0.0, device=place_of(model)))
     for batch in batches:
         weights = {
             path: _source_weight(batch) if stack == "encoder" else batch.weight for path, stack in stacks.items()

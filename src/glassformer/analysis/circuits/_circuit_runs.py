@@ -29,11 +29,12 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.models import EncoderDecoder, ModelLike, SubLayer, require_model
 from glassformer.models.evaluation import evaluating
 from glassformer.models.norms import Norm
+from glassformer.numerics.placement import work_memory
 from glassformer.trace import Apply, Edit, Tape
 
 Off = Literal["corrupt", "zero", "mean"]
 
-MEMORY = 2**29  # bytes of streams and writes that worlds side by side may take
+MEMORY = 2**29  # bytes of streams and writes that worlds side by side may take on a CPU
 _QUANTITY = {"q": "query_in", "k": "key_in", "v": "value_in", "gate": "gate_in", "mix": "mix_in", "in": "in"}
 
 
@@ -257,7 +258,8 @@ class CircuitRuns:
         widest = max([len([r for r in self.graph.receivers if r.step == i]) for i in range(len(self.steps))], default=1)
         held = len(self.graph.senders) + 2 * len(self.steps) + 2 * widest
         stream = self.clean.writes[:, 0]
-        return int(min(max(MEMORY // (held * stream.numel() * stream.element_size()), 1), 256))
+        memory = work_memory(stream.device, MEMORY)
+        return int(min(max(memory // (held * stream.numel() * stream.element_size()), 1), 256))
 
     def recorded(self, cut: Bool[Tensor, "receiver sender"]) -> Recording:
         """Return what senders write with some edges cut, and the streams they make.

@@ -42,6 +42,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
 from glassformer.models.norms import Norm
+from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
 from glassformer.trace import Read
 
@@ -113,8 +114,9 @@ def evaluate_heads(
     known = [h for h in heads(model) if h.reading is not None]
     if not known:
         raise no_patterns("evaluate_heads", ", ".join({h.mechanism for h in heads(model)}) or "no attention")
+    text = None if text is None else text.cpu()
     settings = settings_of(model, text, seed=seed, n_sequences=n_sequences, unit=unit, repeats=repeats)
-    ids = torch.cat(list(settings.values()))
+    ids = torch.cat(list(settings.values())).to(place_of(model))
     meter = _ScoreMeter(model, ids)
     with torch.no_grad():
         run(model, ids, read=[read for path in dict.fromkeys(h.path for h in known) for read in meter.reads(path)])
@@ -207,7 +209,7 @@ def find_pattern(
     found: dict[str, Tensor] = {}
     for path in paths:
         pattern = wide(run[f"{path}.pattern"].values)
-        wanted = (mask if mask.ndim == 3 else mask[None]).to(pattern.dtype)[:, None]
+        wanted = (mask if mask.ndim == 3 else mask[None]).to(pattern)[:, None]
         if wanted.shape[-2:] != pattern.shape[-2:]:
             shapes = [f"query={m.shape[-2]} key={m.shape[-1]}" for m in (wanted, pattern)]
             raise ShapeMismatch(f"find_pattern: the mask has {shapes[0]}, the pattern of {path} {shapes[1]}.")

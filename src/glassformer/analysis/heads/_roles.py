@@ -240,7 +240,7 @@ def _score(
 ) -> HeadScores:
     masks = role_masks(ids)
     if lengths is not None:
-        masks = masks & (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+        masks = masks & (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])[..., None]
     defined = masks.any(-1)
     columns: dict[str, Tensor] = {}
     for path, stored in patterns.items():

@@ -94,7 +94,8 @@ def summarise(
     """Return the same of losses that are known already; arguments and errors as in `in_context_learning`."""
     if not 0 < level < 1:
         raise ShapeMismatch(f"in_context_learning: level={level} is no share between 0 and 1.")
-    losses, counted = losses.double(), weight.double()
+    # rows are drawn again on the CPU, whose draws are the same everywhere
+    losses, counted = losses.cpu().double(), weight.cpu().double()
     n, length = losses.shape
     count = counted.sum(0)
     mean = (losses * counted).sum(0) / count

@@ -230,12 +230,12 @@ def loss_trajectories(
         raise ShapeMismatch("loss_trajectories: per-token losses compare between runs with one tokenizer only.")
     rows = list(batches) or runs[0].batches(n_batches)
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.cat([batch.weight for batch in rows])
+    weight = torch.cat([batch.weight for batch in rows]).cpu()
     places = torch.multinomial(weight.double(), 1, generator=generator)
     names, steps, vectors = [], [], []
     for run in runs:
         for step, model in run.models():
-            vectors.append(token_losses(model, *rows)[0].gather(1, places)[:, 0].double())
+            vectors.append(token_losses(model, *rows)[0].cpu().gather(1, places)[:, 0].double())
             names.append(run.name)
             steps.append(step)
     found = torch.stack(vectors)
@@ -282,7 +282,7 @@ def _roles(model: ModelLike) -> tuple[float, float, str]:
 
 
 def _counted(batches: Sequence[Batch]) -> Float[Tensor, " pos"]:
-    return torch.cat([batch.weight for batch in batches]).sum(0).double()
+    return torch.cat([batch.weight for batch in batches]).sum(0).double().cpu()
 
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:

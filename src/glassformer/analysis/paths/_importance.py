@@ -232,7 +232,7 @@ def _summary(steps: Steps, names: list[str], sums: Tensor, tokens: Tensor, max_o
     counts = term_counts(steps)
     more = highest < steps.depth
     orders = [str(i) for i in range(n)] + (["more"] if more else [])
-    terms = torch.tensor(counts[:n] + ([sum(counts[n:])] if more else [])).double()
+    terms = torch.tensor(counts[:n] + ([sum(counts[n:])] if more else []), device=sums.device).double()
     # order scale row; losses of a row are sums over its tokens
     by_row = torch.stack((sums[:n], sums[n + 1 : 2 * n + 1]), 1)
     by_row = torch.cat((by_row, full.expand(1, 2, -1))) if more else by_row

@@ -30,7 +30,7 @@ from glassformer.analysis.sweep._prefix import Prefix
 from glassformer.analysis.sweep._resolve import asked, joined, lend, resolved
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
-from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes
+from glassformer.analysis.sweep._schedule import RowGroup, ScheduledPass, passes, worthwhile
 from glassformer.analysis.sweep._side_by_side import side_by_side
 from glassformer.analysis.sweep._worlds import Lent, Worlds, first_position, localised, positional
 from glassformer.arguments import Count
@@ -69,7 +69,8 @@ def sweep(
         target: Text or ids of the decoder, for an encoder-decoder.
         base_edit: Edits of the base run and of every row, before the row's own.
         rows: Rows per forward pass at most; by default what fits `memory`, and what is worth batching.
-        memory: Bytes for what is held at once besides the model and the base run.
+        memory: Bytes for what is held at once besides the model and the base run; by default half of what is free on
+            an accelerator, and on a CPU a quarter of that, up to where a pass gets no faster.
         grad: Keep the graph, so that gradients flow to parameters and to what edits hold.
         report: Called with (rows done, rows in all).
         save_to: File for finished rows. A sweep that was interrupted goes on from it; the file of another sweep is
@@ -143,7 +144,7 @@ class _Engine:
     def measure(
         self, rows: int | None, report: Callable[[int, int], None] | None, path: Path | None
     ) -> Float[Tensor, "metric row batch *axes"]:
-        cheap = 1024 if self.prefix.logits.device.type == "cpu" else 1 << 16
+        cheap = worthwhile(self.prefix.logits.device)
         plan = passes(self.units, self.length, self.batch, rows, self.prefix.budget(), self._row_bytes(), cheap)
         found: list[tuple[tuple[int, ...], Tensor]] = []
         kept = SavedRows(path, self.base_values, self.rows, Binding("sweep", self.model, self.given.shown))

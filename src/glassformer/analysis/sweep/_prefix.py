@@ -1,6 +1,5 @@
 """What the rows of a sweep share: the base run, the stream where they start, what earlier positions leave behind."""
 
-import os
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
@@ -13,6 +12,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.models import EncoderDecoder, Model, SubLayer
 from glassformer.models.block import pick
 from glassformer.models.stack import Stack, State, mapped, tensors
+from glassformer.numerics.placement import work_memory
 from glassformer.trace import Edit, Site, Tape
 
 TOKENS = -1
@@ -153,7 +153,7 @@ class Prefix:
 
     def budget(self) -> int:
         """Return how many bytes a pass may take; by default a part of what is free, and on a CPU no more than helps."""
-        return pass_bytes(self.memory, self.logits.device)
+        return work_memory(self.logits.device, PASS_BYTES) if self.memory is None else self.memory
 
     def _state(self, position: int) -> State:
         if self._full is None:
@@ -212,13 +212,3 @@ class Prefix:
 def repeated(value: Tensor, worlds: int) -> Tensor:
     """Return the batch once per world, worlds outermost."""
     return value.repeat(worlds, *[1] * (value.ndim - 1))
-
-
-def pass_bytes(memory: int | None, device: torch.device) -> int:
-    """Return how many bytes a pass may take: what the caller says, else a part of what is free."""
-    if memory is not None:
-        return memory
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 2
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else PASS_BYTES
-    return min(free // 4, PASS_BYTES)

@@ -9,6 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
+from glassformer.numerics.placement import is_accelerator
+
+# tokens beyond which a larger pass is no faster
+WORTHWHILE_ON_CPU, WORTHWHILE = 1 << 10, 1 << 16
 # what a pass costs by itself, in tokens: on a CPU the time to read a block's weights from memory
 PASS = 24
 
@@ -37,6 +43,11 @@ class ScheduledPass(NamedTuple):
     position: int
 
 
+def worthwhile(device: torch.device) -> int:
+    """Return the tokens of a pass beyond which a larger one is no faster."""
+    return WORTHWHILE if is_accelerator(device) else WORTHWHILE_ON_CPU
+
+
 def passes(
     units: Sequence[RowGroup],
     length: int,
@@ -44,7 +55,7 @@ def passes(
     rows_at_once: int | None,
     memory: int,
     row_bytes: int,
-    worthwhile: int,
+    most_tokens: int,
 ) -> list[ScheduledPass]:
     """Return the passes that run all units, first entries first.
 
@@ -55,7 +66,7 @@ def passes(
         rows_at_once: Rows per pass at most, if the caller set it.
         memory: Bytes a pass may hold.
         row_bytes: Bytes one row holds over all its positions.
-        worthwhile: Tokens beyond which a larger pass is no faster.
+        most_tokens: Tokens beyond which a larger pass is no faster.
     """
     by_entry: dict[Entry, list[RowGroup]] = defaultdict(list)
     for unit in units:
@@ -71,7 +82,7 @@ def passes(
             members[max(start for start in starts if start <= unit.position)].append(unit)
         for start in sorted(members):
             tokens = batch * (length - start)
-            fit = min(memory * length // max(row_bytes * (length - start), 1), max(worthwhile // tokens, 1))
+            fit = min(memory * length // max(row_bytes * (length - start), 1), max(most_tokens // tokens, 1))
             at_most = max(1, fit if rows_at_once is None else rows_at_once)
             found += [ScheduledPass(rows, entry, start) for rows in _fill(members[start], at_most)]
     return found

@@ -20,20 +20,19 @@ from glassformer.analysis.prepare import Inputs, prepare
 from glassformer.analysis.sweep._metrics import Metric, apply_metric, in_worlds, logits_of, positions_of, stacked
 from glassformer.analysis.sweep._plain_loop import Loop
 from glassformer.analysis.sweep._plan import EditLike, Plan
-from glassformer.analysis.sweep._prefix import pass_bytes
+from glassformer.analysis.sweep._prefix import PASS_BYTES
 from glassformer.analysis.sweep._resolve import joined
 from glassformer.analysis.sweep._result import Sweep, result
 from glassformer.analysis.sweep._saved_rows import SavedRows
+from glassformer.analysis.sweep._schedule import worthwhile
 from glassformer.analysis.sweep._worlds import Worlds, localised
 from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.models.evaluation import evaluating
+from glassformer.numerics.placement import place_of, work_memory
 from glassformer.provenance import Binding
 from glassformer.trace import Apply, Edit, Foreign, Read, Site, Take, Tape
 
 Edits = Sequence[tuple[Site, Edit]]
-
-# tokens beyond which a larger batch is no faster
-WORTHWHILE = {"cpu": 1 << 10, "cuda": 1 << 16}
 
 
 def side_by_side(
@@ -140,10 +139,10 @@ class _Batches:
 
     def groups(self, units: Sequence[tuple[int, ...]], rows: int | None, memory: int | None) -> list[tuple[int, ...]]:
         """Return which rows run together; rows that read each other always do."""
-        device = self._device()
+        device = place_of(self.model)
         tokens = self.batch * (self.length or 1)
-        fits = pass_bytes(memory, device) // max(self._row_bytes(), 1)
-        at_most = max(1, min(fits, WORTHWHILE.get(device.type, 1 << 16) // tokens) if rows is None else rows)
+        fits = (work_memory(device, PASS_BYTES) if memory is None else memory) // max(self._row_bytes(), 1)
+        at_most = max(1, min(fits, worthwhile(device) // tokens) if rows is None else rows)
         found: list[list[int]] = []
         for unit in units:
             together = found and len(found[-1]) + len(unit) <= at_most
@@ -214,9 +213,6 @@ class _Batches:
     def _row_bytes(self) -> int:
         """Return about how much a row of the plan holds while it runs: some values as large as the largest known."""
         return 24 * max((size for _, size in self.sizes.values()), default=0)
-
-    def _device(self) -> torch.device:
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
 
 def _touched(edits: Edits) -> list[str]:

@@ -47,6 +47,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
 from glassformer.numerics import decompositions
+from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
 
@@ -305,6 +306,7 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
     layers = [w[str(label)] for label in crossed.contribution.labels("head")]
     final = model.output_stack.final
     sites = {f"{layer.path}.pattern" for layer in layers} | ({final.at_scale} if not final.identity else set())
+    ids = ids.to(place_of(model))
     found = run(model, ids, read=sorted(sites))
     assert found.logits is not None, "a decoder has logits"
     s, d, o = (
