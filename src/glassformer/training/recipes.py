@@ -11,7 +11,6 @@ from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
-
 # at the versions of constraints.txt; torch and transformers would be most of the text, and differ by build
 PACKAGES = (
     "anyio==4.16.0", "babel==2.18.0", "click==8.5.1", "docutils==0.22.4", "filelock==4.2.11", "fonttools==4.68.0",

@@ -187,8 +187,8 @@ def _described(data: Data) -> list[dict[str, Any]]:
 
 def _said_of_overlap(found: dict[str, Any]) -> str:
     return (
-        f"training text shared {found['runs']:,} runs of {found['run']} tokens in {found['documents']:,} documents with "
-        f"the {found['with']}; {found['tokens_cut']:,} tokens were cut, {found['left']} such runs are left"
+        f"training text shared {found['runs']:,} runs of {found['run']} tokens in {found['documents']:,} documents "
+        f"with the {found['with']}; {found['tokens_cut']:,} tokens were cut, {found['left']} such runs are left"
     )
 
 
@@ -226,8 +226,8 @@ def _assignments(model: ModelLike, trained: Data) -> "_Measured":
         figures[name] = right / max(len(unseen), 1)
         told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen, strict=True))
         notes.append(
-            f"{name}: share of {len(unseen)} texts, {about}, whose line greedy decoding ends in the name; of neither name "
-            f"training text has `self.NAME = NAME`: {told}"
+            f"{name}: share of {len(unseen)} texts, {about}, whose line greedy decoding ends in the name; of neither "
+            f"name training text has `self.NAME = NAME`: {told}"
         )
     return _Measured(figures, notes)
 
@@ -266,8 +266,8 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Measur
     (head, score), own = again.best("induction"), _own(again, drawn)
     figures["prefix_matching_on_repeated_text"] = score
     notes.append(
-        f"prefix_matching_on_repeated_text: {len(spans)} spans of {SPAN} tokens of held-out text, {SPAN_REPEATS} times over: "
-        f"{head} {score:.2f} (the head named on random tokens {own:.2f})"
+        f"prefix_matching_on_repeated_text: {len(spans)} spans of {SPAN} tokens of held-out text, {SPAN_REPEATS} times "
+        f"over: {head} {score:.2f} (the head named on random tokens {own:.2f})"
     )
     return _Measured(figures, notes)
 

@@ -78,9 +78,9 @@ def test_a_target_is_never_what_stood_behind_a_cut(folder):
     cut = 0
     for step in range(4):
         batch = data.batch(step)
-        for given, wanted, counts in zip(batch.tokens.flatten(), batch.targets.flatten(), batch.weight.flatten()):
-            if counts and BOS not in (given, wanted):
-                assert any(bytes([given, wanted]) in text for text in texts)
+        for before, wanted, counts in zip(batch.tokens.flatten(), batch.targets.flatten(), batch.weight.flatten()):
+            if counts and BOS not in (before, wanted):
+                assert any(bytes([before, wanted]) in text for text in texts)
             cut += int(not counts)
     assert cut > 0
 

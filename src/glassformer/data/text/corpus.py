@@ -294,8 +294,8 @@ def pack(rows: list[Row], row_bos: int | None = None, bos: int | None = None) ->
 
     Document ids count from 0 in each row; there are none if every row is one document. Past the end of the stream a row
     is filled with a document of its own, whose targets do not count. With `row_bos` that token stands in the place of
-    each row's first input; targets stay the same. With `bos`, the last token of a document has that for a target or none
-    that counts: what was cut out of a text does not predict what follows it.
+    each row's first input; targets stay the same. With `bos`, the last token of a document has that for a
+    target or none that counts: what stood before a cut does not predict what stands behind it.
     """
     tokens = torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64))
     documents = torch.from_numpy(np.stack([row.documents for row in rows]).astype(np.int64))

@@ -69,13 +69,15 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
     no UTF-8, not to be read, no regular file, empty.
 
     Args:
-        source: `python-stdlib`, `python-package:NAME==VERSION` for an installed package, `-` for standard input, `datasets:NAME[:CONFIG]`, a file, a folder (every file below
-            it, hidden ones excepted) or a glob. A `.jsonl` file holds one document per line, any other file is one.
+        source: `python-stdlib`, `python-package:NAME==VERSION` for an installed package, `-` for standard input,
+            `datasets:NAME[:CONFIG]`, a file, a folder (every file below it, hidden ones excepted) or a glob. A `.jsonl`
+            file holds one document per line, any other file is one.
         text_field: The field that holds the text, in JSONL and datasets.
         left_out: Counts what was left out; without one, a warning says it.
 
     Raises:
-        DataError: Nothing of that name, a folder or glob without text, or a JSONL line without the field.
+        DataError: Nothing of that name, a folder or glob without text, a package that is not installed at that version, or
+            a JSONL line without the field.
         TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
@@ -122,7 +124,8 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
             f'"{source}": {name} {installed.version} is installed, which is other text. Run: pip install '
             f'"{name}=={version}", or name the version that is there.'
         )
-    files = [file for file in installed.files or () if file.suffix == ".py" and not _NOT_SHIPPED.intersection(file.parts)]
+    python = (file for file in installed.files or () if file.suffix == ".py")
+    files = [file for file in python if not _NOT_SHIPPED.intersection(file.parts)]
     if not files:
         raise DataError(f'"{source}": the installed {name} lists no Python files.')
     noted = LeftOut() if left_out is None else left_out
@@ -179,7 +182,7 @@ def _matching(pattern: str) -> list[Path]:
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
-            f'"-" for standard input, "datasets:NAME" or "{STANDARD_LIBRARY}".'
+            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION" or "{STANDARD_LIBRARY}".'
         )
     return paths
 
