@@ -78,11 +78,13 @@ def test_the_interval_of_a_share_holds_it_and_solves_wilsons_equation(hits, of):
 
 def test_assignments_seen_in_training_text_are_not_asked_for(tmp_path):
     model = glassformer.load("gpt-4l")
-    (tmp_path / "one.py").write_text("self.crane = crane\n")
+    (tmp_path / "one.py").write_text("self.crane = crane\n    self.port = port\n    self.pattern = 3\n")
     data = TextConfig(sources=(str(tmp_path),)).build(model.tokenizer)
     found = _assignments(model, data)
     assert all(0 <= share <= 1 for share in found.figures.values())
-    assert all("crane ->" not in note and "fence ->" in note for note in found.notes)
+    pairs, words, in_class = found.notes
+    assert "pattern ->" not in pairs and "thread ->" in pairs
+    assert all("crane ->" not in note and "fence ->" in note for note in (words, in_class))
 
 
 def test_cards_are_of_the_shipped_models():

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import lzma
 import platform
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +32,21 @@ from glassformer.zoo.card import ModelCard, card, write_card
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
 SPAN, SPAN_REPEATS, N_SPANS = 60, 3, 64
-# one name is assigned, the other is to be copied; those of which training text has `self.NAME = NAME` are left out
-NAMES = (
+# names that Python has, paired as it hardly pairs them, and words it hardly has; what training text holds is left out
+PAIRS = (
+    ("handler", "version"), ("offset", "parent"), ("frame", "user"), ("key", "thread"), ("port", "pattern"),
+    ("level", "node"), ("message", "root"), ("buffer", "option"), ("child", "url"), ("size", "package"),
+    ("token", "state"), ("left", "mode"), ("group", "text"), ("index", "process"), ("format", "link"),
+    ("header", "count"), ("context", "item"), ("socket", "command"), ("date", "method"), ("string", "flags"),
+)  # fmt: skip
+WORDS = (
     ("wick", "lantern"), ("berth", "crane"), ("acre", "fence"), ("spout", "kettle"), ("bow", "violin"),
     ("stamp", "parcel"), ("gravel", "quarry"), ("oar", "rudder"), ("pollen", "nectar"), ("hinge", "shutter"),
-    ("saddle", "bridle"), ("mortar", "gable"), ("yeast", "flour"), ("anvil", "bellows"), ("thread", "needle"),
+    ("saddle", "bridle"), ("mortar", "gable"), ("yeast", "flour"), ("anvil", "bellows"), ("spool", "needle"),
     ("petal", "stamen"), ("awning", "canopy"), ("piston", "crankshaft"), ("walnut", "almond"), ("glacier", "moraine"),
 )  # fmt: skip
+LINES = "self.{0} = {0}\nself.{1} ="
+IN_A_CLASS = "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} ="
 
 
 def build(name: str, finished: Path, out: Path) -> ModelCard:
@@ -204,32 +213,30 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def _assignments(model: ModelLike, trained: Data) -> "_Measured":
-    """Return of how many texts `self.a = a`, `self.b =` the second line ends in `b`, alone and in a class."""
-    tokenizer = model.tokenizer
-    text = "\n".join(map(tokenizer.decode, trained.documents("train")))
-    unseen = [pair for pair in NAMES if not any(f"self.{name} = {name}" in text for name in pair)]
+    """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
+    text = "\n".join(map(model.tokenizer.decode, trained.documents("train")))
+    pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
+    words = [pair for pair in WORDS if not any(f"self.{name} = {name}" in text for name in pair)]
+    asked = {
+        "self_assignments": (LINES, pairs, "two lines, `self.a = a` and `self.b =`, that do not follow each other"),
+        "self_assignments_of_new_words": (LINES, words, "the same with words that are nowhere assigned so"),
+        "self_assignments_in_a_class": (IN_A_CLASS, words, "the same within `def __init__(self, a, b)`"),
+    }
     figures: dict[str, float] = {}
     notes = []
-    forms = {
-        "self_assignments": ("self.{0} = {0}\nself.{1} =", "`self.a = a`, `self.b =`"),
-        "self_assignments_in_a_class": (
-            "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} =",
-            "the same in `__init__(self, a, b)` of a class",
-        ),
-    }
-    for name, (form, about) in forms.items():
-        prompts = [[tokenizer.bos, *tokenizer.encode(form.format(*pair))] for pair in unseen]
-        # one at a time: prompts differ in length
-        made = [generate(model, [ids], Sampling(temperature=0.0), max_new_tokens=8).tokens[0] for ids in prompts]
-        said = [tokenizer.decode(row).split("\n")[0].strip() for row in made]
-        right = sum(found == second for found, (_, second) in zip(said, unseen, strict=True))
-        figures[name] = right / max(len(unseen), 1)
-        told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen, strict=True))
-        notes.append(
-            f"{name}: share of {len(unseen)} texts, {about}, whose line greedy decoding ends in the name; of neither "
-            f"name training text has `self.NAME = NAME`: {told}"
-        )
+    for name, (form, unseen, about) in asked.items():
+        said = [_completed(model, form.format(*pair)) for pair in unseen]
+        figures[name] = sum(found == second for found, (_, second) in zip(said, unseen)) / max(len(unseen), 1)
+        told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen))
+        notes.append(f"{name}: share of {len(unseen)} texts completed greedily; {about} in training text: {told}")
     return _Measured(figures, notes)
+
+
+def _completed(model: ModelLike, prompt: str) -> str:
+    """Return the rest of the line that greedy decoding writes."""
+    tokenizer = model.tokenizer
+    made = generate(model, [[tokenizer.bos, *tokenizer.encode(prompt)]], Sampling(temperature=0.0), max_new_tokens=8)
+    return tokenizer.decode(made.tokens[0]).split("\n")[0].strip()
 
 
 class _Measured(NamedTuple):

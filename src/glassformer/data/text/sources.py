@@ -76,8 +76,8 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
         left_out: Counts what was left out; without one, a warning says it.
 
     Raises:
-        DataError: Nothing of that name, a folder or glob without text, a package that is not installed at that version, or
-            a JSONL line without the field.
+        DataError: Nothing of that name, a folder or glob without text, a package that is not installed at that version,
+            or a JSONL line without the field.
         TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
