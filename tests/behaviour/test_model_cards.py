@@ -11,7 +11,7 @@ from glassformer.data import TextConfig
 from glassformer.errors import UnknownModel
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
-from glassformer.zoo.build import _assignments, even_attention, repeated_spans, share_interval
+from glassformer.zoo.build import assignments, even_attention, repeated_spans, share_interval
 
 NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
 
@@ -80,7 +80,7 @@ def test_assignments_seen_in_training_text_are_not_asked_for(tmp_path):
     model = glassformer.load("gpt-4l")
     (tmp_path / "one.py").write_text("self.crane = crane\n    self.port = port\n    self.pattern = 3\n")
     data = TextConfig(sources=(str(tmp_path),)).build(model.tokenizer)
-    found = _assignments(model, data)
+    found = assignments(model, data)
     assert all(0 <= share <= 1 for share in found.figures.values())
     pairs, words, in_class = found.notes
     assert "pattern ->" not in pairs and "thread ->" in pairs

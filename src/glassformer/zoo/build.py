@@ -183,7 +183,7 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
             f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
         )
-        assigned = _assignments(model, trained)
+        assigned = assignments(model, trained)
         figures, notes = figures | assigned.figures, [*notes, *assigned.notes]
     return figures, notes, samples[:2]
 
@@ -212,7 +212,7 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _assignments(model: ModelLike, trained: Data) -> "_Measured":
+def assignments(model: ModelLike, trained: Data) -> "_Measured":
     """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
     text = "\n".join(map(model.tokenizer.decode, trained.documents("train")))
     pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from glassformer.data import TextConfig, bytes_tokenizer, read_source
+from glassformer.data import TextConfig, TextData, bytes_tokenizer, read_source
 from glassformer.data.text.overlap import RUN, Runs, hashed_runs, near_copies
 from glassformer.errors import ConfigError, DataError
 from glassformer.training.recipes import PACKAGES
@@ -60,6 +60,7 @@ def test_no_run_of_held_out_text_is_in_training_text(folder):
     plain = TextConfig(sources=(str(folder),), heldout=0.2, batch_size=8, length=100)
     data = plain.replace(apart_from=plain).build(bytes_tokenizer())
     unclean = plain.build(bytes_tokenizer())
+    assert isinstance(data, TextData) and isinstance(unclean, TextData)
     taken = set().union(*map(windows, data.documents("heldout")))
     assert taken & set().union(*map(windows, unclean.documents("train")))
     assert not taken & set().union(*map(windows, data.documents("train")))
