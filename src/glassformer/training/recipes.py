@@ -36,15 +36,15 @@ def gpt_4l() -> TrainConfig:
         mlp=Mlp(688, activation="silu", gated=True, bias=False),
     )
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
-    text = TextConfig(batch_size=16, length=256, vocab_size=2048)
+    text = TextConfig(batch_size=8, length=256, vocab_size=2048)
     library = text.replace(apart_from=text)
     packages = library.replace(sources=tuple(f"python-package:{pinned}" for pinned in PACKAGES), distinct=True)
     parts = (library, packages, Repeat(length=256))
-    data = MixtureConfig(parts, shares=(0.45, 0.4, 0.15), batch_size=16, length=256)
+    data = MixtureConfig(parts, shares=(0.4, 0.4, 0.2), batch_size=8, length=256)
     optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
     return TrainConfig(
-        model, data, evaluate=text, optim=optim, steps=14_000, precision="bfloat16", log_every=50, evaluate_every=500,
-        save_every=500,
+        model, data, evaluate=text, optim=optim, steps=28_000, precision="bfloat16", log_every=100,
+        evaluate_every=1000, save_every=1000,
     )  # fmt: skip
 
 
