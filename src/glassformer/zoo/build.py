@@ -172,7 +172,9 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         f"{N_BATCHES * text_config.batch_size} windows of held-out text",
         *roles.notes,
     ]
-    notes += [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
+    overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
+    # parts may share their text
+    notes += dict.fromkeys(overlaps)
     if any(layer.name == "mlp" for layer in model.sub_layers()):
         # attention alone writes no Python
         parsed = sum(map(_parses, samples))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from glassformer.data import TextConfig, TextData, bytes_tokenizer, read_source
+from glassformer.data import RepeatedText, TextConfig, TextData, bytes_tokenizer, read_source
 from glassformer.data.text.overlap import RUN, Runs, hashed_runs, near_copies
 from glassformer.errors import ConfigError, DataError
 from glassformer.training.recipes import PACKAGES
@@ -149,3 +149,29 @@ def test_the_recipes_packages_are_those_that_the_environment_pins():
     pins = set(PINS.read_text().split())
     assert set(PACKAGES) <= pins
     assert not [package for package in PACKAGES if not re.fullmatch(r"[\w-]+==[\d.]+", package)]
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_row_of_repeated_text_is_one_span_of_one_document_over_and_over(folder, split):
+    text = TextConfig(sources=(str(folder),), heldout=0.2)
+    config = RepeatedText(batch_size=6, length=50, text=text, unit_min=4, unit_max=11)
+    data = config.build(bytes_tokenizer())
+    documents = [bytes(ids) for ids in data.text.documents(split)]
+    for step in range(5):
+        batch = data.batch(step, split)
+        assert batch.tokens.equal(config.build(data.tokenizer).batch(step, split).tokens)
+        for tokens, targets, weight in zip(batch.tokens, batch.targets, batch.weight):
+            size = int(weight.logical_not().sum()) - 1
+            assert tokens[0] == BOS and 4 <= size <= 11
+            assert (targets[size:] == targets[:-size]).all()
+            assert any(bytes(tokens[1 : size + 1].tolist()) in document for document in documents)
+            # what counts could be copied
+            assert weight.tolist() == [i > size for i in range(50)]
+
+
+def test_text_without_documents_as_long_as_a_span_is_refused(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text(f"ab{i}")
+    data = RepeatedText(text=TextConfig(sources=(str(tmp_path),)), unit_min=12).build(bytes_tokenizer())
+    with pytest.raises(DataError, match="12 tokens in a row"):
+        data.batch(0)
