@@ -1,8 +1,8 @@
 """Spans of natural text, each repeated to the end of its row: what comes next stands in the row, in words text has.
 
 From the second token of the first repetition on, everything is determined; only that counts. A span lies within one
-document. Rows of random tokens (`Repeat`) leave nothing else to go by, but are learned late beside text; spans of text
-are learned early, and bring the heads that random tokens need.
+document. Beside text, rows of random tokens (`Repeat`) are learned late; spans of text are learned early, and the
+previous-token and induction heads that they bring serve random tokens too.
 """
 
 import dataclasses
