@@ -31,6 +31,9 @@ FIGURES = {
     "prefix_matching": ("prefix matching", "前缀匹配"),
     "prefix_matching_on_text": ("on text", "在文本上"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
+    "self_assignments": ("`self.a = a`, `self.b =` completed", "补全 `self.a = a`、`self.b =`"),
+    "self_assignments_of_new_words": ("of new words", "新词"),
+    "self_assignments_in_a_class": ("in a class", "在类中"),
     "exact_match": ("exact match", "完全匹配"),
 }
 # the first rows of measured speed: (figure, baseline, case) of ratios, (task, peer) of sweeps

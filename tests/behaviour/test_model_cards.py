@@ -7,10 +7,11 @@ import torch
 
 import glassformer
 from glassformer.cli import main
+from glassformer.data import TextConfig
 from glassformer.errors import UnknownModel
 from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
-from glassformer.zoo.build import even_attention
+from glassformer.zoo.build import assignments, even_attention, repeated_spans, share_interval
 
 NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
 
@@ -52,6 +53,38 @@ def test_even_attention_scores_what_one_key_among_those_seen_is_worth():
     assert found["induction"] == pytest.approx(1 / 3)
     assert found["duplicate_token"] == pytest.approx(1 / 3)
     assert found["previous_token"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+
+
+def test_repeated_spans_repeat_and_spread_over_the_documents():
+    documents = [list(range(1000 * d, 1000 * d + 600)) for d in range(30)]
+    spans = repeated_spans(documents, 99)
+    assert (spans[:, 0] == 99).all()
+    assert len(spans) == 64 and spans[0, 1] == 0 and spans[-1, 1] > 20_000
+    one, *others = spans[:, 1:].chunk(3, 1)
+    assert all(one.equal(other) for other in others)
+    assert (one.diff() == 1).all()
+
+
+@pytest.mark.parametrize(("hits", "of"), [(0, 50), (9, 50), (25, 50), (50, 50)])
+def test_the_interval_of_a_share_holds_it_and_solves_wilsons_equation(hits, of):
+    low, high = share_interval(hits, of)
+    assert 0 <= low <= hits / of <= high <= 1
+    for bound in (low, high):
+        if 0 < bound < 1:
+            assert (hits / of - bound) ** 2 == pytest.approx(1.96**2 * bound * (1 - bound) / of)
+    mirrored = share_interval(of - hits, of)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_assignments_seen_in_training_text_are_not_asked_for(tmp_path):
+    model = glassformer.load("gpt-4l")
+    (tmp_path / "one.py").write_text("self.crane = crane\n    self.port = port\n    self.pattern = 3\n")
+    data = TextConfig(sources=(str(tmp_path),)).build(model.tokenizer)
+    found = assignments(model, data)
+    assert all(0 <= share <= 1 for share in found.figures.values())
+    pairs, words, in_class = found.notes
+    assert "pattern ->" not in pairs and "thread ->" in pairs
+    assert all("crane ->" not in note and "fence ->" in note for note in (words, in_class))
 
 
 def test_cards_are_of_the_shipped_models():

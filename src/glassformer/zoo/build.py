@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import lzma
 import platform
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +17,36 @@ from torch import Tensor
 
 from glassformer import checkpoints, files
 from glassformer.analysis import run
-from glassformer.analysis.heads import head_roles, head_scores
+from glassformer.analysis.heads import HeadScores, head_roles, head_scores
 from glassformer.analysis.heads._roles import ROLES as HEAD_ROLES, role_masks
 from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
-from glassformer.data import BigramModel, NGramModel, TextConfig, TextData, ZhEnConfig
+from glassformer.checkpoints import run_steps
+from glassformer.data import BigramModel, Data, NGramModel, TextConfig, TextData, ZhEnConfig
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import ModelCard, card, write_card
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
-N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 100, 240, 2000, 5, 64, 128
+N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
+SPAN, SPAN_REPEATS, N_SPANS = 60, 3, 64
+# names that Python has, paired as it hardly pairs them, and words it hardly has; what training text holds is left out
+PAIRS = (
+    ("handler", "version"), ("offset", "parent"), ("frame", "user"), ("key", "thread"), ("port", "pattern"),
+    ("level", "node"), ("message", "root"), ("buffer", "option"), ("child", "url"), ("size", "package"),
+    ("token", "state"), ("left", "mode"), ("group", "text"), ("index", "process"), ("format", "link"),
+    ("header", "count"), ("context", "item"), ("socket", "command"), ("date", "method"), ("string", "flags"),
+)  # fmt: skip
+WORDS = (
+    ("wick", "lantern"), ("berth", "crane"), ("acre", "fence"), ("spout", "kettle"), ("bow", "violin"),
+    ("stamp", "parcel"), ("gravel", "quarry"), ("oar", "rudder"), ("pollen", "nectar"), ("hinge", "shutter"),
+    ("saddle", "bridle"), ("mortar", "gable"), ("yeast", "flour"), ("anvil", "bellows"), ("spool", "needle"),
+    ("petal", "stamen"), ("awning", "canopy"), ("piston", "crankshaft"), ("walnut", "almond"), ("glacier", "moraine"),
+)  # fmt: skip
+LINES = "self.{0} = {0}\nself.{1} ="
+IN_A_CLASS = "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} ="
 
 
 def build(name: str, finished: Path, out: Path) -> ModelCard:
@@ -40,6 +58,7 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
     files.write(folder / "metrics.jsonl", (finished / "metrics.jsonl").read_bytes())
     model = checkpoints.load(folder)
     last = read_metrics(finished)[-1]
+    facts = run_steps.read_facts(run_steps.at(finished, last["step"]))
     figures, notes, samples, data = measured(model, config)
     card = ModelCard(
         name=name,
@@ -51,7 +70,7 @@ def build(name: str, finished: Path, out: Path) -> ModelCard:
         steps=last["step"],
         tokens=last["tokens"],
         seconds=last["seconds"],
-        threads=1,
+        threads=facts["threads"],
         dtype="float16",
         data=data,
         synthetic=config.data.synthetic(),
@@ -81,8 +100,10 @@ def measured(
     model: ModelLike, config: TrainConfig
 ) -> tuple[dict[str, float], tuple[str, ...], tuple[str, ...], dict[str, Any]]:
     """Return figures, what they mean, samples, and what the training data say of themselves."""
-    figures, notes, samples = _translation(model, config) if _translates(config) else _language(model, config)
-    data = config.data.build(model.tokenizer).describe()
+    trained = config.data.build(model.tokenizer)
+    measure = _translation if _translates(config) else _language
+    figures, notes, samples = measure(model, config, trained)
+    data = trained.describe()
     rounded: dict[str, float] = {
         name: value if isinstance(value, int) else round(value, 4) for name, value in figures.items()
     }
@@ -115,7 +136,7 @@ def _translates(config: TrainConfig) -> bool:
     return isinstance(config.data, ZhEnConfig)
 
 
-def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str]]:
+def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dict[str, Any], list[str], list[str]]:
     text_config = config.evaluate or config.data
     assert isinstance(text_config, TextConfig), "a language model is evaluated on text"
     text = text_config.build(model.tokenizer)
@@ -151,28 +172,89 @@ def _language(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], li
         f"{N_BATCHES * text_config.batch_size} windows of held-out text",
         *roles.notes,
     ]
-    if config.data is text_config:
-        figures["samples_that_parse"] = sum(map(_parses, samples)) / len(samples)
+    overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
+    # parts may share their text
+    notes += dict.fromkeys(overlaps)
+    if any(layer.name == "mlp" for layer in model.sub_layers()):
+        # attention alone writes no Python
+        parsed = sum(map(_parses, samples))
+        figures["samples_that_parse"] = parsed / len(samples)
+        low, high = share_interval(parsed, len(samples))
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
-            "must be left"
+            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
         )
+        assigned = assignments(model, trained)
+        figures, notes = figures | assigned.figures, [*notes, *assigned.notes]
     return figures, notes, samples[:2]
 
 
-class _Roles(NamedTuple):
-    """Figures and notes on what heads attend to."""
+def _described(data: Data) -> list[dict[str, Any]]:
+    """Return what data say of themselves, part by part."""
+    told = data.describe()
+    return told.get("parts", [told])
+
+
+def _said_of_overlap(found: dict[str, Any]) -> str:
+    return (
+        f"training text shared {found['runs']:,} runs of {found['run']} tokens in {found['documents']:,} documents "
+        f"with the {found['with']}; {found['tokens_cut']:,} tokens were cut, {found['left']} such runs are left"
+    )
+
+
+def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the interval of a share that is a mean of `of` draws; by default it holds the true one in 95 % of cases.
+
+    Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """
+    share, shrink = hits / of, 1 + z * z / of
+    middle = (share + z * z / (2 * of)) / shrink
+    half = z / shrink * (share * (1 - share) / of + z * z / (4 * of * of)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def assignments(model: ModelLike, trained: Data) -> "_Measured":
+    """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
+    text = "\n".join(map(model.tokenizer.decode, trained.documents("train")))
+    pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
+    words = [pair for pair in WORDS if not any(f"self.{name} = {name}" in text for name in pair)]
+    asked = {
+        "self_assignments": (LINES, pairs, "two lines, `self.a = a` and `self.b =`, that do not follow each other"),
+        "self_assignments_of_new_words": (LINES, words, "the same with words that are nowhere assigned so"),
+        "self_assignments_in_a_class": (IN_A_CLASS, words, "the same within `def __init__(self, a, b)`"),
+    }
+    figures: dict[str, float] = {}
+    notes = []
+    for name, (form, unseen, about) in asked.items():
+        said = [_completed(model, form.format(*pair)) for pair in unseen]
+        figures[name] = sum(found == second for found, (_, second) in zip(said, unseen)) / max(len(unseen), 1)
+        told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen))
+        notes.append(f"{name}: share of {len(unseen)} texts completed greedily; {about} in training text: {told}")
+    return _Measured(figures, notes)
+
+
+def _completed(model: ModelLike, prompt: str) -> str:
+    """Return the rest of the line that greedy decoding writes."""
+    tokenizer = model.tokenizer
+    made = generate(model, [[tokenizer.bos, *tokenizer.encode(prompt)]], Sampling(temperature=0.0), max_new_tokens=8)
+    return tokenizer.decode(made.tokens[0]).split("\n")[0].strip()
+
+
+class _Measured(NamedTuple):
+    """Figures and notes on them."""
 
     figures: dict[str, float]
     notes: list[str]
 
 
-def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Roles:
+def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Measured:
     """Return each role's best head on repeated random tokens, and the same roles on held-out text as it stands."""
     rows = [ids[i : i + length] for ids in documents for i in range(0, len(ids) - length + 1, length)]
     ids = torch.tensor(rows[:N_ROLE_ROWS])
     drawn, found = head_scores(model), head_roles(run(model, ids, read=[head_roles]))
+    spans = repeated_spans(documents, model.tokenizer.bos)
+    again = head_roles(run(model, spans, read=[head_roles]))
     even = even_attention(ids)
     figures: dict[str, float] = {}
     on_random, on_text = [], []
@@ -190,7 +272,26 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Roles:
         + ", ".join(on_text)
         + "; in brackets the head named before it, and attention spread evenly",
     ]
-    return _Roles(figures, notes)
+    (head, score), own = again.best("induction"), _own(again, drawn)
+    figures["prefix_matching_on_repeated_text"] = score
+    notes.append(
+        f"prefix_matching_on_repeated_text: {len(spans)} spans of {SPAN} tokens of held-out text, {SPAN_REPEATS} times "
+        f"over: {head} {score:.2f} (the head named on random tokens {own:.2f})"
+    )
+    return _Measured(figures, notes)
+
+
+def _own(found: HeadScores, drawn: HeadScores) -> float:
+    """Return how the best head on random tokens matches prefixes here."""
+    head, _ = drawn.best("induction")
+    return float(found.scores.select(role="induction", head=head).values)
+
+
+def repeated_spans(documents: list[list[int]], bos: int | None) -> Int[Tensor, "row pos"]:
+    """Return spans of text repeated, spread evenly over the documents; `bos` before each row."""
+    spans = [ids[i : i + SPAN] for ids in documents for i in range(0, len(ids) - SPAN + 1, SPAN)]
+    spans = spans[:: max(1, len(spans) // N_SPANS)][:N_SPANS]
+    return torch.tensor([[*([] if bos is None else [bos]), *(span * SPAN_REPEATS)] for span in spans])
 
 
 def even_attention(ids: Int[Tensor, "batch pos"]) -> dict[str, float]:
@@ -217,9 +318,8 @@ def _parses(sample: str) -> bool:
         return False
 
 
-def _translation(model: ModelLike, config: TrainConfig) -> tuple[dict[str, Any], list[str], list[str]]:
+def _translation(model: ModelLike, config: TrainConfig, data: Data) -> tuple[dict[str, Any], list[str], list[str]]:
     assert isinstance(model, EncoderDecoder), "translations are made by these"
-    data = config.data.build(model.tokenizer)
     tokenizer = model.tokenizer
     pairs = list(data.pairs("heldout", N_PAIRS))  # type: ignore[attr-defined]
     right, examples = 0, []

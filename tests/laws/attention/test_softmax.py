@@ -22,6 +22,7 @@ from glassformer.attention import (
     causal,
     per_query_head,
 )
+from glassformer.attention.kernels.fused import fused_softmax
 from glassformer.attention.mixer import KeyValue
 from glassformer.attention.scores import masked_softmax
 from glassformer.models.stack import make_context, with_source
@@ -46,6 +47,25 @@ def test_it_is_the_librarys_scaled_dot_product_attention(seed: int, is_causal: b
     q, k, v = values["query"], values["key"], values["value"]
     close(values["z"], F.scaled_dot_product_attention(q, k, v, is_causal=is_causal))
     close(values["pattern"] @ v, values["z"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_in_bfloat16_are_those_of_float32_rounded_once(packed: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 6, 4, generator=generator).bfloat16().requires_grad_() for heads in (4, 2, 2))
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0]]) if packed else None
+    context = make_context(2, 6, q.device, is_causal=True, document_ids=documents)
+    allowed = context.allowed(6, 6, None) if packed else torch.ones(6, 6, dtype=torch.bool).tril()
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            z = fused_softmax(q, k, v, 0.5, context)
+        wide = (q.float(), k.float(), v.float())
+        expected = F.scaled_dot_product_attention(*wide, attn_mask=allowed, scale=0.5, enable_gqa=True).bfloat16()
+        # causal and masked kernels may round float32 differently in the last place
+        torch.testing.assert_close(z, expected, rtol=2**-8, atol=1e-6)
+        ours, theirs = (torch.autograd.grad(out.float().square().sum(), (q, k, v)) for out in (z, expected))
+        for own, other in zip(ours, theirs):
+            torch.testing.assert_close(own, other, rtol=2**-7, atol=1e-3)
 
 
 def test_a_constant_added_to_a_row_of_scores_changes_nothing() -> None:

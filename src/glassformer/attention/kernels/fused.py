@@ -1,5 +1,7 @@
 """Softmax attention by the library's fused kernels, which never make the pattern."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -16,11 +18,11 @@ def fused_softmax(
     grouped = k.shape[-3] != q.shape[-3]
     bare = context.bias is None and context.is_causal and (size is None or m <= size)
     if bare and n == m:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return _attend(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     # the newest position sees every key, so a single step needs no mask
     allowed = None if bare and n == 1 else context.allowed(n, m, size)
     mask = _with_bias(allowed, m, q, context)
-    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    z = _attend(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     if allowed is None:
         return z
     return z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
@@ -57,6 +59,20 @@ def fused_softmax_with_sinks(
     if mask is not None:
         mask = F.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)[..., :width]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Float[Tensor, "batch head pos d_value"]:
+    """Return what the library's kernel gives; where gradients of bfloat16 are wanted on a CPU, computed in float32.
+
+    There the kernel's derivative in bfloat16 took three to four times as long (2 groups of 4 heads, 256 positions).
+    """
+    mask = how.get("attn_mask")
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, **how)
+    if mask is not None and mask.is_floating_point():
+        how |= {"attn_mask": mask.float()}
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **how).to(q.dtype)
 
 
 def _with_bias(allowed: Tensor | None, n_keys: int, q: Tensor, context: Context) -> Tensor | None:

@@ -3,6 +3,7 @@
 from glassformer.data.text.corpus import TextConfig, TextData
 from glassformer.data.text.counts import BigramModel, NGramModel
 from glassformer.data.text.planted import Planted, PlantedData, PlantedRows
+from glassformer.data.text.repeated import RepeatedText, RepeatedTextData
 from glassformer.data.text.sources import Document, LeftOut, python_stdlib, read_source
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "Planted",
     "PlantedData",
     "PlantedRows",
+    "RepeatedText",
+    "RepeatedTextData",
     "TextConfig",
     "TextData",
     "python_stdlib",

@@ -21,6 +21,7 @@ import torch
 
 from glassformer.config import require
 from glassformer.data.batch import SPLITS, Batch, DataConfig, Split, check_split, generator, next_token_batch
+from glassformer.data.text.overlap import NEAR_COPY, RUN, Runs, near_copies
 from glassformer.data.text.sources import STANDARD_LIBRARY, Document, LeftOut, read_source
 from glassformer.data.tokenizer import Tokenizer, train_bpe
 from glassformer.errors import DataError
@@ -31,12 +32,15 @@ class TextConfig(DataConfig, kind="text"):
     """Text from files or from a named corpus.
 
     Args:
-        sources: Files, folders, globs, "-", "datasets:NAME" or "python-stdlib".
+        sources: Files, folders, globs, "-", "datasets:NAME", "python-stdlib" or "python-package:NAME==VERSION".
         text_field: The field that holds the text, in JSONL and datasets.
         heldout: Share of documents that are held out, chosen by hash.
         crop: How rows are taken from the stream of tokens.
         row_bos: Put `<bos>` in the place of every row's first input, also in the middle of a document.
         vocab_size: Of the byte-level BPE that is trained when no tokenizer is given.
+        apart_from: Text whose held-out documents stay new: training documents here lose every run of 13 tokens that
+            those have too, and what is left of them are documents of their own.
+        distinct: Leave out training documents of whose runs of 13 tokens at least half occurred in those before.
         streaming: Read the corpus again every epoch rather than keep it in memory.
         shuffle_buffer: Rows to shuffle among when streaming; 1 keeps the order of the corpus.
     """
@@ -50,6 +54,8 @@ class TextConfig(DataConfig, kind="text"):
     crop: Literal["random", "cut"] = "random"
     row_bos: bool = False
     vocab_size: int = 1024
+    apart_from: "TextConfig | None" = None
+    distinct: bool = False
     streaming: bool = False
     shuffle_buffer: int = 1024
 
@@ -58,6 +64,10 @@ class TextConfig(DataConfig, kind="text"):
         require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
         require(len(self.sources) > 0, f'sources is empty. Name a file, a folder or "{STANDARD_LIBRARY}".')
         require(self.shuffle_buffer >= 1, "shuffle_buffer must be at least 1.")
+        require(
+            not (self.streaming and (self.apart_from or self.distinct)),
+            "apart_from and distinct compare documents in memory: not streaming.",
+        )
         require(not (self.streaming and "-" in self.sources), 'standard input ("-") can be read once: not streaming.')
 
     def build(self, tokenizer: Tokenizer | None = None) -> "TextData | StreamedText":
@@ -66,8 +76,12 @@ class TextConfig(DataConfig, kind="text"):
     def read(self, left_out: LeftOut | None = None) -> Iterator[Document]:
         """Yield the documents that hold any text; what folders hold besides is counted, see `read_source`."""
         for source in self.sources:
-            documents = read_source(source, self.text_field, left_out)
-            yield from (document for document in documents if document.text.strip())
+            yield from self.read_one(source, left_out)
+
+    def read_one(self, source: str, left_out: LeftOut | None = None) -> Iterator[Document]:
+        """Yield the documents of one source that hold any text."""
+        documents = read_source(source, self.text_field, left_out)
+        yield from (document for document in documents if document.text.strip())
 
     def origins(self) -> tuple[str, ...]:
         return self.sources
@@ -76,7 +90,8 @@ class TextConfig(DataConfig, kind="text"):
         return {}
 
     def on_text(self, sources: tuple[str, ...]) -> Self:
-        return self.replace(sources=sources)
+        apart_from = None if self.apart_from is None else self.apart_from.on_text(sources)
+        return self.replace(sources=sources, apart_from=apart_from)
 
 
 class TextData:
@@ -89,7 +104,8 @@ class TextData:
     def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
         self.left_out = LeftOut()
-        documents = list(config.read(self.left_out))
+        by_source = {source: list(config.read_one(source, self.left_out)) for source in config.sources}
+        documents = [document for source in config.sources for document in by_source[source]]
         if self.left_out:
             warnings.warn(f"text from {_quoted(config.sources)}: left out {self.left_out}.", stacklevel=4)
         if not documents:
@@ -99,12 +115,14 @@ class TextData:
             tokenizer = train_bpe((d.text for d in self.split["train"]), config.vocab_size)
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self._digest = digest(documents)
+        self._by_source = {source: _facts(found) for source, found in by_source.items()}
         self.n_bytes = {name: sum(len(d.text.encode()) for d in part) for name, part in self.split.items()}
-        self._ids = {name: tokenizer.encode_batch([d.text for d in part]) for name, part in self.split.items()}
-        self.n_tokens = {name: sum(map(len, part)) for name, part in self._ids.items()}
-        self._streams = {name: Stream.of(part, tokenizer.bos) for name, part in self._ids.items()}
-        # kept as arrays from here on: lists of Python integers take ten times the room
-        del self._ids
+        train, self._cleaning = _cleaned(list(encoded(self.split["train"], tokenizer)), config, tokenizer)
+        self._streams: dict[str, Stream] = {
+            "train": Stream.joined(train, tokenizer.bos),
+            "heldout": Stream.joined(encoded(self.split["heldout"], tokenizer), tokenizer.bos),
+        }
+        self.n_tokens = {name: stream.n_tokens for name, stream in self._streams.items()}
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         stream, config = self.stream(split), self.config
@@ -115,7 +133,7 @@ class TextData:
         else:
             starts = self._cuts(stream, split, step)
         rows = [stream.row(int(start), config.length) for start in starts]
-        return pack(rows, self.tokenizer.bos if config.row_bos else None)
+        return pack(rows, self.tokenizer.bos if config.row_bos else None, stream.bos)
 
     def stream(self, split: Split) -> "Stream":
         """Return the tokens of a split; raises `DataError` if it holds none."""
@@ -143,6 +161,8 @@ class TextData:
             "bytes": sum(self.n_bytes.values()),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "sha256": self._digest,
+            **({"by_source": self._by_source} if len(self._by_source) > 1 else {}),
+            **self._cleaning,
             "vocab_size": self.vocab_size,
             "splits": {
                 name: {"documents": len(part), "bytes": self.n_bytes[name], "tokens": self.n_tokens[name]}
@@ -224,22 +244,33 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """Token ids of many documents in one array; `starts` says where each begins."""
+    """Token ids of many documents in one array; `starts` says where each begins, with `bos` unless it lost that."""
 
     tokens: np.ndarray
     starts: np.ndarray
-    has_bos: bool
+    bos: int | None
 
     @classmethod
     def of(cls, documents: Iterable[list[int]], bos: int | None) -> "Stream":
+        """Build one from documents without specials."""
         head = [] if bos is None else [bos]
-        arrays = [np.array(head + ids, dtype=np.int32) for ids in documents]
+        return cls.joined((np.array(head + ids, dtype=np.int32) for ids in documents), bos)
+
+    @classmethod
+    def joined(cls, documents: Iterable[np.ndarray], bos: int | None) -> "Stream":
+        """Build one from documents that already begin with `bos`, and pieces that do not."""
+        arrays = list(documents)
         starts = np.cumsum([0, *map(len, arrays)])[:-1]
-        return cls(np.concatenate([*arrays, np.empty(0, np.int32)]), starts, bos is not None)
+        return cls(np.concatenate([*arrays, np.empty(0, np.int32)]), starts, bos)
 
     @property
     def size(self) -> int:
         return len(self.tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are, `bos` not counted."""
+        return self.size - (0 if self.bos is None else int((self.tokens == self.bos).sum()))
 
     def cuts(self, length: int) -> int:
         """Return how many rows cover every token but the first as a target."""
@@ -254,20 +285,24 @@ class Stream:
     def documents(self) -> Iterator[list[int]]:
         """Yield the token ids of each document, without `<bos>`."""
         for start, stop in zip(self.starts, [*self.starts[1:], self.size], strict=True):
-            yield self.tokens[start + self.has_bos : stop].tolist()
+            ids = self.tokens[start:stop].tolist()
+            yield ids[1:] if self.bos is not None and ids[:1] == [self.bos] else ids
 
 
-def pack(rows: list[Row], row_bos: int | None = None) -> Batch:
+def pack(rows: list[Row], row_bos: int | None = None, bos: int | None = None) -> Batch:
     """Build a batch from rows of a stream.
 
     Document ids count from 0 in each row; there are none if every row is one document. Past the end of the stream a row
     is filled with a document of its own, whose targets do not count. With `row_bos` that token stands in the place of
-    each row's first input; targets stay the same.
+    each row's first input; targets stay the same. With `bos`, the last token of a document has that for a
+    target or none that counts: what stood before a cut does not predict what stands behind it.
     """
     tokens = torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64))
     documents = torch.from_numpy(np.stack([row.documents for row in rows]).astype(np.int64))
     sizes = torch.tensor([row.size for row in rows])
     weight = torch.arange(1, tokens.shape[1])[None, :] < sizes[:, None]
+    if bos is not None:
+        weight &= (documents[:, 1:] == documents[:, :-1]) | (tokens[:, 1:] == bos)
     ids = (documents - documents[:, :1])[:, :-1].contiguous()
     batch = next_token_batch(tokens, weight, documents=ids if bool(ids.any()) else None)
     if row_bos is not None:
@@ -289,6 +324,51 @@ def split_documents(documents: list[Document], heldout: float) -> dict[Split, li
     if not train:
         train, held_out = held_out, train
     return dict(zip(SPLITS, (train, held_out), strict=True))
+
+
+def encoded(documents: list[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Yield the token ids of each document, `bos` before them."""
+    head = [] if tokenizer.bos is None else [tokenizer.bos]
+    # arrays after every few documents: lists of Python integers take ten times the room
+    for i in range(0, len(documents), 256):
+        for ids in tokenizer.encode_batch([document.text for document in documents[i : i + 256]]):
+            yield np.array(head + ids, dtype=np.int32)
+
+
+def _cleaned(
+    documents: list[np.ndarray], config: TextConfig, tokenizer: Tokenizer
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Return training documents, or what is left of them, and the counts of what went."""
+    facts: dict[str, Any] = {}
+    if config.distinct:
+        copies = near_copies(documents)
+        tokens = sum(len(ids) for ids, copy in zip(documents, copies, strict=True) if copy)
+        documents = [ids for ids, copy in zip(documents, copies, strict=True) if not copy]
+        facts["near_copies"] = {"documents": sum(copies), "tokens": tokens, "at_least": NEAR_COPY}
+    if config.apart_from is not None:
+        heldout = split_documents(list(config.apart_from.read()), config.apart_from.heldout)["heldout"]
+        runs = Runs(ids[tokenizer.bos is not None :] for ids in encoded(heldout, tokenizer))
+        pieces = [runs.outside(ids) for ids in documents]
+        begin = [len(runs.begin(ids)) for ids in documents]
+        before, after = sum(map(len, documents)), sum(len(piece) for found in pieces for piece in found)
+        facts["overlap"] = {
+            "with": f"{len(heldout)} held-out documents of {_quoted(config.apart_from.sources)}",
+            "heldout_sha256": digest(heldout),
+            "run": RUN,
+            "runs": sum(begin),
+            "documents": sum(count > 0 for count in begin),
+            "tokens_cut": before - after,
+            "left": 0,
+        }
+        documents = [piece for found in pieces for piece in found]
+        facts["overlap"]["left"] = sum(len(runs.begin(ids)) for ids in documents)
+    return documents, facts
+
+
+def _facts(documents: list[Document]) -> dict[str, Any]:
+    """Return what a card says of the documents of one source."""
+    size = sum(len(document.text.encode()) for document in documents)
+    return {"documents": len(documents), "megabytes": round(size / 1e6, 2), "sha256": digest(documents)}
 
 
 def digest(documents: Iterable[Document]) -> str:

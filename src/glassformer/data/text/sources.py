@@ -1,4 +1,5 @@
-"""Where texts come from: files, folders, globs, standard input, JSONL, the `datasets` library, the standard library.
+"""Where texts come from: files, folders, globs, standard input, JSONL, the `datasets` library, the standard library,
+installed packages.
 
 A *source* is a string; reading it yields documents in a fixed order, one at a time, so a corpus need not fit in memory.
 """
@@ -14,6 +15,7 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from glassformer.data.batch import hash64
 from glassformer.errors import DataError, MissingExtra, TextError, nearest
 
 STANDARD_LIBRARY = "python-stdlib"
-_NOT_SHIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+PACKAGE = "python-package:"
+_NOT_SHIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +69,22 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
     no UTF-8, not to be read, no regular file, empty.
 
     Args:
-        source: `python-stdlib`, `-` for standard input, `datasets:NAME[:CONFIG]`, a file, a folder (every file below
-            it, hidden ones excepted) or a glob. A `.jsonl` file holds one document per line, any other file is one.
+        source: `python-stdlib`, `python-package:NAME==VERSION` for an installed package, `-` for standard input,
+            `datasets:NAME[:CONFIG]`, a file, a folder (every file below it, hidden ones excepted) or a glob. A `.jsonl`
+            file holds one document per line, any other file is one.
         text_field: The field that holds the text, in JSONL and datasets.
         left_out: Counts what was left out; without one, a warning says it.
 
     Raises:
-        DataError: Nothing of that name, a folder or glob without text, or a JSONL line without the field.
+        DataError: Nothing of that name, a folder or glob without text, a package that is not installed at that version,
+            or a JSONL line without the field.
         TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
     if source == STANDARD_LIBRARY:
         yield from python_stdlib()
+    elif source.startswith(PACKAGE):
+        yield from _package(source, left_out)
     elif source == "-":
         yield Document("-", _decoded(sys.stdin.buffer.read(), "standard input"))
     elif source.startswith("datasets:"):
@@ -100,6 +107,35 @@ def python_stdlib() -> Iterator[Document]:
         data = _bytes(path)
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         yield Document(name, data.decode(encoding), key=name)
+
+
+def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
+    """Yield the Python files of an installed package, sorted by name; tests are left out, and what is not UTF-8."""
+    name, pinned, version = source.removeprefix(PACKAGE).partition("==")
+    if not (name and pinned and version):
+        raise DataError(f'"{source}" does not say which version. A package is named as "{PACKAGE}NAME==VERSION".')
+    try:
+        installed = distribution(name)
+    except PackageNotFoundError as error:
+        raise DataError(f'"{source}": {name} is not installed. Run: pip install "{name}=={version}".') from error
+    # what follows a plus tells builds of one version apart
+    if installed.version.partition("+")[0] != version:
+        raise DataError(
+            f'"{source}": {name} {installed.version} is installed, which is other text. Run: pip install '
+            f'"{name}=={version}", or name the version that is there.'
+        )
+    python = (file for file in installed.files or () if file.suffix == ".py")
+    files = [file for file in python if not _NOT_SHIPPED.intersection(file.parts)]
+    if not files:
+        raise DataError(f'"{source}": the installed {name} lists no Python files.')
+    noted = LeftOut() if left_out is None else left_out
+    for file in sorted(files, key=lambda file: file.as_posix()):
+        path = Path(str(file.locate()))
+        text = _text(_bytes(path), path, 0, noted)
+        if text is not None:
+            yield Document(file.as_posix(), text, key=file.as_posix())
+    if left_out is None and noted:
+        warnings.warn(f'"{source}": left out {noted}.', stacklevel=2)
 
 
 def _named(source: str) -> Path:
@@ -146,7 +182,7 @@ def _matching(pattern: str) -> list[Path]:
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
-            f'"-" for standard input, "datasets:NAME" or "{STANDARD_LIBRARY}".'
+            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION" or "{STANDARD_LIBRARY}".'
         )
     return paths
 
