@@ -33,9 +33,9 @@ class MixedDevices(RuntimeError):
 
 
 class _There(torch.Tensor):
-    """A tensor that says it lies elsewhere; its numbers are in `values`, on the CPU."""
+    """A tensor that says it lies elsewhere; its `numbers` are on the CPU."""
 
-    values: torch.Tensor
+    numbers: torch.Tensor
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> "_There":
@@ -43,28 +43,28 @@ class _There(torch.Tensor):
             cls, values.shape, strides=values.stride(), storage_offset=values.storage_offset(), dtype=values.dtype,
             layout=values.layout, device=ELSEWHERE, requires_grad=False,
         )  # fmt: skip
-        made.values = values
+        made.numbers = values
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"elsewhere({self.values})"
+        return f"elsewhere({self.numbers})"
 
     # numbers it has, wherever it says it lies
     is_meta = False  # type: ignore[assignment]
 
     def tolist(self) -> Any:
-        return self.values.tolist()
+        return self.numbers.tolist()
 
     def numpy(self, **_: Any) -> Any:
         raise MixedDevices("numpy: an array of a tensor that lies elsewhere; bring it here first (cpu)")
 
     def data_ptr(self) -> int:
-        return self.values.data_ptr()
+        return self.numbers.data_ptr()
 
     def untyped_storage(self) -> Any:
-        return self.values.untyped_storage()
+        return self.numbers.untyped_storage()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +88,7 @@ class _Written(TorchFunctionMode):
         if func is torch.Tensor.new_tensor:
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype, "device": args[0].device} | kwargs)
         if func is torch.unravel_index and isinstance(args[0], _There):
-            return tuple(found.to(ELSEWHERE) for found in func(args[0].values, *args[1:], **kwargs))
+            return tuple(found.to(ELSEWHERE) for found in func(args[0].numbers, *args[1:], **kwargs))
         return func(*args, **kwargs)
 
 
@@ -99,7 +99,7 @@ def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         if isinstance(data, _There):
             return make(data, *args, **kwargs)
         # some of the numbers may lie there
-        data = tree_map(lambda v: v.values if isinstance(v, _There) else v, data)
+        data = tree_map(lambda v: v.numbers if isinstance(v, _There) else v, data)
         if not _is_there(kwargs.get("device")):
             return make(data, *args, **kwargs)
         return make(data, *args, **kwargs | {"device": None}).to(ELSEWHERE)
@@ -111,7 +111,7 @@ def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 def elsewhere() -> Iterator[torch.device]:
     """Let there be the device, for the duration."""
     # by name, not by mode: a backward pass runs outside of modes
-    constants = {name: _made_here(getattr(torch, name)) for name in ("tensor", "as_tensor")}
+    constants: dict[str, Any] = {name: _made_here(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     with patch.multiple(torch, **constants), _Written(), _Elsewhere():
         yield ELSEWHERE
 
@@ -138,7 +138,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is _aten.copy_.default:
         answers_there = isinstance(args[0], _There)
     inner_kwargs = kwargs | ({"device": _HERE} if _is_there(asked) else {})
-    inner_args, inner_kwargs = tree_map(lambda v: v.values if isinstance(v, _There) else v, (args, inner_kwargs))
+    inner_args, inner_kwargs = tree_map(lambda v: v.numbers if isinstance(v, _There) else v, (args, inner_kwargs))
     if there and asked is not None and func is _aten._to_copy.default and not answers_there:
         # to the CPU: a copy, never a view on the numbers
         return func(*inner_args, **inner_kwargs)
@@ -150,7 +150,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not answers_there:
         return found
     # what was changed in place is the tensor that it was
-    known = {id(value.values): value for value in given if isinstance(value, _There)}
+    known = {id(value.numbers): value for value in given if isinstance(value, _There)}
     return tree_map(lambda v: _wrapped(v, known) if isinstance(v, torch.Tensor) else v, found)
 
 
