@@ -66,8 +66,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("setup.py", "script.py"):
         Path(name).write_text(source)
     Path("notes").mkdir()
-    for name in ("note.txt", "another.txt", "third.txt"):
-        Path("notes", name).write_text(source * 8)
+    for i in range(12):
+        Path("notes", f"{i}.txt").write_text(f"# {i}\n" + source * 8)
     model = gf.load("attn-only-2l")
     checkpoints.save(model, "my-model")
     pair = {"clean": "a = b", "corrupt": "a = c", "answer": " b", "wrong": " c"}

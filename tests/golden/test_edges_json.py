@@ -17,4 +17,7 @@ def test_analyses_of_edges_measure_the_stored_numbers(name: str) -> None:
     found = recording(name)
     assert list(found) == list(stored)
     for what, values in stored.items():
-        close(torch.tensor(found[what], dtype=torch.float64), torch.tensor(values, dtype=torch.float64))
+        expected = torch.tensor(values, dtype=torch.float64)
+        # of logits near 1: what all but cancels in them is rounded to about 1e-15, by each processor its own way
+        tolerance = max(1e-9, 1e-14 / max(float(expected.square().mean().sqrt()), 1e-9))
+        close(torch.tensor(found[what], dtype=torch.float64), expected, tolerance)
