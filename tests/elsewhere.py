@@ -111,6 +111,9 @@ def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 def elsewhere() -> Iterator[torch.device]:
     """Let there be the device, for the duration."""
     # by name, not by mode: a backward pass runs outside of modes
+    # PyTorch remembers from its first use of a device as a context which functions make tensors: the true ones
+    with _HERE:
+        torch.empty(0)
     constants: dict[str, Any] = {name: _made_here(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     with patch.multiple(torch, **constants), _Written(), _Elsewhere():
         yield ELSEWHERE

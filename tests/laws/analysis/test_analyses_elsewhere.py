@@ -18,10 +18,7 @@ from right_calls import Call, calls
 
 # of each kind one, quick
 QUICK = {"run", "generate", "sweep", "ablate", "evaluate_heads", "importance", "logit_lens", "copying", "skip_trigrams"}
-# these make models on the meta device, of which the stand-in is one: what PyTorch does on it stays changed for whatever
-# else the process runs
-APART = {"load", "convert"}
-CALLS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in calls() if name not in APART]
+CALLS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in calls()]
 
 
 def moved(value: Any, device: torch.device, models_alone: bool, memo: dict[int, Any]) -> Any:
