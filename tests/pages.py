@@ -20,6 +20,17 @@ NASTY = [
 Opener = Callable[..., Page]
 
 
+OPENED = """() => {
+    document.querySelectorAll('details:not([open])').forEach(details => { details.open = true; });
+    return !document.querySelector('details:not([open]), details > .waiting');
+}"""
+
+
+def open_everything(shown: Page) -> None:
+    """Open all that folds, also what is drawn only when something else is opened, and wait until it is drawn."""
+    shown.wait_for_function(OPENED)
+
+
 def accessibility_report(shown: Page, part: str | None = None) -> str:
     results = Axe().run(shown, context=part)
     return results.generate_report() if results.violations_count else ""

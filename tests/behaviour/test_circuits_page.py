@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glassformer.render.page import circuits_page
-from pages import NASTY, Opener, accessibility_report
+from pages import NASTY, Opener, accessibility_report, open_everything
 from reports import SAMPLES, sample
 
 browser_test = pytest.mark.browser
@@ -26,8 +26,7 @@ def test_the_page_is_accessible(opened: Opener, name: str, scheme: str, width: i
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
     shown = opened(sample(name).to_dict(), scheme=scheme, width=width)
-    for summary in shown.locator("details:not([open]) > summary").all():
-        summary.click()
+    open_everything(shown)
     assert accessibility_report(shown) == ""
 
 

@@ -14,7 +14,7 @@ from glassformer.analysis.reports import explain
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block
 from glassformer.render.page import explanation_page
-from pages import NASTY, Opener, accessibility_report
+from pages import NASTY, Opener, accessibility_report, open_everything
 
 browser_test = pytest.mark.browser
 
@@ -66,8 +66,7 @@ def test_the_page_is_accessible(opened: Opener) -> None:
 @pytest.mark.parametrize("name", ["short", "long", "signed", "translation"])
 def test_every_sample_is_accessible_with_everything_open(opened: Opener, name: str, scheme: str, width: int) -> None:
     shown = opened(document(name), scheme=scheme, width=width)
-    for summary in shown.locator("summary").all():
-        summary.click()
+    open_everything(shown)
     assert accessibility_report(shown) == ""
     open_head(shown, document(name)["patterns"][0]["label"])
     assert accessibility_report(shown, "dialog") == ""
@@ -214,6 +213,7 @@ def test_of_a_long_text_stands_what_tells_and_behind_a_heading_the_whole(opened:
     assert _places(shown.locator(":scope > .strip")) == windows
     assert shown.locator(":scope > .strip .gap").all_inner_texts() == ["… 14", "… 66", f"… {n - 5}"]
     shown.get_by_text(f"All {n} tokens").click()
+    shown.locator("details .strip").wait_for()
     assert _places(shown.locator("details .strip")) == list(range(n))
 
 

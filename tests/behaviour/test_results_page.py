@@ -17,18 +17,10 @@ from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
 from glassformer.testing import close
-from pages import NASTY, Opener, accessibility_report
+from pages import NASTY, Opener, accessibility_report, open_everything
 from results import HEAD, SAMPLES, document, sample
 
 browser_test = pytest.mark.browser
-OPEN_EVERYTHING = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
-
-
-def open_everything(shown: Page) -> None:
-    # what is drawn on opening may hold more to open
-    for _ in range(3):
-        shown.evaluate(OPEN_EVERYTHING)
-        shown.wait_for_timeout(50)
 
 
 def unpacked(entry: dict[str, Any]) -> torch.Tensor:

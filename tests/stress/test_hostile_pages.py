@@ -13,10 +13,9 @@ from glassformer.attention import Rope
 from glassformer.data.batch import next_token_batch
 from glassformer.data.tokenizer import symbol_tokenizer
 from glassformer.models import Decoder, DecoderConfig, Mlp, block, repeat
-from pages import NASTY, Opener
+from pages import NASTY, Opener, open_everything
 from trials import Trials
 
-OPEN_EVERYTHING = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 FRAGMENTS = [
     *NASTY, "<script>window.ran=1</script>", "<svg onload=window.ran=1>", "javascript:window.ran=1", "]]>",
     "${window.ran=1}", '" onmouseover="window.ran=1', "<style>*{display:none}</style>", "\0", "\x1b[31m", "\u2066",
@@ -39,9 +38,7 @@ def hostile(seed: int) -> Decoder:
 def opens(opened: Opener, *what: Any) -> None:
     """Open a page with everything on it unfolded, and check that it is all there and nothing has run."""
     shown = opened(*what)
-    for _ in range(2):
-        shown.evaluate(OPEN_EVERYTHING)
-        shown.wait_for_timeout(20)
+    open_everything(shown)
     assert shown.evaluate("window.ran") is None
     assert shown.locator("img, iframe, base, object, embed").count() == 0
     assert shown.locator("main section, main .card").count() > 0

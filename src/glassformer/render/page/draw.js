@@ -229,9 +229,18 @@ function tellingPlaces(tokens, weights, here) {
 function tellingStrip(tokens, options) {
   const places = tellingPlaces(tokens, options.weights, options.here ?? null);
   if (places === null) return strip(tokens, options);
-  const whole = el("div", {});
-  return [strip(tokens, { ...options, places }),
-    el("details", { ontoggle: () => { if (!whole.hasChildNodes()) whole.append(strip(tokens, options)); } }, el("summary", {}, `All ${count(tokens.length)} tokens`), whole)];
+  return [strip(tokens, { ...options, places }), waiting(`All ${count(tokens.length)} tokens`, () => strip(tokens, options))];
+}
+
+// drawn when it is first opened: a page may carry dozens of them
+function waiting(title, make) {
+  const room = el("div", { class: "waiting" });
+  const draw = (event) => {
+    if (!event.target.open || !room.classList.contains("waiting")) return;
+    room.append(make());
+    room.classList.remove("waiting");
+  };
+  return el("details", { ontoggle: draw }, el("summary", {}, title), room);
 }
 
 function strip(tokens, { places = null, weights = null, limit = 1, isSigned = false, here = null, ahead = false, once = false, format = null } = {}) {

@@ -56,12 +56,6 @@ function wordLists(result) {
 
 // ---- tensors
 
-// drawn when it is first opened: a page may carry dozens of them
-function waiting(title, make) {
-  const room = el("div", {});
-  return el("details", { ontoggle: (event) => { if (event.target.open && !room.hasChildNodes()) room.append(make()); } }, el("summary", {}, title), room);
-}
-
 const OF_A_WHOLE = new Set(["carried", "recovered", "fraction", "share"]);
 const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derived[name] ?? result[name]), share: OF_A_WHOLE.has(name) }, sentence(name), said ? meaning(result, name) : "");
 
