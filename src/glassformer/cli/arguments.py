@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glassformer.cli.options import Opening
+from glassformer.cli.options import Opening, Placement
 from glassformer.config import require
 from glassformer.errors import TextError, UnknownModel, nearest
 
@@ -17,7 +17,7 @@ MOST_READ = 2**24  # bytes of standard input
 
 
 def model_of(name: str, opening: Opening) -> Any:
-    """Return a model with weights.
+    """Return a model with weights, and a tokenizer that reads as it was asked to.
 
     Args:
         name: A shipped model, or a folder.
@@ -25,19 +25,9 @@ def model_of(name: str, opening: Opening) -> Any:
 
     Raises:
         UnknownModel: A preset, which has no weights, or an unknown name.
-        ConfigError: It has no tokenizer that could be told about specials.
+        ConfigError: It has no tokenizer that could be told about specials; or as for `placed_model`.
     """
-    from glassformer import checkpoints
-    from glassformer.models import PRESETS
-
-    if name in PRESETS:
-        raise UnknownModel(
-            f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
-            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
-        )
-    check_known(name)
-    model = checkpoints.load(name, allow_nonfinite=opening.allow_nonfinite, stream=opening.stream)
-    specials = opening.specials
+    model, specials = placed_model(name, opening, stream=opening.stream), opening.specials
     if specials != "default":
         require(
             model.tokenizer is not None,
@@ -49,6 +39,32 @@ def model_of(name: str, opening: Opening) -> Any:
         if tokenizer is not None and not tokenizer.allows_unknown:
             setattr(model, name, tokenizer.allowing_unknown())
     return model
+
+
+def placed_model(name: str, placement: Placement, *, stream: bool = False) -> Any:
+    """Return a model with weights.
+
+    Args:
+        name: A shipped model, or a folder.
+        placement: Where its weights go, and as what.
+        stream: Leave those of the blocks in their files.
+
+    Raises:
+        UnknownModel: A preset, which has no weights, or an unknown name.
+        ConfigError: There is no such device, or no such type of weights.
+    """
+    from glassformer import checkpoints
+    from glassformer.models import PRESETS
+
+    if name in PRESETS:
+        raise UnknownModel(
+            f'"{name}" is a preset: a shape without trained weights, for the commands params and sites.\n'
+            f"    Models with weights: {_names(checkpoints.shipped())}; or give a folder or a hub id."
+        )
+    check_known(name)
+    return checkpoints.load(
+        name, dtype=placement.dtype, device=placement.device, allow_nonfinite=placement.allow_nonfinite, stream=stream
+    )
 
 
 def check_known(name: str) -> None:

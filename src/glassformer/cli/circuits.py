@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.arguments import model_of, source_of
-from glassformer.cli.options import Opening, Output
+from glassformer.cli.arguments import placed_model, source_of
+from glassformer.cli.options import Output, Placement
 from glassformer.cli.output import check, write_documents
 from glassformer.cli.progress import progress
 
@@ -26,7 +26,7 @@ def circuits(
     top: int = 12,
     seed: int = 0,
     *,
-    allow_nonfinite: bool = False,
+    placement: Placement,
     output: Output,
 ) -> None:
     """Find a model's circuits: heads by role, what reads what, copying, skip-trigrams, and how much each matters.
@@ -49,7 +49,6 @@ def circuits(
             ablated on all of them.
         top: Entries per table.
         seed: Of random tokens and random matrices.
-        allow_nonfinite: Open a model although some of its weights are NaN or infinite.
     """
     from glassformer import analysis, weights
     from glassformer.analysis.reports._training_facts import training_facts
@@ -65,7 +64,7 @@ def circuits(
     check(output)
     if run is not None:
         analysis.learning.read_history(run)  # whether it is a run folder
-    loaded = model_of(str(run) if model is None else model, Opening(allow_nonfinite=allow_nonfinite))
+    loaded = placed_model(str(run) if model is None else model, placement)
     for label in heads:
         weights.of(loaded)[label]  # before anything is run
     metrics = _metrics(model, run)

@@ -14,7 +14,7 @@ import tyro
 
 # what stands for the value of an option of this name; for others their type decides
 PLACEHOLDERS = {
-    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE", "folder": "FOLDER",
+    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE", "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER",
     "glob": "GLOB", "heads": "HEAD", "model": "MODEL", "name": "NAME", "positions": "POSITION", "position": "POSITION",
     "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN",
     "set": "PATH=VALUE", "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD",
@@ -26,7 +26,9 @@ BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 BEFORE = (
     "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
 )  # fmt: skip
-BEHIND = ("top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "save_to", "html", "json")
+BEHIND = (
+    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "save_to", "html", "json",
+)  # fmt: skip
 
 
 def rank(name: str) -> int:

@@ -36,20 +36,35 @@ OneMeasure = Annotated[
 
 
 @dataclass(frozen=True)
-class Opening:
+class Placement:
+    """Where a model's weights lie, and as numbers of which type.
+
+    Args:
+        device: Where to compute: cpu, cuda, cuda:1, mps; auto is this machine's accelerator if it has one, and the CPU
+            otherwise.
+        dtype: Type of the weights: float16, bfloat16, float32 or float64. By default that in which a published model is
+            stored, and float32 for ours.
+        allow_nonfinite: Open a model although some of its weights are NaN or infinite.
+    """
+
+    device: str = "auto"
+    dtype: str | None = None
+    allow_nonfinite: bool = False
+
+
+@dataclass(frozen=True)
+class Opening(Placement):
     """How a model is opened, and what it may read.
 
     Args:
         specials: Special tokens around the text: as the tokenizer adds them, always (on), never (off), or only those
             whose names the text itself holds (in-text).
         allow_unknown: Read a text even if more than half of its tokens are unknown to the model, or single bytes.
-        allow_nonfinite: Open a model although some of its weights are NaN or infinite.
         stream: Leave the weights of the blocks in their files, for a model larger than memory: every pass reads them.
     """
 
     specials: Literal["default", "on", "off", "in-text"] = "default"
     allow_unknown: bool = False
-    allow_nonfinite: bool = False
     stream: bool = False
 
 

@@ -88,7 +88,8 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
         kind = hints[parameter.name]
         if isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind
-            documented += "\n" + (inspect.getdoc(kind) or "").partition("Args:\n")[2]
+            for group in reversed(kind.__mro__):
+                documented += "\n" + (inspect.cleandoc(group.__doc__ or "")).partition("Args:\n")[2]
             options += _options_of(kind)
         else:
             options.append(parameter.replace(annotation=shown(parameter.name, kind, parameter.default)))

@@ -24,6 +24,7 @@ def train(
     steps: int | None = None,
     seed: int | None = None,
     threads: int | None = None,
+    device: str | None = None,
     set: tuple[str, ...] = (),
     data: tuple[str, ...] = (),
     begin_from: Path | None = None,
@@ -45,6 +46,8 @@ def train(
         steps: Number of updates, instead of the recipe's.
         seed: Seed, instead of the recipe's.
         threads: CPU threads.
+        device: Where to train, instead of the recipe's: cpu, cuda, cuda:1, mps; auto is this machine's accelerator if
+            it has one, and the CPU otherwise.
         set: Changes to the recipe. A path is optim. and lr, schedule, warmup, floor, betas, eps, weight_decay or clip;
             or steps, seed, accumulate, smoothing, precision, compile, device, log_every, evaluate_every,
             evaluate_batches, save_every or keep; or what --show prints below model, data and evaluate, entries of a
@@ -56,7 +59,7 @@ def train(
     import torch
 
     config = _recipe(recipe_name)
-    for name, value in (("steps", steps), ("seed", seed)):
+    for name, value in (("steps", steps), ("seed", seed), ("device", device)):
         config = config if value is None else config.replace(**{name: value})
     if data:
         config = config.on_text(*data)

@@ -257,7 +257,7 @@ class Pattern(Result):
             "signed": signed,
             "scale": scale,
             "layout": "lower" if causal else "full",
-            "data": base64.b64encode(entries.numpy().tobytes()).decode("ascii"),
+            "data": base64.b64encode(entries.cpu().numpy().tobytes()).decode("ascii"),
         }
 
 
