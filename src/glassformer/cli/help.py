@@ -14,11 +14,11 @@ import tyro
 
 # what stands for the value of an option of this name; for others their type decides
 PLACEHOLDERS = {
-    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE", "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER",
-    "glob": "GLOB", "heads": "HEAD", "model": "MODEL", "name": "NAME", "positions": "POSITION", "position": "POSITION",
-    "receivers": "RECEIVER", "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN",
-    "set": "PATH=VALUE", "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD",
-    "wrong": "TOKEN",
+    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
+    "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "heads": "HEAD", "model": "MODEL",
+    "name": "NAME", "positions": "POSITION", "position": "POSITION", "receivers": "RECEIVER", "recipe": "RECIPE",
+    "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE", "shard_size": "BYTES",
+    "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD", "wrong": "TOKEN",
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
@@ -27,7 +27,8 @@ BEFORE = (
     "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
 )  # fmt: skip
 BEHIND = (
-    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "save_to", "html", "json",
+    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "save_to", "html",
+    "json",
 )  # fmt: skip
 
 
