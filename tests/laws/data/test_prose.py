@@ -71,7 +71,7 @@ def test_prose_before_a_source_reads_its_english_and_splits_by_its_files(tmp_pat
     (tmp_path / "b.py").write_text("# the first line of a comment that is new in this file\n" + CODE)
     (tmp_path / "c.py").write_text("pass\n")
     code, found = (list(read_source(prefix + str(tmp_path))) for prefix in ("", "prose:"))
-    assert [d.text.split("\n\n") for d in found][0] == ENGLISH
+    assert found[0].text.split("\n\n") == ENGLISH
     assert found[1].text == "the first line of a comment that is new in this file"
     assert [d.hash() for d in found] == [d.hash() for d in code[:2]]
 

@@ -14,11 +14,12 @@ from inspect import cleandoc
 # of the words of a paragraph, how many are made of letters alone, and how many are among the commonest of English
 LEAST_WORDS, LETTERS, COMMON = 6, 0.8, 0.2
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*$")
-_COMMON = frozenset(
-    "a an and any are as at be been but by can each for from has have if in into is it its may more must no not of on "
-    "one only or other should so some such than that the their them then there these they this to used was we when "
-    "where which will with would you".split()
-)
+_COMMON = {
+    *("a", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "each", "for", "from", "has"),
+    *("have", "if", "in", "into", "is", "it", "its", "may", "more", "must", "no", "not", "of", "on", "one", "only"),
+    *("or", "other", "should", "so", "some", "such", "than", "that", "the", "their", "them", "then", "there"),
+    *("these", "they", "this", "to", "used", "was", "we", "when", "where", "which", "will", "with", "would", "you"),
+}
 # doctests, directives, lists, tables, rules, fields
 _MARKUP = re.compile(r"\s*(>>>|\.\.|:|[-*+|=~^#]|\d+[.)]|@|[\w*, ]+ ?: |[\w*, ]+ ?:$)")
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]+?)(?: ?<[^`>]*>)?`")

@@ -201,7 +201,8 @@ def _matching(pattern: str) -> list[Path]:
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
-            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION", "{STANDARD_LIBRARY}", or "{PROSE}" before one.'
+            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION", "{STANDARD_LIBRARY}", or "{PROSE}" '
+            "before one."
         )
     return paths
 
