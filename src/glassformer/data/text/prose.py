@@ -21,7 +21,7 @@ _COMMON = {
     *("these", "they", "this", "to", "used", "was", "we", "when", "where", "which", "will", "with", "would", "you"),
 }
 # doctests, directives, lists, tables, rules, fields
-_MARKUP = re.compile(r"\s*(>>>|\.\.|:|[-*+|=~^#]|\d+[.)]|@|[\w*, ]+ ?: |[\w*, ]+ ?:$)")
+_MARKUP = re.compile(r"\s*(>>>|\.\.|:|[-*+|=~^#]|\d+[.)]|@|\*{0,2}\w+(, ?\*{0,2}\w+)* ?:( |$))")
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]+?)(?: ?<[^`>]*>)?`")
 _QUOTED = re.compile(r"``(.+?)``")
 
