@@ -100,8 +100,10 @@ class Tokenizer:
         """Return the token ids of many texts; faster than one by one."""
         self._inner.encode_special_tokens = not self._specials_in_text
         try:
+            for text in texts:
+                text.encode()  # tokenizers 0.20.1 and older read it as three U+FFFD
             encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:
+        except UnicodeEncodeError as error:
             raise TextError("a text holds a lone surrogate, which has no bytes. Replace or drop it.") from error
         except Exception as error:  # the library raises bare Exception
             raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
