@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
     from glassformer.provenance import Note
 
-TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
+TASKS = (
+    "induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments",
+    "colours_of_things", "word_senses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
