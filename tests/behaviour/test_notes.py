@@ -160,7 +160,11 @@ def test_a_text_of_which_one_half_is_unknown_is_read_with_the_unknown_words_mark
 def test_the_shipped_model_that_knows_a_text_is_named() -> None:
     with pytest.raises(TextError, match="fits: gpt-4l"):
         gf.run(gf.load("zh-en"), "for x in range ( 3 )")
-    assert "fits: zh-en" in said(gf.run(gf.load("gpt-4l"), "for x in range ( 3 ) : print ( x ) # 我"))
+    python = gf.load("gpt-4l")
+    assert "fits: zh-en" in said(gf.run(python, "我吃了一个苹果", allow_unknown=True))
+    # the one that knows the character, and nothing else of the text, does not fit
+    mixed = said(gf.run(python, "for x in range ( 3 ) : print ( x ) # 我"))
+    assert "fits" not in mixed and "Use characters that it has tokens for." in mixed
 
 
 def test_bytes_are_shown_as_the_character_they_make() -> None:
@@ -385,6 +389,13 @@ def test_a_map_over_tokens_has_lines_where_training_ended(opened: Opener) -> Non
     for places in zip(*differs):
         second, third, fourth = (int(place[0]) for place in places)
         assert third - second == fourth - third > 3, "a cell further for each token"
+
+
+@browser_test
+@pytest.mark.parametrize(("trained", "said"), [(None, 0), (2, 1), (4, 0)])
+def test_a_page_says_what_the_line_is_where_there_is_one(trained: int | None, said: int, opened: Opener) -> None:
+    head = {**model_of(trained), "reading": {"tokens": {"reads": [["a", "b", "c", "d"]]}}}
+    assert opened(sample("lens"), head).get_by_text("longer than any in training").count() == said
 
 
 @browser_test

@@ -356,7 +356,9 @@ class Run(Mapping[str, Labelled]):
             ShapeMismatch: There is nothing to draw, or too much for one figure.
         """
         names = sites or tuple(name for name in self if Site.named(name).quantity == "pattern")
-        return figures.draw([figures.Panel(name, self[name]) for name in names], overview=not sites)
+        trained = None if self.bound is None else self.bound.trained_length
+        panels = [figures.Panel(name, self[name], trained_length=trained) for name in names]
+        return figures.draw(panels, overview=not sites, notes=[str(note) for note in self.notes if note.meaning])
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""

@@ -12,6 +12,7 @@ from glassformer.errors import TextError
 from glassformer.provenance import Note, length_note
 
 SHOWN = 8
+OTHERWISE = "Use characters that it has tokens for."
 
 
 def specials_note(said: str) -> tuple[Note, ...]:
@@ -45,9 +46,8 @@ def mark_notes(model: Any, found: Marks, side: str = "text") -> tuple[Note, ...]
             )
         )
     if found.by_bytes:
-        better = fitting_model("".join(one.character for one in found.by_bytes), getattr(model, "name", ""))
-        seen, meaning = _bytes_read(found, side)
-        notes.append(Note(seen, meaning, f"A shipped model that fits: {better}." if better else ""))
+        better = fitting_model(found.text, getattr(model, "name", ""))
+        notes.append(Note(*_bytes_read(found, side), f"A shipped model that fits: {better}." if better else OTHERWISE))
     return tuple(notes)
 
 
@@ -79,7 +79,7 @@ def check_known(model: Any, tokenizer: Tokenizer, text: str, ids: list[int]) -> 
         meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
     elif found.mostly_bytes:
         seen, meaning = _bytes_read(found, "text")
-        otherwise = "Use characters that it has tokens for."
+        otherwise = OTHERWISE
     else:
         return
     better = fitting_model(text, getattr(model, "name", ""))

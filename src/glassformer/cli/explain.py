@@ -60,6 +60,8 @@ def explain(
         seed: Sampling: seed of the draw.
         all: Print everything that was found.
     """
+    from rich.console import Group
+
     from glassformer import analysis
     from glassformer.cli.console import Console
     from glassformer.models import Sampling
@@ -80,7 +82,6 @@ def explain(
         show(found, console)
     else:
         console.print(largest(found, N_COMPONENTS))
-        console.print(
-            "--all shows the rest: the logit lens, the way from text to answer, sampling.", *noted(found.notes)
-        )
+        console.print("--all shows the rest: the logit lens, the way from text to answer, sampling.")
+        console.print(Group(*noted(found.notes)))
     write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))

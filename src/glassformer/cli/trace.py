@@ -66,6 +66,8 @@ def trace(
         save_to: Keep finished cells in this file; the same command goes on from it.
         seed: Of the noise.
     """
+    from rich.console import Group
+
     from glassformer import analysis
     from glassformer.analysis.prepare import prepare
     from glassformer.cli.console import Console
@@ -97,7 +99,7 @@ def trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(read.shown(), largest(found, top))
+    Console().print(Group(read.shown(), largest(found, top), read.further(found)))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
     deliver("trace", loaded, asked, [found], output, read)
 

@@ -36,12 +36,14 @@ class Marks:
         spelled: Characters that take several tokens, in order.
         words: Tokens that stand for a piece of the text, specials aside; unknown ones count.
         learnt: The tokenizer is not bytes by design, so what is spelled byte by byte is what it did not learn.
+        text: What the tokens spell, specials aside.
     """
 
     unknown: tuple[int, ...] = ()
     spelled: tuple[Spelled, ...] = ()
     words: int = 0
     learnt: bool = False
+    text: str = ""
 
     @property
     def mostly_unknown(self) -> bool:
@@ -96,8 +98,9 @@ def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str])
     broken = [i for i, text in enumerate(texts) if "<0x" in text]
     if not unknown and not broken:
         return UNMARKED
-    words = sum(id not in tokenizer.specials or id == tokenizer.unk for id in ids)
-    return Marks(unknown, tuple(_spelled(tokenizer, ids, broken)), words, not tokenizer.is_bytes)
+    words = [id for id in ids if id not in tokenizer.specials or id == tokenizer.unk]
+    spelled = tuple(_spelled(tokenizer, ids, broken))
+    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, tokenizer.decode(words))
 
 
 def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:

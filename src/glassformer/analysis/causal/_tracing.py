@@ -36,6 +36,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Model, ModuleLike, Stack, require_model
+from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
@@ -103,6 +104,11 @@ class CausalTrace(Result):
         """
         return _share(self._change, self.total_effect, self.total_error)
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that the noise takes nothing."""
+        return distinct(super().notes, _share_notes(self.share, "draw of noise"))
+
     def _title(self) -> str:
         return f"Causal trace of {self.answer!r}"
 
@@ -127,6 +133,11 @@ class TracesByRole(Result):
 
     values: Labelled
     total: Labelled
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that the noise takes nothing."""
+        return distinct(super().notes, _share_notes(self.share, "prompt"))
 
     def _title(self) -> str:
         return "Average indirect effect"
@@ -280,13 +291,15 @@ def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
             raise ShapeMismatch("average_traces: the traces differ in kinds, window or layers; trace them alike.")
     found = [_by_role(trace) for trace in traces]
     coords = {"metric": first.values.labels("metric"), "kind": first.values.labels("kind"), "role": list(ROLES)}
-    return TracesByRole(
+    averaged = TracesByRole(
         Labelled(torch.stack(found, -1), ("metric", "kind", "role", "layer", "prompt"), coords),
         Labelled(
             torch.stack([trace.total_effect.values for trace in traces], -1), ("metric", "prompt"),
             {"metric": first.values.labels("metric")},
         ),
     )  # fmt: skip
+    told = distinct(*(trace._notes for trace in traces))
+    return averaged.noted(*told).bound(of_several("average_traces", [t._bound for t in traces], first.seed))
 
 
 def token_roles(subject: Sequence[int], length: int) -> list[str]:
@@ -311,6 +324,30 @@ def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
     whole = total.values.masked_fill(~lowered, torch.nan)
     beside = whole.reshape(-1, *(1,) * (change.values.ndim - 1))
     return dataclasses.replace(change, values=change.values / beside)
+
+
+def _share_notes(share: Labelled, drawn: str) -> tuple[Note, ...]:
+    """Return what must be known of shares, `metric … sample`: that there are none, or that nothing says how sure."""
+    metrics = share.labels("metric")
+    lost = [str(name) for name, one in zip(metrics, share.values) if not bool(one.isfinite().any())]
+    notes: list[Note] = []
+    if lost:
+        notes.append(
+            Note(
+                f"The noise does not lower the {' or the '.join(lost)} by more than two standard errors.",
+                "There is nothing to bring back, and no share of it.",
+                "Try more noise, more samples or another subject.",
+            )
+        )
+    if len(lost) < len(metrics) and share.shape[-1] == 1:
+        notes.append(
+            Note(
+                f"There is one {drawn}, and so no standard error.",
+                "Nothing tells what restoring brings back from chance, and no cell is faded.",
+                f"Ask for more than one {drawn}.",
+            )
+        )
+    return tuple(notes)
 
 
 def _traced(model: ModuleLike, stack: str | None) -> Stack:

@@ -283,6 +283,10 @@ const contextOf = (model) => `${count(model.max_len)} tokens` + (model.trained_l
 
 // ---- what must be known, and what everything is of
 
+// what the line on maps is, where a text goes beyond the rows that the model was trained on
+const trainedWords = (trained, longest) => (trained !== null && longest > trained
+  ? [["red line", `On maps over tokens, before position ${count(trained)}: from there on the text is longer than any in training.`]] : []);
+
 const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },
   notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).join(" ")))) : null);
 

@@ -442,7 +442,7 @@ const WORDS = [
 ];
 
 const words = () => section("words", "Words on this page", "One line for each term, and the roles of heads.",
-  el("dl", { class: "words" }, [...WORDS, ...Object.values(ROLES).map(([name, line]) => [`${name} head`, line])]
+  el("dl", { class: "words" }, [...WORDS, ...trainedWords(TRAINED, Math.max(data.tokens.length, data.source_tokens?.length ?? 0)), ...Object.values(ROLES).map(([name, line]) => [`${name} head`, line])]
     .map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
 
 // ---- the page

@@ -56,8 +56,7 @@ function wordLists(result) {
 
 // ---- tensors
 
-const OF_A_WHOLE = new Set(["carried", "recovered", "fraction", "share"]);
-const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derived[name] ?? result[name]), share: OF_A_WHOLE.has(name) }, sentence(name), said ? meaning(result, name) : "");
+const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
 
 // what the class of a result draws first is drawn at once; the others wait behind a heading
 const MOST_MAIN = 4;
@@ -139,8 +138,10 @@ const READING = [
   ["maps", "Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens."],
 ];
 
+const longestRead = () => Math.max(0, ...Object.values(data.reading?.tokens ?? {}).flat().map((row) => row.length));
+
 const reading = () => section("reading", "How to read this page", "One line for each convention.",
-  el("dl", { class: "words" }, READING.map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
+  el("dl", { class: "words" }, [...READING, ...trainedWords(TRAINED, longestRead())].map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
 
 function build() {
   const sections = [];

@@ -58,13 +58,6 @@ function keptEdges(result) {
   return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
 }
 
-// noise that takes nothing leaves nothing to bring back
-function traceView(result) {
-  const share = new Tensor(result.derived.share);
-  const told = share.labels("metric").filter((_, i) => share.pick("metric", i).values.every(Number.isNaN));
-  return told.length ? el("p", { class: "warning" }, `The noise does not lower the ${told.join(" or the ")} by more than two standard errors: there is nothing to bring back, and no share of it.`) : null;
-}
-
 // ---- what heads join: lists of tokens with a number, head by head
 
 // columns: [ids, names] of the tokens of an entry, in the order they are read in
@@ -89,8 +82,6 @@ const VIEWS = {
   SkipTrigrams: (result) => rankedTokens(result, "contribution", [["sources", "names"], ["destinations", "names"], ["outputs", "output_names"]]),
   TokenCircuits: (result) => el("div", { class: "stack" }, [["raised", "output_names"], ["lowered", "output_names"], ["sought", "names"]]
     .filter(([name]) => new Tensor(result[name]).values.length).map(([name, words]) => rankedTokens(result, name, [[`${name}_tokens`, words]]))),
-  CausalTrace: traceView,
-  TracesByRole: traceView,
   LensGrid: lensView,
   FlowRoutes: routesGraph,
   DirectLogitAttribution: componentsView,

@@ -10,7 +10,7 @@ from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesBy
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.terminal.matrix import label_of, matrix
-from glassformer.render.terminal.tables import NEGATIVE, QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table, tables
 
 # entries of a table; the smallest share that is more than nothing beside a whole of 1
 N_CELLS, LEAST = 6, 0.0005
@@ -40,7 +40,7 @@ def _(result: TracesByRole) -> RenderableType:
     n = result.values.size("prompt")
     title = Text.assemble((f"Causal traces of {n} prompts", STRONG), f"  noise on the subject costs {lost}")
     if not bool(result.share.values[0].isfinite().any()):
-        return Group(*spaced([title, Text(_not_lowered(str(metrics[0])), style=NEGATIVE)]))
+        return title
     share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
     maps = [
         section(
@@ -84,7 +84,6 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
     metrics = [str(name) for name in result.values.labels("metric")]
     told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
-    parts += [Text(_not_lowered(name), style=NEGATIVE) for i, name in enumerate(metrics) if i not in told]
     share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
     for i, kind in enumerate(share.labels("kind") if told else ()):
         at = {"metric": told[0], "kind": i}
@@ -92,13 +91,6 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
         picture = matrix(share.select(**at), "token \\ layer", scale=1.0, error=off.select(**at))
         parts.append(section(f"Restoring {_kind(kind)}: share of {metrics[told[0]]} brought back", *picture, *cells))
     return Group(*spaced(parts))
-
-
-def _not_lowered(metric: str) -> str:
-    return (
-        f"The noise does not lower the {metric} by more than two standard errors: there is nothing to bring back, and "
-        "no share of it. Try more noise, more samples or another subject."
-    )
 
 
 def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
