@@ -25,6 +25,7 @@ from glassformer.provenance import Note, distinct, gathered, length_note, outgro
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import numbered
 from glassformer.testing.models import subject
+from glassformer.trace import Foreign
 from pages import Opener
 from results import HEAD, sample
 
@@ -240,6 +241,15 @@ def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
         with pytest.raises(TextError, match="are unknown"):
             gf.run(*given)
         assert gf.run(*given, allow_unknown=True).logits is not None
+
+
+def test_a_foreign_module_reads_a_mostly_unknown_text_only_where_that_is_asked_for() -> None:
+    model = Foreign(torch.nn.Embedding(16, 4), tokenizer=word_tokenizer(["the cat sat on"]))
+    with pytest.raises(TextError, match="2 of 3 tokens are unknown to this model: dogs ran"):
+        gf.run(model, "the dogs ran")
+    found = gf.run(model, "the dogs ran", allow_unknown=True)
+    assert found.ids is not None and found.ids.shape == (1, len(found.tokens))
+    assert "2 of 3 tokens of the text are unknown" in said(found)
 
 
 def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path) -> None:
