@@ -67,6 +67,12 @@ BAD = {
     "explain 我吃了一个苹果": 'no model "我吃了一个苹果". A text comes after the model.',
     **{f"{verb} a --stream": f"--stream is not for {verb}: {why}." for verb, why in NOT_STREAMED.items()},
     "models nope": 'no shipped model "nope"',
+    "behaviour gpt-4l x --habits sinks sink": (
+        '--habits takes no "sink". Nearest: "sinks". Choices: sinks, suppression, stream-rank, long-context, '
+        "meaning-shift, short-circuit.\n"
+    ),
+    "route gpt-4l x --stack None": '--stack takes no "None". Choices: encoder, decoder.',
+    "generate gpt-4l x --specials of": '--specials takes no "of". Nearest: "off". Choices: default, on, off, in-text.',
 }  # fmt: skip
 
 
