@@ -68,7 +68,6 @@ def trace(
     """
     from glassformer import analysis
     from glassformer.analysis.prepare import prepare
-    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -97,9 +96,8 @@ def trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(read.shown(), largest(found, top))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
-    deliver("trace", loaded, asked, [found], output, read)
+    deliver("trace", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top)])
 
 
 def _window(model: "ModelLike", given: int | None) -> int:
