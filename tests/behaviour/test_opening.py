@@ -21,12 +21,12 @@ from glassformer import checkpoints, cli, weights
 from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import tensors
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
 from glassformer.data import bytes_tokenizer, published
 from glassformer.data.tokenizer import byte_alphabet
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.files import json_text, reading
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
 from waiting import in_seconds

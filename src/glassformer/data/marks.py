@@ -1,11 +1,21 @@
-"""Tokens that a reader must not take at face value: words a vocabulary lacks, and characters spelled byte by byte."""
+"""Tokens that a reader must not take at face value: words a vocabulary lacks, and characters spelled byte by byte.
+
+Of a text with some of them there is a note; one that is mostly such tokens is refused, unless that is allowed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glassformer.data.tokenizer import Tokenizer
+from glassformer.errors import TextError
+from glassformer.files.packaged import shipped, shipped_folder
+from glassformer.provenance import Note
 
+if TYPE_CHECKING:
+    from glassformer.data.tokenizer import Tokenizer
+
+# characters and words that a message names
+SHOWN = 8
 # UTF-8 gives no character more bytes
 LONGEST = 4
 
@@ -81,7 +91,7 @@ class Marks:
 UNMARKED = Marks()
 
 
-def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str]) -> Marks:
+def marks(tokenizer: "Tokenizer | None", ids: Sequence[int], texts: Sequence[str]) -> Marks:
     """Return what is odd about a row of tokens.
 
     Args:
@@ -100,7 +110,7 @@ def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str])
     return Marks(unknown, tuple(_spelled(tokenizer, ids, broken)), words, not tokenizer.is_bytes)
 
 
-def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
+def _spelled(tokenizer: "Tokenizer", ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
     found: list[Spelled] = []
     for first in broken:
         if found and first < found[-1].end:
@@ -114,3 +124,83 @@ def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) ->
                 found.append(Spelled(first, first + len(pieces), character, all(len(piece) == 1 for piece in pieces)))
                 break
     return found
+
+
+def mark_notes(found: Marks, side: str, model: str) -> tuple[Note, ...]:
+    """Return what must be known of tokens that are no words of the vocabulary: at most one note of each kind.
+
+    Args:
+        found: What is odd about them.
+        side: What they are: the text, a source.
+        model: The model's name.
+    """
+    notes: list[Note] = []
+    if found.unknown:
+        notes.append(
+            Note(
+                f"{len(found.unknown)} of {found.words} tokens of the {side} are unknown to this model.",
+                "It read one and the same token for all of them, so what it says cannot depend on which they were.",
+                "Use words that it knows.",
+            )
+        )
+    if found.by_bytes:
+        better = fitting_model("".join(one.character for one in found.by_bytes), model)
+        seen, meaning = _bytes_read(found, side)
+        notes.append(Note(seen, meaning, f"A shipped model that fits: {better}." if better else ""))
+    return tuple(notes)
+
+
+def _bytes_read(found: Marks, side: str) -> tuple[str, str]:
+    """Return in words which characters are spelled byte by byte, and what that means."""
+    characters = list(dict.fromkeys(one.character for one in found.by_bytes))
+    return (
+        f"{found.byte_tokens} of {found.words} tokens of the {side} are single bytes of characters: "
+        f"{_first(characters)}.",
+        "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to read "
+        "them.",
+    )
+
+
+def _first(words: Sequence[str]) -> str:
+    return " ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
+
+
+def check_known(tokenizer: "Tokenizer", text: str, ids: Sequence[int], model: str) -> None:
+    """Raise `TextError` if more than half of a text is unknown or unlearnt bytes; `model` is the model's name."""
+    # what has one byte per character is not spelled by bytes
+    if tokenizer.unk is None and text.isascii():
+        return
+    found = marks(tokenizer, ids, tokenizer.tokens(ids))
+    if found.mostly_unknown:
+        words = [text[first:end] for first, end in tokenizer.spans(text)]
+        unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
+        seen = f"{len(found.unknown)} of {found.words} tokens are unknown to this model: {_first(unknown)}"
+        meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
+    elif found.mostly_bytes:
+        seen, meaning = _bytes_read(found, "text")
+        otherwise = "Use characters that it has tokens for."
+    else:
+        return
+    better = fitting_model(text, model)
+    raise TextError(
+        f"{seen}\n    {meaning}\n    {f'A shipped model that fits: {better}.' if better else otherwise} "
+        "To run it all the same: allow_unknown=True, --allow-unknown."
+    )
+
+
+def fitting_model(text: str, other_than: str) -> str:
+    """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none."""
+    # which asks here what it does not know
+    from glassformer.data.tokenizer import FILE_NAME, Tokenizer
+
+    lengths: dict[str, int] = {}
+    for name in shipped():
+        folder = shipped_folder(name)
+        if name == other_than or not (folder / FILE_NAME).is_file():
+            continue
+        tokenizer = Tokenizer.load(folder)
+        ids = tokenizer.encode(text)
+        found = marks(tokenizer, ids, tokenizer.tokens(ids))
+        if not found.unknown and not found.spelled:
+            lengths[name] = len(ids)
+    return min(lengths, key=lambda name: lengths[name], default="")
