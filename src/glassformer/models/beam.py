@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.arguments import Exponent, Natural, checked
-from glassformer.config import require
+from glassformer.arguments import Count, Exponent, checked
 from glassformer.models.generate import (
     Prompts,
     begin,
@@ -61,7 +60,7 @@ def beam_search(
     *,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
-    n_beams: Natural = 4,
+    n_beams: Count = 4,
     length_penalty: Exponent = 0.6,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
@@ -84,10 +83,10 @@ def beam_search(
 
     Raises:
         TextError, TokenOutOfRange: As `generate`.
-        ConfigError: A width or a number of new tokens below 1.
+        WrongArgument: A width below 1.
+        ConfigError: A number of new tokens below 1.
         AnalysisUnavailable: Logits are NaN or infinite.
     """
-    require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
     given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
     tokens, lengths = padded(model, given, left=True)
