@@ -194,6 +194,13 @@ def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
     assert "holds a run of another recipe (different: steps)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("folder", ["[red]x", "[/]"])
+def test_the_bar_of_training_shows_the_name_of_its_folder_whatever_it_is(folder, capsys):
+    assert main(["train", "recipe.json", "--folder", folder]) == 0
+    (bar,) = [line for line in capsys.readouterr().err.splitlines() if "2/2" in line]
+    assert bar.startswith(f"{Path(folder)} ")
+
+
 def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):
     def interrupted(config, folder, **options):
         def report(progress):
