@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 from rich.text import Text
 
@@ -16,7 +15,6 @@ from glassformer.analysis.causal import CausalTrace, Patched, average_traces, ca
 from glassformer.analysis.uncertainty import mean
 from glassformer.cli import main
 from glassformer.labelled import Labelled
-from glassformer.render.page import results_page
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.matrix import NUMBERS, SHADES, matrix
 from glassformer.render.terminal.tables import BAR, bar, tables
@@ -156,32 +154,6 @@ def test_cells_that_are_not_sure_are_listed_faintly(trace: CausalTrace) -> None:
 def test_prompts_whose_noise_lowers_nothing_are_said_to_have_no_shares(trace: CausalTrace) -> None:
     shown = " ".join(lines(average_traces([shifted(trace, 0.2)] * 2)))
     assert f"{NOT_LOWERED} probability" in shown and "brought back" not in shown
-
-
-def caption(found: Any, *names: str) -> str:
-    """Return what is written below a figure, once it is drawn."""
-    figure = found.plot(*names)
-    FigureCanvasAgg(figure).draw()
-    return " ".join(figure.get_supxlabel().split())
-
-
-def test_a_figure_of_what_the_noise_does_not_lower_says_so_in_the_words_of_the_page(trace: CausalTrace) -> None:
-    nothing = shifted(trace, 0.2)
-    both = " or the ".join(str(name) for name in nothing.clean.labels("metric"))
-    for found in (nothing, average_traces([nothing] * 2)):
-        words = caption(found)
-        assert words.startswith(f"{NOT_LOWERED} {both} by more than") and found.plot().axes == []
-        assert words.partition(both)[2] in results_page(found) and words in " ".join(" ".join(lines(found)).split())
-        assert caption(found, "share") == words and caption(found, "values") == ""
-    assert caption(shifted(trace, -2.0)) == ""
-
-
-def test_a_figure_says_which_metric_has_no_share_below_those_that_have_one(trace: CausalTrace) -> None:
-    half, other = shifted(trace, -2.0), shifted(trace, 0.2)
-    for name in ("values", "corrupt"):
-        rows = torch.stack([getattr(one, name).values[i] for i, one in enumerate((half, other))])
-        half = half.replace(**{name: dataclasses.replace(getattr(half, name), values=rows)})
-    assert caption(half).startswith(f"{NOT_LOWERED} logit difference by") and half.plot().axes != []
 
 
 def test_a_bar_is_empty_at_nothing_and_never_longer_than_full() -> None:

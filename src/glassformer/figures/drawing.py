@@ -5,7 +5,6 @@ every second one is left out, and so on.
 """
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from glassformer.figures.colours import LIGHT, SERIES, Ramp
 
 MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
 LINE, SMALL, MEDIUM = 0.165, 8, 10  # inches that a line of small text takes; points
-PER_INCH = 14  # characters of small text
 MOST_BESIDE = 30  # characters of a label beside a bar
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
@@ -53,7 +51,7 @@ def columns_for(panels: int) -> int:
     return min(panels, 2) if panels <= 8 else 3
 
 
-def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, caption: str = "") -> Any:
+def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) -> Any:
     """Return a figure of labelled tensors, with several panels for one of more than two axes.
 
     Args:
@@ -61,16 +59,12 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, ca
         title: Written above all panels.
         overview: Average over prompts and samples, leave out what is defined nowhere, and if there are more maps than
             fit, draw the first and say so.
-        caption: Written below them; alone, where no number is defined.
 
     Raises:
         MissingExtra: matplotlib is not installed.
         ShapeMismatch: Nothing to draw, or more panels than anyone would look at.
     """
-    defined = [panel for panel in panels if _defined(panel.value)]
-    if caption and not defined:
-        return _figure([], title, caption)
-    defined = defined or panels
+    defined = [panel for panel in panels if _defined(panel.value)] or panels
     given = [_averaged(panel) for panel in defined] if overview else panels
     shown = [part for panel in given for part in _parts(panel, 1 if overview else 2)]
     if not shown:
@@ -83,7 +77,7 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, ca
         )
     if len(shown) > MOST_PANELS:
         title = f"{title} (the first {MOST_PANELS} of {len(shown)} maps)".strip()
-    return _figure(shown[:MOST_PANELS], title, caption)
+    return _figure(shown[:MOST_PANELS], title)
 
 
 def draw_on(axes: Any, panel: Panel) -> None:
@@ -102,19 +96,13 @@ def draw_on(axes: Any, panel: Panel) -> None:
     return _one_axis(axes, panel, numbers)
 
 
-def _figure(panels: list[Panel], title: str, caption: str) -> Any:
-    columns = columns_for(len(panels) or 1)
+def _figure(panels: list[Panel], title: str) -> Any:
+    columns = columns_for(len(panels))
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     heights = [max(_height(panel.value) for panel in row) for row in rows]
-    width = (6.4, 4.8 * 2, 3.9 * 3)[columns - 1]
-    below = textwrap.wrap(caption, int(PER_INCH * width))
-    figure = new_figure(width, sum(heights) + LINE * len(below) + (0 if rows else 0.6))
+    figure = new_figure((6.4, 4.8 * 2, 3.9 * 3)[columns - 1], sum(heights))
     if title:
         figure.suptitle(title, fontsize=MEDIUM + 2, parse_math=False)
-    if below:
-        figure.supxlabel("\n".join(below), fontsize=SMALL, parse_math=False)
-    if not rows:
-        return figure
     grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
     for r, row in enumerate(rows):
         for c, panel in enumerate(row):

@@ -135,7 +135,7 @@ class Result:
             ShapeMismatch: There is nothing to draw, or too much for one figure.
             UnknownAxis: There is no labelled field or property of a name.
         """
-        return figures.draw(self.panels(*names), self._title(), overview=not names, caption=self._caption(*names))
+        return figures.draw(self.panels(*names), self._title(), overview=not names)
 
     def panels(self, *names: str) -> list[figures.Panel]:
         """Return what `plot` draws, tensor by tensor; numbers without axes stand together."""
@@ -190,10 +190,6 @@ class Result:
     def _title(self) -> str:
         """Return what stands above a figure of the result."""
         return spaced(type(self).__name__)
-
-    def _caption(self, *names: str) -> str:
-        """Return what is said below a figure of some fields, asked for as in `plot`: why numbers are missing in it."""
-        return ""
 
     def _names(self, asked: Sequence[str]) -> list[str]:
         """Return the names to draw: those asked for, or those of the headline that this result has."""

@@ -106,9 +106,6 @@ class CausalTrace(Result):
     def _title(self) -> str:
         return f"Causal trace of {self.answer!r}"
 
-    def _caption(self, *names: str) -> str:
-        return nothing_lost(self.share) if "share" in (names or self.HEADLINE) else ""
-
     @property
     def _change(self) -> Labelled:
         corrupt = self.corrupt.values[:, None, None, None]
@@ -133,9 +130,6 @@ class TracesByRole(Result):
 
     def _title(self) -> str:
         return "Average indirect effect"
-
-    def _caption(self, *names: str) -> str:
-        return nothing_lost(self.share) if "share" in (names or self.HEADLINE) else ""
 
     @property
     def mean(self) -> Labelled:
@@ -317,17 +311,6 @@ def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
     whole = total.values.masked_fill(~lowered, torch.nan)
     beside = whole.reshape(-1, *(1,) * (change.values.ndim - 1))
     return dataclasses.replace(change, values=change.values / beside)
-
-
-def nothing_lost(share: Labelled) -> str:
-    """Return in words which metrics the noise does not lower, so that they have no shares; empty if it lowers all."""
-    told = [str(m) for m, of in zip(share.labels("metric"), share.values) if not bool(of.isfinite().any())]
-    if not told:
-        return ""
-    return (
-        f"The noise does not lower the {' or the '.join(told)} by more than two standard errors: there is nothing to "
-        "bring back, and no share of it."
-    )
 
 
 def _traced(model: ModuleLike, stack: str | None) -> Stack:

@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
-from glassformer.analysis.causal._tracing import nothing_lost
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.render.terminal.matrix import matrix
@@ -52,7 +51,7 @@ def _(result: TracesByRole) -> RenderableType:
     n = result.values.size("prompt")
     title = Text.assemble((f"Causal traces of {n} prompts", STRONG), f"  noise on the subject costs {lost}")
     if not bool(result.share.values[0].isfinite().any()):
-        return Group(*spaced([title, *_nothing_lost(result.share)]))
+        return Group(*spaced([title, Text(_not_lowered(str(metrics[0])), style=NEGATIVE)]))
     share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
     maps = [
         section(
@@ -96,7 +95,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
     metrics = [str(name) for name in result.values.labels("metric")]
     told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
-    parts += _nothing_lost(result.share)
+    parts += [Text(_not_lowered(name), style=NEGATIVE) for i, name in enumerate(metrics) if i not in told]
     share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
     for i, kind in enumerate(share.labels("kind") if told else ()):
         at = {"metric": told[0], "kind": i}
@@ -106,9 +105,11 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     return Group(*spaced(parts))
 
 
-def _nothing_lost(share: Labelled) -> list[Text]:
-    words = nothing_lost(share)
-    return [Text(f"{words} Try more noise, more samples or another subject.", style=NEGATIVE)] if words else []
+def _not_lowered(metric: str) -> str:
+    return (
+        f"The noise does not lower the {metric} by more than two standard errors: there is nothing to bring back, and "
+        "no share of it. Try more noise, more samples or another subject."
+    )
 
 
 def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
