@@ -67,6 +67,12 @@ BAD = {
     "explain 我吃了一个苹果": 'no model "我吃了一个苹果". A text comes after the model.',
     **{f"{verb} a --stream": f"--stream is not for {verb}: {why}." for verb, why in NOT_STREAMED.items()},
     "models nope": 'no shipped model "nope"',
+    "behaviour gpt-4l x --habits sinks sink": (
+        '--habits takes no "sink". Nearest: "sinks". Choices: sinks, suppression, stream-rank, long-context, '
+        "meaning-shift, short-circuit.\n"
+    ),
+    "route gpt-4l x --stack None": '--stack takes no "None". Choices: encoder, decoder.',
+    "generate gpt-4l x --specials of": '--specials takes no "of". Nearest: "off". Choices: default, on, off, in-text.',
 }  # fmt: skip
 
 
@@ -186,6 +192,13 @@ def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
     assert "Use .png, .svg or .pdf" in capsys.readouterr().err
     assert main(["train", "recipe.json", "--steps", "3"]) == 2
     assert "holds a run of another recipe (different: steps)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["[red]x", "[/]"])
+def test_the_bar_of_training_shows_the_name_of_its_folder_whatever_it_is(folder, capsys):
+    assert main(["train", "recipe.json", "--folder", folder]) == 0
+    (bar,) = [line for line in capsys.readouterr().err.splitlines() if "2/2" in line]
+    assert bar.startswith(f"{Path(folder)} ")
 
 
 def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):

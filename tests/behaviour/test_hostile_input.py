@@ -1,7 +1,10 @@
 """What nobody should give a command, case by case: numbers, names and texts that are refused in one plain sentence."""
 
 import fcntl
+import importlib
+import inspect
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -209,6 +212,46 @@ def test_a_console_leaves_it_to_the_command_how_a_closed_output_ends(monkeypatch
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
         Console().print("a")
+
+
+TEXT = "for i in range("
+# a line of each verb that writes documents; what parity reads has to be made first
+WRITING: dict[str, list[str]] = {
+    "explain": [TEXT],
+    "patch": ["--n", "2", "--sites", "z"],
+    "paths": ["--n", "2"],
+    "edges": ["--n", "2", "--verify", "2"],
+    "prune": ["--n", "2", "--threshold", "0.5"],
+    "trace": [TEXT, "--subject", "range", "--samples", "2"],
+    "attribute": [TEXT, "--method", "direct"],
+    "lens": [TEXT, "--train", "tuned.safetensors", "--steps", "0"],
+    "route": [TEXT],
+    "behaviour": [TEXT, "--habits", "sinks"],
+    "circuits": ["--rows", "2"],
+    "params": [],
+}
+LONG = {"circuits", "lens"}
+
+
+@pytest.mark.parametrize("verb", [pytest.param(one, marks=pytest.mark.full) if one in LONG else one for one in WRITING])
+def test_files_are_written_although_nobody_reads_what_is_printed(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb == "params" else ["json", "html"])}
+    asked = [word for flag, path in files.items() for word in (flag, str(path))]
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main([verb, "attn-only-1l", *WRITING[verb], *asked]) == 141, capsys.readouterr().err
+    json.loads(files["--json"].read_text(encoding="utf-8"))
+    assert verb == "params" or "</html>" in files["--html"].read_text(encoding="utf-8")
+    assert Path("tuned.safetensors").exists() == (verb == "lens")
+
+
+def test_there_is_a_line_of_every_verb_that_writes_documents() -> None:
+    def writes(verb: str) -> bool:
+        taken = inspect.signature(getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)).parameters
+        return "output" in taken or ("json" in taken and taken["json"].annotation is not bool)
+
+    assert {verb for verb in cli.VERBS if writes(verb)} == {*WRITING, "parity"}
 
 
 # --- standard input

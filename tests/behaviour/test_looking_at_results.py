@@ -27,6 +27,7 @@ from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
 from glassformer.labelled import Labelled, Result
 from glassformer.provenance import Note
 from glassformer.render.page import results_page
+from glassformer.render.terminal import lines
 from glassformer.render.viewing import framed
 from glassformer.testing.models import subject
 from pages import NASTY, Opener
@@ -229,6 +230,21 @@ def test_tokens_of_any_kind_can_be_drawn_and_are_told_apart() -> None:
 def test_spaces_around_a_token_are_seen() -> None:
     figure = sign(torch.rand(4), "pos", pos=["a", " a", "0: a", "final norm bias"]).plot()
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "·a", "0:·a", "final norm bias"]
+
+
+@pytest.mark.parametrize("second", ["outcome", "key"])
+def test_tables_show_names_as_they_are_and_the_spaces_of_tokens_as_signs(second: str) -> None:
+    named = {"condition": ["first key masked", "as it is"], "key": ["0: the", "source 1: a b"]}
+    coords = named | {"outcome": ["loss", "accuracy"]}
+    found = sign(torch.rand(2, 2) + 1, "condition", second, **{axis: coords[axis] for axis in ("condition", second)})
+    whole = "\n".join(lines(found)) + found._repr_html_()
+    assert "first key masked" in whole and "as it is" in whole
+    assert ("0:·the" in whole and "source 1:·a·b" in whole) == (second == "key") == ("·" in whole)
+
+
+def test_a_token_of_the_vocabulary_is_one_whatever_its_axis_is_called() -> None:
+    whole = "\n".join(lines(sign(torch.ones(2, 1), "source", "rank", source=["31: the", "L0 mlp"])))
+    assert "31:·the" in whole and "L0 mlp" in whole
 
 
 # ---- figures

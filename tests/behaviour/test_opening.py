@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
 from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
-from glassformer.checkpoints.packaged import CONFIG
-from glassformer.checkpoints.tensors import INDEX, WEIGHTS
+from glassformer.checkpoints import tensors
+from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
 from glassformer.data import bytes_tokenizer, published
 from glassformer.data.tokenizer import byte_alphabet
 from glassformer.errors import AnalysisUnavailable, CheckpointError
 from glassformer.files import json_text, reading
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
 from waiting import in_seconds
@@ -298,6 +300,25 @@ def test_a_file_that_says_it_is_empty_is_read_up_to_its_bound(tmp_path: Path, mo
     with pytest.raises(OSError, match="larger than the 9 bytes"):
         reading.read(path, 9)
     assert asked == [10]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_header_is_read_of_the_file_that_was_looked_at_whatever_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = theirs(tmp_path)
+
+    def replaced(path: Path, framework: str) -> Any:
+        found = safe_open(path, framework)
+        path.unlink()
+        _pipe(path)
+        return found
+
+    monkeypatch.setattr(tensors, "safe_open", replaced)
+    with in_seconds():
+        found = TensorFiles(place)
+        with pytest.raises(CheckpointError, match="no regular file"):
+            found.read(next(iter(found)))
 
 
 @pytest.mark.parametrize(("name", "most"), [(CONFIG, 2**26), (INDEX, 2**26), ("tokenizer.json", 2**29)])

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.analysis.reading import check_known, mark_notes, marked, rows_note, specials_note
+from glassformer.analysis.reading import marked, rows_note, specials_note
 from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
 from glassformer.data.batch import next_token_batch
+from glassformer.data.marks import mark_notes
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
@@ -66,7 +67,8 @@ def prepare(
     marks = marked(model, found.ids, found.token_rows)
     source = marked(model, found.source_ids, found.source_rows, of_source=True)
     of = "text" if found.source_ids is None else "target"
-    odd = *mark_notes(model, source, "source"), *mark_notes(model, marks, of)
+    name = getattr(model, "name", "")
+    odd = *mark_notes(source, "source", name), *mark_notes(marks, of, name)
     notes = distinct(found.notes, odd, rows_note(model, found.source_rows, found.token_rows))
     tell(notes)
     return dataclasses.replace(found, notes=notes, marks=marks, source_marks=source)
@@ -246,11 +248,9 @@ def encode(
     tokenizer = _tokenizer(model, specials, reading)
     if isinstance(model, Encoder):
         tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
-    ids = tokenizer.encode(text)
+    ids = tokenizer.read(text, allow_unknown=allow_unknown, model=getattr(model, "name", ""))
     if not ids:
         raise TextError("the text is empty: give at least one token.")
-    if not allow_unknown:
-        check_known(model, tokenizer, text, ids)
     begin, end = tokenizer.around(reading)
     return [*begin, *ids, *end]
 

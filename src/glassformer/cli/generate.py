@@ -101,7 +101,8 @@ def _read(model: Any, given: str | list[int], prompt: list[int], source: list[li
     import torch
 
     from glassformer.analysis.prepare import readable, said
-    from glassformer.analysis.reading import mark_notes, marked
+    from glassformer.analysis.reading import marked
+    from glassformer.data.marks import mark_notes
     from glassformer.models.generate import given_notes
 
     of_source = source is not None
@@ -109,7 +110,7 @@ def _read(model: Any, given: str | list[int], prompt: list[int], source: list[li
     rows = readable(model, ids, stack=model.source if of_source else None)
     odd, long = marked(model, ids, rows, of_source=of_source), given_notes(model, [len(prompt)], source)
     around = said(model, given, "source" if of_source else "prompt")
-    notes = (*around, *mark_notes(model, odd, "source" if of_source else "text"), *long)
+    notes = (*around, *mark_notes(odd, "source" if of_source else "text", model.name), *long)
     return TokensRead({"reads": rows}, notes, {"reads": odd})
 
 

@@ -114,18 +114,16 @@ def present(
     """
     from rich.text import Text
 
-    from glassformer.cli.console import Console
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.tables import STRONG
 
-    console, read, n = Console(), prompts.read(model), len(prompts.pairs)
+    read, n = prompts.read(model), len(prompts.pairs)
     about = f"  {n} pair{'s' * (n != 1)} of prompts: {prompts.name}"
-    console.print(Text.assemble((model.name, STRONG), about), read.shown())
+    shown = [Text.assemble((model.name, STRONG), about), read.shown()]
     for result in results:
         if not any(result is other for other in aside):
-            console.print()
-            console.print(largest(result, top))
-    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
+            shown += ["", largest(result, top)]
+    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read, shown=shown)
 
 
 def _pairs(model: "ModelLike", options: Prompts) -> Any:

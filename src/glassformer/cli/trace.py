@@ -66,11 +66,8 @@ def trace(
         save_to: Keep finished cells in this file; the same command goes on from it.
         seed: Of the noise.
     """
-    from rich.console import Group
-
     from glassformer import analysis
     from glassformer.analysis.prepare import prepare
-    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -99,9 +96,10 @@ def trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(Group(read.shown(), largest(found, top), read.further(found)))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
-    deliver("trace", loaded, asked, [found], output, read)
+    deliver(
+        "trace", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top), read.further(found)]
+    )
 
 
 def _window(model: "ModelLike", given: int | None) -> int:

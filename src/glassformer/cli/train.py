@@ -79,12 +79,12 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
     from glassformer.training import train as run_training
 
     console = Console(stderr=True)
-    columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
+    columns = ("loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
     bar = Progress(
-        TextColumn(columns[0]),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
-        *map(TextColumn, columns[1:]),
+        *map(TextColumn, columns),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),

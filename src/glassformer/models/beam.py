@@ -14,17 +14,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.arguments import Exponent, Natural, checked
-from glassformer.config import require
+from glassformer.arguments import Count, Exponent, checked
 from glassformer.models.generate import (
     Prompts,
     begin,
     given_notes,
-    ids_of,
     next_logits,
     outgrown_notes,
     padded,
     prompt_lengths,
+    read_texts,
     room_for,
 )
 from glassformer.models.model import ModelLike, require_model
@@ -61,11 +60,12 @@ def beam_search(
     *,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
-    n_beams: Natural = 4,
+    n_beams: Count = 4,
     length_penalty: Exponent = 0.6,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
     beyond_context: bool = False,
+    allow_unknown: bool = False,
 ) -> Beams:
     """Return the best continuations that a beam of width `n_beams` finds.
 
@@ -79,19 +79,20 @@ def beam_search(
         max_new_tokens: Longest continuation; by default 64, as far as the context has room.
         stop_ids: Tokens that end a continuation.
         beyond_context: As in `generate`.
+        allow_unknown: As in `generate`.
 
     Raises:
         TextError, TokenOutOfRange: As `generate`.
-        ConfigError: A width or a number of new tokens below 1.
+        WrongArgument: A width below 1.
+        ConfigError: A number of new tokens below 1.
         AnalysisUnavailable: Logits are NaN or infinite.
     """
-    require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
-    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
-    tokens, lengths = padded(model, prompts, left=True)
+    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
+    tokens, lengths = padded(model, given, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     batch, device = tokens.shape[0], tokens.device
-    state = begin(model, batch, source, source_lengths, beyond_context)
+    state = begin(model, batch, of_source, source_lengths, beyond_context)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
     prompt = prompt_lengths(tokens, lengths)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
@@ -120,7 +121,8 @@ def beam_search(
     ranked = tuple(beam.ranked() for beam in beams)
     # the last token of each was drawn behind the others
     grown = [(given, len(one.tokens) - 1) for given, row in zip(prompt, ranked) for one in row]
-    notes = distinct(given_notes(model, prompt, source, source_lengths), outgrown_notes(model, grown))
+    known = given_notes(model, prompt, of_source, source_lengths)
+    notes = distinct(unknown, known, outgrown_notes(model, grown))
     return Beams(ranked, notes)
 
 

@@ -77,6 +77,7 @@ def generate(
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
+    allow_unknown: bool = False,
 ) -> Generation:
     """Continue each prompt.
 
@@ -93,10 +94,12 @@ def generate(
         source_lengths: Real tokens per source row, when `source` is a tensor padded on the right.
         beyond_context: Go on beyond the context that the model is meant for, its `max_len`, where nothing in it ends
             there: what it says then is seldom of use.
+        allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of characters
+            that it learnt no token for.
 
     Raises:
         ConfigError: `max_new_tokens` is below 1.
-        TextError: An empty prompt, or more tokens than the model's context has room for.
+        TextError: An empty prompt, more tokens than the model's context has room for, or a text mostly unknown.
         TokenOutOfRange: An id outside the vocabulary.
 
     Example:
@@ -104,14 +107,13 @@ def generate(
         generate(model, ["def f(x):", "import"], GREEDY)
     """
     stops = frozenset(stop_ids)
-    prompts = ids_of(model, prompts)
     steps = list(
         stream(
             model, prompts, sampling, max_new_tokens=max_new_tokens, stop_ids=stop_ids, source=source,
-            source_lengths=source_lengths, beyond_context=beyond_context,
+            source_lengths=source_lengths, beyond_context=beyond_context, allow_unknown=allow_unknown,
         )
     )  # fmt: skip
-    rows = range(len(prompts))
+    rows = range(len(steps[0].tokens))
     tokens = tuple(tuple(t for step in steps if (t := step.tokens[row]) is not None) for row in rows)
     log_probs = tuple(tuple(p for step in steps if (p := step.log_probs[row]) is not None) for row in rows)
     stopped = tuple(len(row) > 0 and row[-1] in stops for row in tokens)
@@ -129,26 +131,24 @@ def stream(
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
+    allow_unknown: bool = False,
 ) -> Iterator[GenerationStep]:
     """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
     require_model(model, "generating text")
-    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
-    tokens, lengths = padded(model, prompts, left=True)
+    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
+    tokens, lengths = padded(model, given, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
-    state = begin(model, tokens.shape[0], source, source_lengths, beyond_context)
+    state = begin(model, tokens.shape[0], of_source, source_lengths, beyond_context)
     steps = _steps(model, tokens, lengths, state, sampling, new, frozenset(stop_ids))
-    return _noted(model, steps, prompt_lengths(tokens, lengths), source, source_lengths)
+    counts = prompt_lengths(tokens, lengths)
+    return _noted(model, steps, counts, (*unknown, *given_notes(model, counts, of_source, source_lengths)))
 
 
 def _noted(
-    model: Model,
-    steps: Iterator[GenerationStep],
-    prompts: Sequence[int],
-    source: Ids | None,
-    source_lengths: Tensor | None,
+    model: Model, steps: Iterator[GenerationStep], prompts: Sequence[int], notes: tuple[Note, ...]
 ) -> Iterator[GenerationStep]:
-    """Yield the steps, each with the notes that it is the first to deserve."""
-    notes, outgrown = given_notes(model, prompts, source, source_lengths), False
+    """Yield the steps, each with the notes that it is the first to deserve: `notes` are on what was given."""
+    outgrown = False
     for made, step in enumerate(steps):
         grown = [(prompt, made) for prompt, token in zip(prompts, step.tokens) if token is not None]
         if not outgrown and (found := outgrown_notes(model, grown)):
@@ -254,16 +254,29 @@ def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, 
     return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
 
 
-def ids_of(model: ModelLike, rows: Prompts, reading: Literal["opening", "source"] = "opening") -> Ids:
-    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are.
+def read_texts(
+    model: Model, prompts: Prompts, source: Prompts | None, allow_unknown: bool
+) -> tuple[Ids, Ids | None, tuple[Note, ...]]:
+    """Return prompts and sources as ids, and what must be known of words in them that the model does not.
 
     Raises:
-        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own.
+        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own, or
+            one is mostly unknown, which is not allowed.
     """
-    texts = [rows] if isinstance(rows, str) else rows
+    ids, notes = _ids_of(model, prompts, "opening", allow_unknown)
+    if source is None:
+        return ids, None, notes
+    of_source, more = _ids_of(model, source, "source", allow_unknown)
+    return ids, of_source, (*more, *notes)
+
+
+def _ids_of(
+    model: Model, rows: Prompts, reading: Literal["opening", "source"], allow_unknown: bool
+) -> tuple[Ids, tuple[Note, ...]]:
+    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are."""
+    texts: Any = [rows] if isinstance(rows, str) else rows
     if isinstance(texts, Tensor) or not any(isinstance(row, str) for row in texts):
-        return texts  # pyright: ignore[reportReturnType]
-    model = require_model(model, "generating text")
+        return texts, ()
     if reading == "opening" and model.source is not None:
         raise TextError(
             "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
@@ -273,7 +286,14 @@ def ids_of(model: ModelLike, rows: Prompts, reading: Literal["opening", "source"
     if tokenizer is None:
         raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
     begin, end = tokenizer.around(reading)
-    return [[*begin, *tokenizer.encode(row), *end] if isinstance(row, str) else list(row) for row in texts]
+    read = {
+        i: tokenizer.read(row, allow_unknown=allow_unknown, model=model.name)
+        for i, row in enumerate(texts)
+        if isinstance(row, str)
+    }
+    side = ("text" if reading == "opening" else reading) + "s" * (len(read) > 1)
+    ids = [[*begin, *read[i], *end] if i in read else list(row) for i, row in enumerate(texts)]
+    return ids, tokenizer.notes(read.values(), side, model.name)
 
 
 def padded(

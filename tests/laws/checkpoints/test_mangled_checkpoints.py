@@ -14,10 +14,10 @@ from safetensors.torch import load as parse, save as serialise
 from glassformer import checkpoints
 from glassformer.attention import Differential, Lightning, Linear, Rope
 from glassformer.checkpoints.own import TOKENIZER, digest_of, sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import MixtureConfig, TextConfig, bytes_tokenizer
 from glassformer.errors import GlassformerError
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block, repeat
 from glassformer.training import TrainConfig
 from tiny_runs import recipe

@@ -53,7 +53,7 @@ const unpackedEdges = (entry) => {
 };
 
 // what cutting an edge changed, where it was tried
-function keptEdges(result) {
+function circuitEdges(result) {
   const tried = new Map((result.log ?? []).map((p) => [p.edge.join(" → "), p.change]));
   return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
 }
@@ -86,5 +86,5 @@ const VIEWS = {
   FlowRoutes: routesGraph,
   DirectLogitAttribution: componentsView,
   EdgeAttribution: (result) => circuitGraph(unpackedEdges(result.effect)),
-  Acdc: (result) => circuitGraph(keptEdges(result)),
+  Acdc: (result) => circuitGraph(circuitEdges(result)),
 };

@@ -9,8 +9,18 @@ from rich.text import Text
 from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.terminal.matrix import label_of, matrix
-from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.terminal.matrix import matrix
+from glassformer.render.terminal.tables import (
+    QUIET,
+    STRONG,
+    bar,
+    label_of,
+    largest,
+    section,
+    table,
+    tables,
+    visible,
+)
 
 # entries of a table; the smallest share that is more than nothing beside a whole of 1
 N_CELLS, LEAST = 6, 0.0005
@@ -75,7 +85,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
             str(name), f"{float(result.clean.values[i]):.3f}", f"{float(corrupt.mean()):.3f}{spread}", f"{effect:+.2g}"
         )
     title = Text.assemble(
-        ("Causal trace of ", STRONG), (label_of(result.answer), STRONG), f" against {label_of(result.wrong)}"
+        ("Causal trace of ", STRONG), (visible(result.answer), STRONG), f" against {visible(result.wrong)}"
     )
     about = (
         f"noise of {result.noise:.3g} on the subject (*), {n} draw{'s' * (n != 1)}, seed {result.seed}; "
@@ -101,7 +111,7 @@ def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
         if axis in at and name:
             name += f"{letter}{at.pop(axis)}"
     bare = ("pos", "site", "role")
-    rest = [label_of(x, 32) if axis in bare else f"{axis} {label_of(x)}" for axis, x in at.items()]
+    rest = [label_of(axis, x, 32) if axis in bare else f"{axis} {label_of(axis, x)}" for axis, x in at.items()]
     return " ".join(filter(None, [name, *rest]))
 
 

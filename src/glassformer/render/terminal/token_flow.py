@@ -10,8 +10,8 @@ from glassformer.analysis.attribution import InputGradients, NeuronEffects, Sour
 from glassformer.analysis.token_flow import AverageRoutes, FlowRoutes, TokenFlow, ValueNorms
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.causal import spaced
-from glassformer.render.terminal.matrix import label_of, short
-from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table
+from glassformer.render.terminal.matrix import short
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, label_of, largest, section, table, visible
 
 N_TOKENS, N_EDGES = 12, 20
 METHODS = {
@@ -37,7 +37,8 @@ def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
     whole = result.values
     for q, query in enumerate(whole.labels("query")):
         what = "what moves" if result.method == "saliency" else "what adds to"
-        title = f"{METHODS[result.method]}: {what} the {result.metric_name} after {label_of(query)}"
+        where = label_of("query", query)
+        title = f"{METHODS[result.method]}: {what} the {result.metric_name} after {where}"
         at = whole.select(query=q)
         if "layer" in whole.axes:
             rows = [section(f"{title}, at {layer}", *_by_token(at.select(layer=i), top, signed=True))
@@ -95,7 +96,7 @@ def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
         ranked = shown.top(top, by_size=True)
         most = max((abs(value) for _, value in ranked), default=0.0)
         for (head, key), value in ranked:
-            grid.add_row(str(head), label_of(key), f"{value:+.3f}", bar(value, most))
+            grid.add_row(str(head), label_of("key", key), f"{value:+.3f}", bar(value, most))
         parts.append(section(f"{name} (logits, norms frozen)", grid))
     return Group(*spaced(parts))
 
@@ -122,7 +123,7 @@ def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> Rendera
     notes = [Text(f"{odd} layers explain nothing here and count as kept", style=QUIET)] if odd else []
     about = f"norms {result.norms}" if result.norms == "frozen" else "attention weights alone"
     title = f"{result.method.upper() if result.method == 'alti' else result.method.capitalize()} ({about})"
-    where = label_of(result.final.labels("query")[position])
+    where = label_of("query", result.final.labels("query")[position])
     return section(f"{title}: shares of position {where}", *_by_token(row, top), *notes)
 
 
@@ -136,8 +137,8 @@ def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> Rende
     most = max((value for _, value in ranked), default=0.0)
     for (head, key), value in ranked:
         other = float(weighted.values[index[0][head], index[1][key]])
-        grid.add_row(str(head), label_of(key), short(value), bar(value, most), short(other))
-    where = label_of(result.written.labels("query")[position])
+        grid.add_row(str(head), label_of("key", key), short(value), bar(value, most), short(other))
+    where = label_of("query", result.written.labels("query")[position])
     return section(f"Sizes of what heads bring to position {where}", grid)
 
 
@@ -149,7 +150,7 @@ def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[Renderab
     grid = table("token", "adds" if signed else "share", "", left=(0, 2))
     for i in chosen:
         x = float(values[i])
-        grid.add_row(label_of(labels[i], 24), f"{x:+.3f}" if signed else short(x, 3), bar(x, most, 32))
+        grid.add_row(label_of("key", labels[i], 24), f"{x:+.3f}" if signed else short(x, 3), bar(x, most, 32))
     if len(chosen) < len(values):
         rest = float(values.sum() - values[chosen].sum())
         number = f"{rest:+.3f}" if signed else short(rest, 3)
@@ -172,4 +173,4 @@ def _promise(result: InputGradients, q: int) -> Sequence[RenderableType]:
 
 def _node(label: str) -> str:
     place, _, token = label.partition(" | ")
-    return f"{place} {label_of(token, 14)}" if token else label
+    return f"{place} {visible(token, 14)}" if token else label
