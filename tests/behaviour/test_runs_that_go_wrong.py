@@ -124,6 +124,13 @@ def test_rates_that_are_not_finite_are_refused(name, number):
         OptimConfig(**{name: number})
 
 
+def test_a_rate_by_which_float32_cannot_be_updated_is_refused_and_the_largest_other_one_is_taken(tmp_path):
+    with pytest.raises(ConfigError, match="lr is too large for weights in float32: at most 3.4e\\+37, found 1e\\+38"):
+        OptimConfig(lr=1e38)
+    with pytest.raises(TrainingDiverged, match="optim.lr .now 3e.37."):
+        train(recipe(optim=STEEP.replace(lr=3e37)), tmp_path)
+
+
 def test_a_number_that_is_not_finite_is_refused_wherever_it_stands_in_a_recipe():
     layers = repeat(block(n_heads=2, norm=RmsNorm(eps=math.inf)), 2)
     with pytest.raises(ConfigError, match=r"train\.model\.layers\.0\..*eps must be a finite number, found inf"):

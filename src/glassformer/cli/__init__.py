@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = "".join(f": {words}" for words in interrupt.args)
         print(f"\nglassformer {verb}: interrupted{said}", file=sys.stderr)
         return 130
-    except (GlassformerError, OSError, UnicodeEncodeError) as error:
+    except (GlassformerError, OSError, UnicodeEncodeError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not (isinstance(error, GlassformerError) or _lacks_memory(error)):
+            raise
         if debug:
             traceback.print_exc()
         _complain(_reason(error), verb)
@@ -87,10 +89,12 @@ def _run(verb: str, arguments: list[str]) -> int:
     return 0
 
 
-def _reason(error: GlassformerError | OSError | UnicodeEncodeError) -> str:
+def _reason(error: GlassformerError | OSError | UnicodeEncodeError | MemoryError | RuntimeError) -> str:
     """Return what went wrong, in a sentence."""
     if isinstance(error, GlassformerError):
         return str(error)
+    if isinstance(error, MemoryError | RuntimeError):
+        return "not enough memory for what was asked. Ask for less at once: a shorter text, smaller batches."
     if isinstance(error, UnicodeEncodeError):
         character = error.object[error.start]
         return (
@@ -99,6 +103,14 @@ def _reason(error: GlassformerError | OSError | UnicodeEncodeError) -> str:
         )
     place = "the output" if error.filename is None else f'"{os.fsdecode(error.filename)}"'
     return f"{place} cannot be read or written: {error.strerror or error}."
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether memory is all that was missing: PyTorch has a class for that on accelerators, and a sentence on CPUs."""
+    # by name: this module does not load PyTorch
+    return type(error).__name__ == "OutOfMemoryError" or any(
+        words in str(error) for words in ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    )
 
 
 def _complain(message: str, verb: str = "") -> None:
