@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_a_model_whose_weights_are_not_finite_is_answered_in_valid_json_or_refus
             given = {name: copy.deepcopy(one) for name, one in call.arguments.items() if isinstance(one, nn.Module)}
             for spoilt in given.values():
                 draw.choice(list(spoilt.parameters())).data.view(-1)[0] = draw.choice([math.nan, math.inf])
-            found = trials.attempt(lambda: call(**given))
+            found = trials.attempt(partial(call, **given))
             if isinstance(found, Result):
                 json.loads(found.to_json(), parse_constant=_refused)
 
