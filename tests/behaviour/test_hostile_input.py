@@ -201,6 +201,17 @@ def test_an_output_that_takes_nothing_ends_a_command(
     assert found == code and said in told and told.count("\n") == bool(said)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["sites", "--help"]])
+def test_help_and_the_version_end_like_a_command_on_an_output_that_takes_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(OSError(28, "No space left on device"))
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(": the output cannot be read or written: No space left on device.\n")
+    output.fate = None
+
+
 class Closed(io.StringIO):
     """An output whose reader has gone."""
 

@@ -18,13 +18,16 @@ from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
+from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
+from glassformer.analysis.sweep import logit, sweep
 from glassformer.checkpoints import tensors
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
-from glassformer.data import bytes_tokenizer, published
+from glassformer.cli.train import train
+from glassformer.data import bytes_tokenizer, published, read_pairs
 from glassformer.data.tokenizer import byte_alphabet
-from glassformer.errors import AnalysisUnavailable, CheckpointError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError
 from glassformer.files import json_text, reading
 from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
@@ -274,6 +277,34 @@ def test_words_and_merges_that_are_special_or_too_large_are_refused(
     make(tmp_path / name)
     with in_seconds(), pytest.raises(CheckpointError, match=r"no regular file|larger than"):
         published(tmp_path)
+
+
+def _recipe(path: Path) -> None:
+    train(str(path), show=True)
+
+
+def swept(path: Path) -> Any:
+    return sweep(tiny(), [1, 2, 3], [[gf.Scale("L0H0.z", 0.0)]], logit(1), save_to=path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("make", [_pipe, _endless])
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("run", gf.Run.load),
+        ("lens", TunedLens.load),
+        ("rows", swept),
+        ("pairs.csv", read_pairs),
+        ("recipe.json", _recipe),
+    ],
+)
+def test_saved_results_pairs_and_recipes_that_are_no_regular_files_are_refused(
+    name: str, reads: Callable[[Path], Any], make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    with in_seconds(), pytest.raises(GlassformerError, match="no regular file"):
+        reads(tmp_path / name)
 
 
 def test_a_file_is_read_up_to_its_bound_and_no_further(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
 from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
-from glassformer.files import json_text, write
+from glassformer.files import json_text, opened, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
@@ -372,7 +372,7 @@ class Run(Mapping[str, Labelled]):
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
                 header = json.loads((file.metadata() or {})["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             sites = {

@@ -207,7 +207,7 @@ def token_ids(
             ids = torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
-    if ids.is_floating_point() or ids.is_complex() or ids.ndim not in (1, 2):
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
         raise ShapeMismatch(f"token ids are integers with axes `pos` or `batch pos`; found {kind}.")
     ids = torch.atleast_2d(ids).long()

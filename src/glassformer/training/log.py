@@ -38,9 +38,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(folder) / METRICS
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(f"{METRICS} is no regular file")
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in files.read_text(path, files.MOST_METRICS).splitlines()]
     except OSError as error:
         raise RunFolderError(
             f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.'

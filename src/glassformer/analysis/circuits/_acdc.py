@@ -15,6 +15,7 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -89,8 +90,9 @@ class Acdc(Result):
 
     @property
     def faithfulness(self) -> float:
-        """How far the circuit goes from the corrupt run (0) to the whole model (1)."""
-        return (self.cost - self.cost_empty) / (self.cost_full - self.cost_empty)
+        """How far the circuit goes from the corrupt run (0) to the whole model (1); NaN where the two cost the same."""
+        whole = self.cost_full - self.cost_empty
+        return (self.cost - self.cost_empty) / whole if whole else math.nan
 
     @property
     def nodes(self) -> list[str]:

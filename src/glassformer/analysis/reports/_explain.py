@@ -156,6 +156,7 @@ def _without_graph(run: Run) -> Run:
     return dataclasses.replace(run, sites=sites, logits=None if run.logits is None else run.logits.detach())
 
 
+@torch.enable_grad()
 def _inputs(run: Run, answer: int, against: int | None, at: int) -> InputAttribution:
     """Say what each token's vector does for the answer: gradient times input; the run is one of `_run_with_graph`.
 

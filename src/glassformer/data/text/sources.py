@@ -23,6 +23,7 @@ from typing import Any
 from glassformer.data.batch import hash64
 from glassformer.data.text.prose import distinct, paragraphs
 from glassformer.errors import DataError, MissingExtra, TextError, nearest
+from glassformer.files import opened
 
 STANDARD_LIBRARY = "python-stdlib"
 PACKAGE = "python-package:"
@@ -288,7 +289,8 @@ def read_text(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with opened(path) as file:
+            return file.read()
     except OSError as error:
         raise DataError(f'cannot read "{path}": {error.strerror or error}.') from error
 

@@ -199,3 +199,10 @@ def test_progress_counts_edges() -> None:
 def test_a_prefilter_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(AnalysisUnavailable, match="candidates=0"):
         acdc(induction_model(), *repetition(), threshold=1e-3, candidates=0)
+
+
+def test_where_both_prompts_cost_the_same_no_share_of_the_way_between_them_is_defined() -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    found = acdc_curve(induction_model(), (ids, ids), thresholds=[1e-3, 1.0])
+    assert found.faithfulness.values.isnan().all()
+    assert [circuit.cost_full - circuit.cost_empty for circuit in found.circuits] == [0, 0]
