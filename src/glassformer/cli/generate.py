@@ -100,9 +100,10 @@ def _read(model: Any, given: str | list[int], prompt: list[int], source: list[li
     """Return what is read before anything is generated, and what must be known of it."""
     import torch
 
-    from glassformer.analysis.prepare import readable, said
+    from glassformer.analysis.prepare import said
     from glassformer.analysis.reading import mark_notes, marked
     from glassformer.models.generate import given_notes
+    from glassformer.models.readable import readable
 
     of_source = source is not None
     ids = torch.tensor([prompt] if source is None else source)
