@@ -499,7 +499,7 @@ def run(
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     names = getattr(parts_of(model), "coordinate_names", ())
-    sites = {name: with_coordinates(tape[name], tape, name, labels, names) for name in tape}
+    sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,

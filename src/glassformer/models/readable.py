@@ -11,7 +11,7 @@ from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models.model import Model, ModuleLike
 from glassformer.models.padding import WHOLE, Padding
 from glassformer.numerics.indices import entries
-from glassformer.trace import Site, Tape, head_label, key_head_label
+from glassformer.trace import Request, Site, SiteTable, head_label, key_head_label
 
 
 @runtime_checkable
@@ -89,14 +89,19 @@ class PositionLabels:
             ]
         return self._known[source]
 
+    def along(self, site: Site, axis: str) -> list[list[Coordinate | None]]:
+        """Return those along an axis of positions of a site."""
+        return self.of(site.reads_source(axis))
 
-def with_coordinates(value: Labelled, tape: Tape, name: str, labels: PositionLabels, names: Sequence[str]) -> Labelled:
+
+def with_coordinates(
+    value: Labelled, request: Request | None, table: SiteTable, labels: PositionLabels, names: Sequence[str]
+) -> Labelled:
     """Name positions, heads and, where they have names, coordinates of the stream along the axes of a site.
 
     Positions of several rows, or of one that is padded, are named row by row.
     """
-    request = tape.requests.get(name)
-    site = None if request is None else tape.table[request.read.site]
+    site = None if request is None else table[request.read.site]
     if request is None or site is None or not site.axes or request.read.reduce is not None:
         return value
     coords: dict[str, Sequence[Coordinate]] = {}
@@ -104,7 +109,7 @@ def with_coordinates(value: Labelled, tape: Tape, name: str, labels: PositionLab
     at = request.read.at.where
     for axis in value.axes:
         if axis in ("pos", "query", "key"):
-            by_row = labels.of(site.reads_source(axis))
+            by_row = labels.along(site, axis)
             if "batch" in at:
                 by_row = [by_row[i] for i in entries(at["batch"], len(by_row), "batch")]
             if axis in at:
@@ -113,7 +118,7 @@ def with_coordinates(value: Labelled, tape: Tape, name: str, labels: PositionLab
             continue
         found: list[Coordinate] = list(names) if axis == "d_model" else []
         if axis in ("head", "kv_head") and site.layer is not None:
-            found = _head_labels(site, axis, tape.table)
+            found = _head_labels(site, axis, table)
         if axis in at and found:
             found = [found[i] for i in entries(at[axis], len(found), axis)]
         if found and len(found) == value.size(axis):

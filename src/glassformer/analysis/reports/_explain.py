@@ -40,7 +40,7 @@ from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
-from glassformer.models.generate import generable
+from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
 from glassformer.provenance import Note
 
