@@ -1,9 +1,14 @@
 """Steering and recording while a shipped model generates: texts in, texts and labelled values out."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import glassformer as gf
+from glassformer.cli import main
 from glassformer.errors import UnknownAxis, UnknownSite
 from glassformer.models import GREEDY, generate, stream
 
@@ -84,3 +89,105 @@ def test_edits_of_an_encoder_are_made_once_and_reach_every_word() -> None:
     for name, value in found.sites.items():
         torch.testing.assert_close(value.values, run[name].values, rtol=1e-4, atol=1e-4)
         assert value.coords == run[name].coords
+
+
+# the command line -----------------------------------------------------------------------------------------------------
+
+COMMAND = ["generate", "attn-only-2l", TEXTS[0], "--temperature", "0", "--max-new-tokens", "4"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main([*COMMAND, *options]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main([*COMMAND, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_the_command_ablates_and_steers_as_python_does(
+    model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    vectors = {"push": torch.randn(256, generator=torch.Generator().manual_seed(0)), "other": torch.zeros(256)}
+    save_file(vectors, tmp_path / "vectors.safetensors")
+    steer = f"blocks.0.resid_post={tmp_path / 'vectors.safetensors'}:push*-3.5"
+    edits = [gf.Scale("L1H6.z", 0.0), gf.Scale("blocks.0.attn.out", 0.0)]
+    edits += [gf.Add("blocks.0.resid_post", -3.5 * vectors["push"])]
+    for options, edit in (
+        (["--ablate", "L1H6", "blocks.0.attn.out", "--steer", steer], edits),
+        (["--ablate", "L1H6.z"], edits[:1]),
+        (["--steer", steer], edits[2:]),
+    ):
+        (text,) = generate(model, TEXTS[0], GREEDY, max_new_tokens=4, edit=edit).texts
+        assert printed(capsys, *options) == f"{TEXTS[0]}{text}\n"
+    plain = printed(capsys)
+    assert plain != printed(capsys, "--steer", steer)
+    beam = gf.models.beam_search(model, TEXTS[0], n_beams=1, max_new_tokens=4, edit=edits).best[0].tokens
+    words = ["generate", "attn-only-2l", TEXTS[0], "--max-new-tokens", "4", "--beams", "1"]
+    assert main([*words, "--ablate", "L1H6", "blocks.0.attn.out", "--steer", steer]) == 0
+    assert capsys.readouterr().out == f"{TEXTS[0]}{model.tokenizer.decode(beam)}\n"
+
+
+def test_a_file_of_one_tensor_needs_no_name_and_no_factor(
+    model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    token = model.tokenizer.encode("vector")[-1]
+    direction = model.unembed.weight[token].detach()
+    save_file({"any": 60 * direction / direction.norm()}, tmp_path / "one.safetensors")
+    assert (
+        printed(capsys, "--steer", f"blocks.1.resid_post={tmp_path / 'one.safetensors'}")
+        == f"{TEXTS[0]}{model.tokenizer.decode([token] * 4)}\n"
+    )
+
+
+def test_the_document_says_what_was_made_and_what_was_recorded(
+    model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, edit = tmp_path / "found.json", gf.Scale("L1H6.z", 0.0)
+    text = printed(capsys, "--ablate", "L1H6", "--read", "L1H5.pattern", "--json", str(path))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    (result,) = document["results"]
+    found = generate(model, TEXTS[0], GREEDY, max_new_tokens=4, edit=edit, read="L1H5.pattern")
+    assert document["given"] | {"ablate": ["L1H6"], "read": ["L1H5.pattern"]} == document["given"]
+    assert result["result"] == "Generation" and text == f"{TEXTS[0]}{result['texts'][0]}\n"
+    assert [tuple(row) for row in result["ids"]] == list(found.ids)
+    read = gf.Labelled.from_dict(result["sites"]["L1H5.pattern"])
+    assert read.axes == ("batch", "query", "key") and read.coords == found.sites["L1H5.pattern"].coords
+    torch.testing.assert_close(read.values, found.sites["L1H5.pattern"].values)
+
+
+def test_the_document_of_beams_holds_every_hypothesis(
+    model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["generate", "attn-only-2l", TEXTS[0], "--max-new-tokens", "3", "--beams", "2"]
+    assert main([*words, "--json", str(tmp_path / "beams.json")]) == 0
+    (result,) = json.loads((tmp_path / "beams.json").read_text())["results"]
+    found = gf.models.beam_search(model, TEXTS[0], n_beams=2, max_new_tokens=3)
+    assert [one["tokens"] for one in result["hypotheses"][0]] == [list(one.tokens) for one in found.hypotheses[0]]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--steer blocks.0.resid_post", "--steer takes SITE=FILE:NAME*FACTOR"),
+        ("--steer blocks.0.resid_pos={file}:a", 'Nearest: "blocks.0.resid_post"'),
+        ("--steer blocks.0.resid_post={file}", "holds 2 tensors: say which"),
+        ("--steer blocks.0.resid_post={file}:ab", 'no tensor "ab". Nearest: "a"'),
+        ("--steer blocks.0.resid_post={file}:a*much", "a factor, a number; found 'much'"),
+        ("--steer blocks.0.resid_post={file}.not:a", "cannot read a vector from"),
+        ("--steer blocks.0.resid_post={file}:table", 'fixed number of positions along "pos"'),
+        ("--ablate L1H9", 'no head "L1H9" in this model'),
+        ("--read L1H5.pattern", "give --json FILE"),
+        ("--read L1H5.patern --json found.json", 'Nearest: "L1H5.pattern"'),
+    ],
+)
+def test_a_slip_on_the_command_line_is_refused_before_anything_is_printed(
+    options: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"a": torch.ones(256), "table": torch.ones(1, 7, 256)}, "v.safetensors")
+    assert words in refused(capsys, *options.format(file="v.safetensors").split())
+    assert not Path("found.json").exists()

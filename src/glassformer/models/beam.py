@@ -8,7 +8,7 @@ are continuations is exhaustive search.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -49,6 +49,12 @@ class Beams:
 
     hypotheses: tuple[tuple[Hypothesis, ...], ...]
     notes: tuple[Note, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields."""
+        found = [[one._asdict() for one in row] for row in self.hypotheses]
+        notes = {"notes": [note.to_dict() for note in self.notes]} if self.notes else {}
+        return {"result": "Beams", "hypotheses": found} | notes
 
     @property
     def best(self) -> tuple[Hypothesis, ...]:

@@ -7,7 +7,7 @@ it would have alone. Nothing is remembered in the model.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -69,6 +69,13 @@ class Generation:
     ids: tuple[tuple[int, ...], ...] = ()
     texts: tuple[str, ...] = ()
     sites: Mapping[str, Labelled] = field(default_factory=dict[str, Labelled], compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields."""
+        fields = {name: getattr(self, name) for name in ("tokens", "log_probs", "stopped", "ids", "texts")}
+        sites = {"sites": {name: value.to_dict() for name, value in self.sites.items()}}
+        notes = {"notes": [note.to_dict() for note in self.notes]} if self.notes else {}
+        return {"result": "Generation"} | fields | sites | notes
 
     @property
     def trimmed(self) -> tuple[tuple[int, ...], ...]:
