@@ -174,6 +174,12 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("Labelled", gf.Labelled, lambda: {"values": VECTOR, "axes": ("d_model",)}),
             ("Tape", gf.Tape, lambda: {"model": model(), "read": ["*.z"]}),
             ("generate", models.generate, lambda: {"model": model(), "prompts": IDS, "max_new_tokens": 2}),
+            ("edited generate", models.generate, lambda: {
+                "model": model(), "prompts": [[1, 2, 3, 4], [5]], "max_new_tokens": 3, "sampling": models.GREEDY,
+                "edit": [gf.Add("blocks.0.resid_post", VECTOR, at=gf.At(pos=slice(2, None)))], "read": "*.pattern"}),
+            ("function generate", models.generate, lambda: {
+                "model": model(), "prompts": [[1, 2, 3, 4], [5]], "max_new_tokens": 3, "sampling": models.GREEDY,
+                "edit": {"blocks.0.resid_post": torch.neg}, "read": ["*.pattern"]}),
             ("beam_search", models.beam_search, lambda: {
                 "model": model(), "prompts": IDS, "max_new_tokens": 2, "n_beams": 2}),
             ("Sampling", models.Sampling, dict),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import figures
-from glassformer.analysis.coordinates import PositionLabels, name_positions, refuse_padding, with_coordinates
+from glassformer.analysis.coordinates import refuse_padding
 from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.analysis.reading import marked
@@ -29,6 +29,7 @@ from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
+from glassformer.models.readable import PositionLabels, name_positions, with_coordinates
 from glassformer.numerics.indices import one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
 from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, in_layers, parts_of
@@ -491,7 +492,7 @@ def run(
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     names = getattr(parts_of(model), "coordinate_names", ())
-    sites = {name: with_coordinates(tape[name], tape, name, labels, names) for name in tape}
+    sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import inspect
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, To
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.models.readable import readable
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, tell
 from glassformer.trace import Foreign
@@ -322,39 +322,6 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
         return -1
     found = (ids == mask).nonzero().flatten().tolist()
     return found[0] if found else -1
-
-
-def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE, stack: str | None = None) -> list[list[str]]:
-    """Return each row's real tokens as text, or as numbers if the model has no tokenizer.
-
-    They are tokens that a stack reads, by default the one that ends in the logits.
-    """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.tokenizer_of(stack) if isinstance(model, Model) else tokenizer, ids, padding)
-
-
-def readable_outputs(model: ModuleLike, ids: Tensor) -> list[list[str]]:
-    """Return each row's tokens as text, or as numbers, where they are tokens that logits are of."""
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.output_tokenizer if isinstance(model, Model) else tokenizer, ids)
-
-
-def _named(tokenizer: Any, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
-    rows: list[list[int]] = padding.real_rows(ids)
-    if not hasattr(tokenizer, "tokens"):
-        return [[str(i) for i in row] for row in rows]
-    # a model may have more rows in its embedding than its tokenizer has tokens
-    known = tokenizer.vocab_size
-    return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
-
-
-def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of ids; those that a model has beyond its tokenizer's tokens appear as `<id>`."""
-    known, parts = tokenizer.vocab_size, []
-    for beyond, some in itertools.groupby(ids, lambda id: id >= known):
-        run = list(some)
-        parts += [f"<{id}>" for id in run] if beyond else [tokenizer.decode(run)]
-    return "".join(parts)
 
 
 def translated(

@@ -162,7 +162,7 @@ def _name(model: "ModelLike", id: int) -> str:
     """Return what an output token is called."""
     import torch
 
-    from glassformer.analysis.prepare import readable_outputs
+    from glassformer.models.readable import readable_outputs
 
     return readable_outputs(model, torch.tensor([[id]]))[0][0]
 

@@ -126,8 +126,8 @@ def _averaged(
     model: "ModelLike", path: Path, columns: tuple[str, ...], role: str, fitting: bool, options: dict[str, Any]
 ) -> tuple[Any, TokensRead]:
     from glassformer import analysis
-    from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError
+    from glassformer.models.readable import readable
 
     kept = usable(model, pairs_in(path, columns), fitting)
     encoded = kept.encode(model, pad="right")

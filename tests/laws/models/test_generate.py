@@ -29,7 +29,7 @@ from glassformer.models import (
     sampling_steps,
     stream,
 )  # fmt: skip
-from glassformer.models.beam import select_rows
+from glassformer.models.passes import select_rows
 from glassformer.testing import close
 from glassformer.testing.models import subject
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
-from glassformer.analysis.prepare import answer_id, asked_position, readable_outputs
+from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
@@ -36,6 +36,7 @@ from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Model, ModuleLike, Stack, require_model
+from glassformer.models.readable import readable_outputs
 from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
 
