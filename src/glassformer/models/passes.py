@@ -73,10 +73,10 @@ class Passes:
             for name, edits in asked.edits.items()
         }
         self.recording = Recording(asked, model.coordinate_names) if asked.requests else None
-        self.carried = not asked.wanted or _is_carried(model, asked)
         # readable tokens of each row, as far as they were read and the row had not ended
         self.rows = readable(model, tokens, Padding(lengths, self.padded)) if self.recording else []
-        self.state = self._begin() if self.carried else None
+        # what earlier columns left behind; None if the whole text is read every time
+        self.state = self._begin() if self.is_plain or _is_carried(model, asked) else None
 
     @property
     def is_plain(self) -> bool:
