@@ -40,7 +40,7 @@ BAD = {
     "train nope": 'no recipe "nope"',
     "train attn-only-3l": 'Nearest: "attn-only-',
     "train missing.json": 'cannot read "missing.json": No such file',
-    "train folder.json": "Is a directory",
+    "train folder.json": "it is no regular file",
     "train latin.json": "it is not UTF-8",
     "train broken.json": "not valid JSON",
     "train recipe.json --set optim.lrr=1": 'no field "lrr". Nearest: "optim.lr". Fields: lr, schedule',

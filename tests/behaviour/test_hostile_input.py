@@ -240,20 +240,21 @@ WRITING: dict[str, list[str]] = {
     "behaviour": [TEXT, "--habits", "sinks"],
     "circuits": ["--rows", "2"],
     "params": [],
+    "generate": [TEXT, "--max-new-tokens", "2"],
 }
-LONG = {"circuits", "lens"}
+LONG, WITHOUT_PAGE = {"circuits", "lens"}, {"params", "generate"}
 
 
 @pytest.mark.parametrize("verb", [pytest.param(one, marks=pytest.mark.full) if one in LONG else one for one in WRITING])
 def test_files_are_written_although_nobody_reads_what_is_printed(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb == "params" else ["json", "html"])}
+    files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb in WITHOUT_PAGE else ["json", "html"])}
     asked = [word for flag, path in files.items() for word in (flag, str(path))]
     monkeypatch.setattr(sys, "stdout", Closed())
     assert main([verb, "attn-only-1l", *WRITING[verb], *asked]) == 141, capsys.readouterr().err
     json.loads(files["--json"].read_text(encoding="utf-8"))
-    assert verb == "params" or "</html>" in files["--html"].read_text(encoding="utf-8")
+    assert verb in WITHOUT_PAGE or "</html>" in files["--html"].read_text(encoding="utf-8")
     assert Path("tuned.safetensors").exists() == (verb == "lens")
 
 

@@ -234,7 +234,7 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
     model = subject("translator_apart").model
     model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
-    assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
+    assert "1 of 3 tokens of the source is unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
 
 
 def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
@@ -276,7 +276,7 @@ def test_generation_refuses_mostly_unknown_texts_as_a_run_does_and_notes_those_t
         assert "2 of 6 tokens of the texts are unknown to this model" in said(found)
     for found in continuations(model, "the cat ran"):
         assert said(found) == said(gf.run(model, "the cat ran")).split("\n")[-1]
-        assert "1 of 3 tokens of the text are unknown" in said(found)
+        assert "1 of 3 tokens of the text is unknown" in said(found)
     for found in continuations(model, ["the cat", "sat on the cat"]):
         assert found.notes == ()
 
