@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import files
+from glassformer.arguments import checked
 from glassformer.errors import RunFolderError
 from glassformer.files import json_text
 
@@ -30,6 +31,7 @@ def forget_after(folder: Path, step: int) -> None:
             files.write(path, until(path.read_text(encoding="utf-8", errors="replace"), step))
 
 
+@checked
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Return the lines of a run's (or a shipped model's) metrics.jsonl.
 

@@ -31,11 +31,12 @@ from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
 from glassformer.analysis.sweep._plan import Donor, EditLike, grid
 from glassformer.analysis.uncertainty import mean, standard_error
-from glassformer.arguments import Amount, Count
+from glassformer.arguments import Amount, Count, Several, checked
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Model, ModuleLike, Stack, require_model
+from glassformer.models.embedding import require_ids
 from glassformer.models.readable import readable_outputs
 from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
@@ -267,16 +268,19 @@ def causal_trace(
     )  # fmt: skip
 
 
+@checked
 def subject_deviation(
-    model: ModuleLike, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+    model: ModuleLike, subjects: Several[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
-    embed = built.embeddings[stack or next(iter(built.stacks))]
+    embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]
+    require_ids(ids[None], embed.vocab_size)
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
+@checked
 def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
     """Average the traces of several prompts by role: before, first, middle and last subject token, next, further, last.
 

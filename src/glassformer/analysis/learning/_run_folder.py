@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import checkpoints, files
+from glassformer.arguments import checked
 from glassformer.checkpoints import run_steps
 from glassformer.data import Batch, Data, DataConfig, Tokenizer
 from glassformer.data.batch import vocabularies_of
@@ -100,6 +101,7 @@ def history_of(given: Any) -> History:
     return read_history(given)
 
 
+@checked
 def read_history(folder: str | Path) -> History:
     """Read a run folder.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import answer_id
+from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
@@ -70,26 +71,31 @@ MetricLike = Metric | Callable[[Tensor], Tensor] | str
 MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 
+@checked
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer"."""
     return Metric("logit", _at, (answer,), pos)
 
 
+@checked
 def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer less that of the wrong one": linear in the final stream."""
     return Metric("logit difference", lambda logits, a, b: _at(logits, a) - _at(logits, b), (answer, wrong), pos)
 
 
+@checked
 def probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "probability of the answer"; it saturates, and hides what pushes a likely answer down."""
     return Metric("probability", lambda logits, a: _at(_log_probs(logits), a).exp(), (answer,), pos)
 
 
+@checked
 def log_probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "log-probability of the answer", in nats."""
     return Metric("log-probability", lambda logits, a: _at(_log_probs(logits), a), (answer,), pos)
 
 
+@checked
 def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "rank of the answer": 1 is the likeliest; ties do not count."""
 
@@ -99,6 +105,7 @@ def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
     return Metric("rank", rank, (answer,), pos)
 
 
+@checked
 def accuracy(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "accuracy": 1 where the answer is likelier than every other token, else 0; ties are 0."""
 
@@ -149,6 +156,7 @@ def metric_named(
     return OF_ANSWERS[name](*tokens, pos=pos)
 
 
+@checked
 def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -1) -> Metric:
     """Return the metric KL(reference || row) of next-token distributions, in nats.
 
@@ -172,6 +180,7 @@ def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -
     return Metric("KL divergence", divergence, (), pos)
 
 
+@checked
 def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = None) -> Metric:
     """Return the metric "mean cross-entropy per prompt", in nats.
 
@@ -188,6 +197,7 @@ def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = N
     return Metric("loss", loss, (), None)
 
 
+@checked
 def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
     """Return the metric "cross-entropy of each token" in nats, which keeps the axis `pos`.
 
