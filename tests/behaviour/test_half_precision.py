@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
@@ -55,6 +56,7 @@ def test_a_documented_command_works_on_a_model_in_half_precision(
 ) -> None:
     monkeypatch.setattr(OwnFolder, "loaded_as", lambda self, stored: dtype)
     monkeypatch.chdir(tmp_path)
+    save_file({"joy": torch.zeros(256), "raising": torch.zeros(256)}, "vectors.safetensors")
     words = shlex.split(line)
     if "--pairs" not in words and "--clean" not in words:
         words += FEW.get(words[0], "").split()

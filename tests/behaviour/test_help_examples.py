@@ -74,7 +74,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     checkpoints.save(model, "my-model")
     pair = {"clean": "a = b", "corrupt": "a = c", "answer": " b", "wrong": " c"}
     Path("pairs.csv").write_text(",".join(pair) + "\n" + ",".join(pair.values()) + "\n")
-    Path("pairs.jsonl").write_text(json.dumps(pair | {"roles": {"first": [0, 1]}}) + "\n")
+    call = "def read(path, {}):\n    return open(path,"
+    told = {"clean": call.format("mode"), "corrupt": call.format("size"), "answer": " mode", "wrong": " size"}
+    Path("pairs.jsonl").write_text(json.dumps(told | {"roles": {"first": [15, 19]}}) + "\n")
     train(recipe(steps=2), Path("runs/attn-only-2l"))
     text = TextConfig(sources=("notes",), vocab_size=257, heldout=0.4)
     data = Planted(2, 12, text=text, counts=(0, 2), per_count=2, prefix=3, suffix=3, over=4)

@@ -247,6 +247,13 @@ def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
         assert gf.run(*given, allow_unknown=True).logits is not None
 
 
+def test_ids_beyond_the_tokenizer_stand_beside_unknown_words() -> None:
+    tokenizer = word_tokenizer(["the cat sat on"])
+    ids = [*tokenizer.encode("the dogs"), tokenizer.vocab_size + 3]
+    found = marks(tokenizer, ids, ["the", "<unk>", "<12>"])
+    assert found.unknown == (1,) and found.text.startswith("the")
+
+
 def test_a_foreign_module_reads_a_mostly_unknown_text_only_where_that_is_asked_for() -> None:
     model = Foreign(torch.nn.Embedding(16, 4), tokenizer=word_tokenizer(["the cat sat on"]))
     with pytest.raises(TextError, match="2 of 3 tokens are unknown to this model: dogs ran"):

@@ -111,7 +111,9 @@ def marks(tokenizer: "Tokenizer | None", ids: Sequence[int], texts: Sequence[str
         return UNMARKED
     words = [id for id in ids if id not in tokenizer.specials or id == tokenizer.unk]
     spelled = tuple(_spelled(tokenizer, ids, broken))
-    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, tokenizer.decode(words))
+    # a model may have more ids than its tokenizer has tokens
+    text = tokenizer.decode([id for id in words if id < tokenizer.vocab_size])
+    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, text)
 
 
 def _spelled(tokenizer: "Tokenizer", ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
