@@ -10,6 +10,7 @@ from glassformer.checkpoints import folder_of, shipped
 from glassformer.data import UNMARKED, Marks, Tokenizer, marks
 from glassformer.errors import TextError
 from glassformer.provenance import Note, length_note
+from glassformer.words import Sentence, sentence
 
 SHOWN = 8
 
@@ -39,26 +40,40 @@ def mark_notes(model: Any, found: Marks, side: str = "text") -> tuple[Note, ...]
     if found.unknown:
         notes.append(
             Note(
-                f"{len(found.unknown)} of {found.words} tokens of the {side} are unknown to this model.",
-                "It read one and the same token for all of them, so what it says cannot depend on which they were.",
-                "Use words that it knows.",
+                sentence(
+                    "{n} of {all} tokens of the {side} are unknown to this model.",
+                    n=len(found.unknown),
+                    all=found.words,
+                    side=sentence(side),
+                ),
+                sentence(
+                    "It read one and the same token for all of them, so what it says cannot depend on which they were."
+                ),
+                sentence("Use words that it knows."),
             )
         )
     if found.by_bytes:
         better = fitting_model("".join(one.character for one in found.by_bytes), getattr(model, "name", ""))
         seen, meaning = _bytes_read(found, side)
-        notes.append(Note(seen, meaning, f"A shipped model that fits: {better}." if better else ""))
+        notes.append(Note(seen, meaning, sentence("A shipped model that fits: {name}.", name=better) if better else ""))
     return tuple(notes)
 
 
-def _bytes_read(found: Marks, side: str) -> tuple[str, str]:
+def _bytes_read(found: Marks, side: str) -> tuple[Sentence, Sentence]:
     """Return in words which characters are spelled byte by byte, and what that means."""
     characters = list(dict.fromkeys(one.character for one in found.by_bytes))
     return (
-        f"{found.byte_tokens} of {found.words} tokens of the {side} are single bytes of characters: "
-        f"{_first(characters)}.",
-        "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to read "
-        "them.",
+        sentence(
+            "{n} of {all} tokens of the {side} are single bytes of characters: {characters}.",
+            n=found.byte_tokens,
+            all=found.words,
+            side=sentence(side),
+            characters=_first(characters),
+        ),
+        sentence(
+            "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to "
+            "read them."
+        ),
     )
 
 

@@ -67,6 +67,7 @@ def explain(
     from glassformer.render.terminal import largest, show
     from glassformer.render.terminal.explanation import N_COMPONENTS
     from glassformer.render.terminal.tables import noted
+    from glassformer.words import spoken
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
@@ -80,7 +81,6 @@ def explain(
         show(found, console)
     else:
         console.print(largest(found, N_COMPONENTS))
-        console.print(
-            "--all shows the rest: the logit lens, the way from text to answer, sampling.", *noted(found.notes)
-        )
+        rest = spoken("--all shows the rest: the logit lens, the way from text to answer, sampling.")
+        console.print(rest, *noted(found.notes))
     write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))

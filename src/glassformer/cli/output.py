@@ -9,6 +9,7 @@ from glassformer.cli.options import Output
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, json_text, write
+from glassformer.words import spoken
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -81,9 +82,9 @@ def write_documents(output: Output, text: Callable[[], str], page: Callable[[], 
         page: Gives the page.
     """
     if output.json is not None:
-        say(f"JSON: {write(output.json, text()).absolute()}")
+        say(spoken("JSON: {path}", path=write(output.json, text()).absolute()))
     if output.html is not None:
-        say(f"page: {write(output.html, page()).absolute()}")
+        say(spoken("page: {path}", path=write(output.html, page()).absolute()))
 
 
 def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:

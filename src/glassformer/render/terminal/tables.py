@@ -16,6 +16,7 @@ from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Labelled, Result, spaced
 from glassformer.provenance import Note
+from glassformer.words import spoken
 
 BAR, MOST, MOST_TOKENS, WIDE = 16, 8, 120, 6
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
@@ -89,13 +90,14 @@ def show(result: Result, console: Console | None = None) -> None:
 
 def context_of(model: ModelFacts) -> str:
     """Return how many tokens a model takes, and how many its training gave it at once."""
-    trained = f", trained on {model.trained_length:,}" if model.trained_length is not None else ""
-    return f"context of {model.max_len:,} tokens{trained}"
+    if model.trained_length is None:
+        return spoken("context of {n:,} tokens", n=model.max_len)
+    return spoken("context of {n:,} tokens, trained on {trained:,}", n=model.max_len, trained=model.trained_length)
 
 
 def noted(notes: Iterable[Note]) -> list[Text]:
     """Return notes as lines."""
-    return [Text(f"Note: {note}", style=QUIET) for note in notes]
+    return [Text(spoken("Note: {note}", note=note), style=QUIET) for note in notes]
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:
@@ -120,7 +122,7 @@ def numbered(name: str, tokens: Sequence[str], marks: Marks | None = None) -> Te
     i = 0
     while i < len(tokens):
         if i >= MOST_TOKENS // 2 and (left_out := len(tokens) - MOST_TOKENS // 2 - i) > 0 and len(tokens) > MOST_TOKENS:
-            line.append(f" … {left_out} more …", style=QUIET)
+            line.append(spoken(" … {n} more …", n=left_out), style=QUIET)
             i += left_out
             while any(one.first < i < one.end for one in odd.spelled):
                 i += 1
