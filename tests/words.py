@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from every_result import classes
+from glassformer.labelled import spaced
+
 SPEAKERS = ("spoken", "spoken_each", "sentence")
 SOURCE = Path(__file__).parents[1] / "src" / "glassformer"
 # one literal, and what may follow it within the same argument
@@ -16,13 +19,7 @@ def said() -> set[str]:
     """Return every template that is said anywhere."""
     python = {words for path in SOURCE.rglob("*.py") for words in said_in_python(path.read_text(encoding="utf-8"))}
     scripts = {words for path in SOURCE.rglob("*.js") for words in said_in_script(path.read_text(encoding="utf-8"))}
-    return {
-        words for words in python | scripts if re.search(r"\w", re.sub(r"\{.*?\}", "", words)) or words in PUNCTUATION
-    }
-
-
-# what joins words, which Chinese writes otherwise
-PUNCTUATION = {", ", ". ", ".", ": ", " ", "{one}; {other}", "{parts}.", "{role}: {meaning}"}
+    return (python | scripts) - {""}
 
 
 def said_in_python(source: str) -> Iterator[str]:
@@ -50,7 +47,8 @@ def literals_of_first_argument(rest: str) -> Iterator[str]:
     depth, at = 0, 0
     while True:
         if literal := _LITERAL.match(rest, at):
-            yield literal[1]
+            if depth == 0:
+                yield literal[1]
             at = literal.end()
             continue
         character = rest[at]
@@ -58,3 +56,11 @@ def literals_of_first_argument(rest: str) -> Iterator[str]:
             return
         depth += (character in "([{") - (character in ")]}")
         at += 1
+
+
+def names_of_results() -> set[str]:
+    """Return what views make of the names of results and of what each draws first: `CausalTrace` and `kl_bits`."""
+    kinds = classes()
+    return {spaced(kind.__name__) for kind in kinds} | {
+        name.replace("_", " ") for kind in kinds for name in kind.headline_names()
+    }

@@ -3,23 +3,25 @@
 import json
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
+import reports
+import results
 import runtime_checks
 from explanations import sample
 from glassformer.cli import main
 from glassformer.errors import WrongArgument
 from glassformer.provenance import length_note
-from glassformer.render.page import explanation_page
+from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.terminal import lines
 from glassformer.words import Sentence, listed, sentence, speaking, spoken, table
 from pages import Opener, open_everything
-from words import said
+from words import names_of_results, said
 
 CHINESE = table("zh")
 # what Chinese texts on machine learning write in Latin letters; names of mechanisms, norms and activations in code; of
@@ -45,8 +47,8 @@ def english_in(texts: Iterable[str], *names: str) -> list[str]:
 
 
 def test_every_word_that_is_said_is_in_the_table_and_the_table_holds_no_other() -> None:
-    used = said()
-    assert len(used) > 300
+    used = said() | names_of_results()
+    assert len(used) > 900
     assert sorted(used - set(CHINESE)) == []
     assert sorted(set(CHINESE) - used) == []
 
@@ -60,11 +62,11 @@ def test_chinese_sentences_have_the_slots_of_the_english_ones() -> None:
 
 def test_a_sentence_is_english_and_is_said_in_the_language_that_is_spoken_with_those_inside_it() -> None:
     attention = sentence("{kind} attention", kind="softmax")
-    whole = listed([sentence("{attention}, {n} heads of {size}", attention=attention, n=4, size=16), "own"])
-    assert whole == "softmax attention, 4 heads of 16; own"
-    assert {str(whole): 1} == {"softmax attention, 4 heads of 16; own": 1}
+    whole = listed([sentence("{attention}, {n} heads of {size}", attention=attention, n=4, size=16), "untold"])
+    assert whole == "softmax attention, 4 heads of 16; untold"
+    assert {str(whole): 1} == {"softmax attention, 4 heads of 16; untold": 1}
     with speaking("zh"):
-        assert spoken(whole) == "softmax 注意力，4 个 16 维的头；own"
+        assert spoken(whole) == "softmax 注意力，4 个 16 维的头；untold"
         with speaking("en"):
             assert spoken(whole) == whole
     assert spoken(whole) == whole
@@ -105,8 +107,8 @@ def test_the_terminal_explains_in_chinese(name: str) -> None:
 TEXTS = """() => {
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [document.title];
     while (walker.nextNode()) {
-        const node = walker.currentNode;
-        if (!node.parentElement.closest("script, style, .token, .of dd, [lang=und]")) found.push(node.textContent);
+        const {parentElement: parent, textContent: text} = walker.currentNode;
+        if (!parent.closest("script, style, .token, code, .of dd, [lang=und]")) found.push(text);
     }
     for (const name of ["title", "aria-label", "aria-roledescription"])
         for (const element of document.querySelectorAll(`[${name}]`)) found.push(element.getAttribute(name));
@@ -133,6 +135,34 @@ def test_the_page_explains_in_chinese(opened: Opener, name: str) -> None:
 def test_a_narrow_chinese_page_scrolls_only_downwards(opened: Opener) -> None:
     shown: Page = opened(lambda path: sample("translation").html(path, lang="zh"), width=360)
     assert shown.evaluate("document.documentElement.scrollWidth") == 360
+
+
+# fields and their descriptions are English beside these words
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("heading", "make"),
+    [
+        ("各头的角色", lambda: circuits_page(reports.sample("gpt").to_dict())),
+        ("激活修补", lambda: results_page(results.sample("patching"), results.HEAD)),
+        ("逐处透镜", lambda: results_page(results.sample("lens"), results.HEAD)),
+        ("信息流路线", lambda: results_page(results.sample("routes"), results.HEAD)),
+        ("ACDC：留下的电路", lambda: results_page(results.sample("pruning"), results.HEAD)),
+        ("直接 logit 归因", lambda: results_page(results.sample("direct"), results.HEAD)),
+    ],
+)
+def test_no_words_of_the_table_are_english_on_other_pages(
+    opened: Opener, heading: str, make: Callable[[], str]
+) -> None:
+    def write(path: Path) -> None:
+        with speaking("zh"):
+            path.write_text(make(), encoding="utf-8")
+
+    shown = opened(write)
+    open_everything(shown)
+    texts = shown.evaluate(TEXTS)
+    assert any(heading in text for text in texts)
+    # descriptions hold code, with a space or a full stop behind it
+    assert [text for text in texts if CHINESE.get(text, text) != text and text not in (" ", ".")] == []
 
 
 def dictionary(page: str) -> dict[str, str]:

@@ -45,10 +45,13 @@ def sentence(template: str, /, **values: Any) -> Sentence:
     return made
 
 
-def listed(parts: Sequence[str]) -> Sentence:
-    """Return parts as one sentence, with semicolons between."""
-    whole = [part if isinstance(part, Sentence) else sentence(part) for part in parts]
-    return functools.reduce(lambda one, other: sentence("{one}; {other}", one=one, other=other), whole)
+def listed(parts: Sequence[str], *, commas: bool = False) -> Sentence:
+    """Return parts as one sentence, with semicolons between, or commas."""
+
+    def joined(one: Sentence, other: Sentence) -> Sentence:
+        return sentence("{one}, {other}" if commas else "{one}; {other}", one=one, other=other)
+
+    return functools.reduce(joined, (part if isinstance(part, Sentence) else sentence(part) for part in parts))
 
 
 def spoken(words: str, /, **values: Any) -> str:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from glassformer.files import json_text
-from glassformer.labelled import Result
+from glassformer.labelled import Result, spaced
 from glassformer.render.page.colours import colour_script, colour_style
 from glassformer.render.page.results import results_document
 from glassformer.words import Sentence, language, spoken, table
@@ -79,9 +79,11 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
         ConfigError: There is no result, or something else among them.
     """
     document = results_document(results, head)
-    kinds = list(dict.fromkeys(entry["result"] for entry in document["results"]))
-    name = document.get("model", {}).get("name")
-    return _page(document, "results", ", ".join(kinds) + (f" of {name}" if name else ""), RESULTS)
+    kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
+    names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
+    return _page(
+        document, "results", spoken("{names} of {model}", names=names, model=model) if model else names, RESULTS
+    )
 
 
 def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:
@@ -109,8 +111,10 @@ def _spoken(script: str, payload: Mapping[str, Any]) -> str:
         english: words for english, words in table(language()).items() if json_text(english, ascii_only=False) in script
     }
     if language() != "en":
-        kept = (text for text in _texts(payload) if isinstance(text, Sentence) or text in table(language()))
-        said |= {text: spoken(text) for text in kept}
+        for text in _texts(payload):
+            # names of classes and fields are shown as words
+            found = (name for name in (text, spaced(text), text.replace("_", " ")) if name in table(language()))
+            said |= {text: spoken(text)} if isinstance(text, Sentence) else {name: spoken(name) for name in found}
     return f"const DICTIONARY = new Map({_embedded(list(said.items()))});\n"
 
 

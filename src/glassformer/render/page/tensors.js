@@ -97,7 +97,7 @@ const LETTERS = { layer: "L", head: "H" };
 const placed = (label) => /^(\D*?)(\d+):([\s\S]*)$/.exec(String(label));
 const readable = (text) => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
 const placeOf = (site) => String(site).replace(/^(?:(\w+)\.)?blocks\.(\d+)\.(?:resid_)?(.+)$/, (_, stack, layer, rest) => `${stack ? `${stack} ` : ""}L${layer} ${rest}`);
-const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? placeOf(label) : readable(label));
+const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : readable(label));
 
 function cut(text, most) {
   const characters = [...text];

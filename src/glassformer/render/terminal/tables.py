@@ -45,22 +45,26 @@ def largest(result: Result, top: int) -> RenderableType:
 def _any_result(result: Result, top: int) -> RenderableType:
     """Return the largest entries of what a class of results says first."""
     parts = [_entries(panel.name, panel.value, top) for panel in result.panels()]
-    return Group(section(spaced(type(result).__name__)), *parts)
+    return Group(section(spoken(spaced(type(result).__name__))), *parts)
 
 
 def _entries(name: str, value: Labelled, top: int) -> RenderableType:
     if value.values.is_complex():
-        return Text(f"{name}: {value!r}", style=QUIET)
+        return Text(spoken("{name}: {value}", name=_name_of(name), value=repr(value)), style=QUIET)
     if len(value.axes) == 2 and value.axes[1] in UNLIKE:
         return _columns(name, value, top)
     numbers = dataclasses.replace(value, values=value.values.detach().double().nan_to_num(0.0, 0.0, 0.0))
     found = numbers.top(top, by_size=True)
-    grid = table(name.replace("_", " "), " ".join(value.axes), "", left=(0, 2))
+    grid = table(_name_of(name), " ".join(map(_name_of, value.axes)), "", left=(0, 2))
     for places, number in found:
         words = " ".join(visible(str(place), 24) for place in places)
         grid.add_row(words, f"{number:.3g}", bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
-    return Group(grid, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
+    return Group(grid, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
+
+
+def _name_of(name: str) -> str:
+    return spoken(name.replace("_", " "))
 
 
 def _columns(name: str, value: Labelled, top: int) -> RenderableType:
@@ -70,16 +74,16 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
     if len(rows) > top:
         order = values[:, 0].nan_to_num(-math.inf).argsort(descending=True)[:top].tolist()
     # a word a line: names of measures are longer than their numbers
-    heads = [str(one).replace("_", "\n") for one in value.labels(value.axes[1])]
+    heads = [_name_of(str(one)).replace(" ", "\n") for one in value.labels(value.axes[1])]
     grids = []
     for first in range(0, len(heads), WIDE):
-        grid = table(name.replace("_", " "), *heads[first : first + WIDE])
+        grid = table(_name_of(name), *heads[first : first + WIDE])
         for i in order:
             numbers = values[i, first : first + WIDE].tolist()
             grid.add_row(visible(str(rows[i]), 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
         grids.append(grid)
     rest = len(rows) - len(order)
-    return Group(*grids, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
+    return Group(*grids, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
 
 
 def show(result: Result, console: Console | None = None) -> None:
