@@ -78,8 +78,8 @@ def work(task: Task, shape: Shape) -> tuple[Callable[[], Tensor], Callable[[], T
         "recomputed": lambda: circuits.path_patching(*args, receivers=f"L{last}H1.v", mlps="recomputed").effect,
         "attribution": lambda: circuits.attribute_edges(*args).effect,
         "integrated": lambda: circuits.attribute_edges(*args, gradient_at="inputs", steps=3).effect,
-        "acdc": lambda: circuits.acdc(*args, threshold=0.05).kept,
-        "candidates": lambda: circuits.acdc(*args, threshold=0.05, candidates=400).kept,
+        "acdc": lambda: circuits.acdc(*args, threshold=0.05).in_circuit,
+        "candidates": lambda: circuits.acdc(*args, threshold=0.05, candidates=400).in_circuit,
     }
     found = kinds[task.kind]
     return lambda: found().values.double().flatten(), lambda: forward(weights, shape, clean)

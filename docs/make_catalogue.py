@@ -86,22 +86,26 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def tree() -> str:
-    """Return packages in the order of their layers, lowest first, each with its files and what they say first."""
+    """Return packages in the order of their layers, lowest first, each with its files and what they say first.
+
+    What `python -m glassformer` runs stands above them all.
+    """
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = config["tool"]["importlinter"]["contracts"][0]["layers"]
     names = [name.strip() for layer in reversed(layers) for name in layer.split("|")]
     lines = ["src/glassformer/"]
     for name in names:
         lines += _package(SOURCE / name, 1) if (SOURCE / name).is_dir() else _file(SOURCE / f"{name}.py", 1)
+    lines += _file(SOURCE / "__main__.py", 1)
     return "\n".join(lines)
 
 
 def _package(folder: Path, depth: int) -> Iterator[str]:
     yield from _line(f"{folder.name}/", _first(folder / "__init__.py"), depth)
     inside = sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name))
-    files = [path for path in inside if path.suffix == ".py" and path.stem not in ("__init__", "__main__")]
+    files = [path for path in inside if path.suffix == ".py" and path.stem != "__init__"]
     if depth > 1 or folder.name in NAMES_ONLY:
-        listed = " ".join(path.stem.removeprefix("_") for path in files)
+        listed = " ".join(re.sub("^_(?!_)", "", path.stem) for path in files)
         yield from textwrap.wrap(listed, WIDTH, initial_indent=_space(depth + 1), subsequent_indent=_space(depth + 1))
     else:
         for path in files:

@@ -83,7 +83,11 @@ class _Written(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
             where = args[1] if isinstance(args[1], tuple) else (args[1],)
-            where = tuple(torch.tensor(entry) if isinstance(entry, Sequence) else entry for entry in where)
+            # no index at all is a list of whole numbers too
+            where = tuple(
+                torch.tensor(entry, dtype=None if entry else torch.long) if isinstance(entry, Sequence) else entry
+                for entry in where
+            )
             return func(args[0], where, *args[2:])
         if func is torch.Tensor.new_tensor:
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype, "device": args[0].device} | kwargs)

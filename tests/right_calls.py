@@ -13,9 +13,9 @@ import torch
 import glassformer as gf
 from explanations import gpt
 from glassformer import checkpoints, data, handmade, models, training, weights
-from glassformer.analysis import learning, lens, vocabulary
+from glassformer.analysis import behaviour, causal, learning, lens, losses, subspaces, vocabulary
 from glassformer.analysis.question import cards
-from glassformer.analysis.sweep import logit_difference, one_by_one
+from glassformer.analysis.sweep import kl_divergence, logit_difference, next_token_loss, one_by_one
 from glassformer.data import Contrast, Pair, Pairs, PlantedRows
 from glassformer.data.batch import next_token_batch
 from glassformer.testing.models import subject
@@ -174,6 +174,12 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("Labelled", gf.Labelled, lambda: {"values": VECTOR, "axes": ("d_model",)}),
             ("Tape", gf.Tape, lambda: {"model": model(), "read": ["*.z"]}),
             ("generate", models.generate, lambda: {"model": model(), "prompts": IDS, "max_new_tokens": 2}),
+            ("edited generate", models.generate, lambda: {
+                "model": model(), "prompts": [[1, 2, 3, 4], [5]], "max_new_tokens": 3, "sampling": models.GREEDY,
+                "edit": [gf.Add("blocks.0.resid_post", VECTOR, at=gf.At(pos=slice(2, None)))], "read": "*.pattern"}),
+            ("function generate", models.generate, lambda: {
+                "model": model(), "prompts": [[1, 2, 3, 4], [5]], "max_new_tokens": 3, "sampling": models.GREEDY,
+                "edit": {"blocks.0.resid_post": torch.neg}, "read": ["*.pattern"]}),
             ("beam_search", models.beam_search, lambda: {
                 "model": model(), "prompts": IDS, "max_new_tokens": 2, "n_beams": 2}),
             ("Sampling", models.Sampling, dict),
@@ -194,8 +200,38 @@ def _around() -> dict[str, Callable[[], Call]]:
             ("decode", _tokenizer().decode, lambda: {"ids": [3, 4]}),
             ("one_by_one", one_by_one, lambda: {
                 "model": model(), "base": IDS, "plan": [[gf.Scale("L0H0.z", 0.0)]], "metric": logit_difference(1, 2)}),
+            ("logit_difference", logit_difference, lambda: {"answer": 1, "wrong": 2}),
+            ("next_token_loss", next_token_loss, lambda: {"targets": IDS}),
+            ("kl_divergence", kl_divergence, lambda: {"reference": gf.run(model(), IDS)}),
+            ("loss_by_position", losses.loss_by_position, lambda: {"model": model(), "batches": (ROWS,)}),
+            ("document_losses", losses.document_losses, lambda: {
+                "model": model(), "documents": [[5, 9, 3]], "length": 4}),
+            ("bits_per_byte", losses.bits_per_byte, lambda: {"losses": VECTOR, "n_bytes": 3}),
+            ("icl_score", losses.icl_score, lambda: {
+                "losses": losses.loss_by_position(model(), ROWS), "early": 1, "late": 3}),
+            ("rotation", subspaces.rotation, lambda: {"d_model": 4}),
+            ("rotate", subspaces.rotate, lambda: {"w": weights.of(model())}),
+            ("frequent_tokens", vocabulary.frequent_tokens, lambda: {"documents": [[1, 2, 2]], "least": 1}),
+            ("subject_deviation", causal.subject_deviation, lambda: {"model": model(), "subjects": [[1, 2]]}),
+            ("average_traces", causal.average_traces, lambda: {"traces": [_trace()]}),
+            ("regenerate", behaviour.regenerate, lambda: {"model": model(), "prefixes": IDS, "new": 2}),
+            ("read_history", learning.read_history, lambda: {"folder": _history().folder}),
+            ("read_metrics", training.read_metrics, lambda: {"folder": _history().folder}),
+            ("read_pairs", data.read_pairs, lambda: {"path": _pairs()}),
+            ("train", training.train, lambda: {
+                "config": recipe(steps=1), "folder": folder() / f"run-{next(_NUMBERS)}"}),
         )
     }  # fmt: skip
+
+
+@cache
+def _trace() -> Any:
+    return causal.causal_trace(model(), IDS, subject=[1], samples=2)
+
+
+@cache
+def _pairs() -> Path:
+    return data.write_pairs(folder() / "pairs.csv", [Pair("a b", "a c", "d", "e")])
 
 
 def _at(head: Any) -> Any:

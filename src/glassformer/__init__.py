@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from glassformer.analysis.reports import Explanation, circuits, explain
     from glassformer.checkpoints import Spec, foreign, load, save
     from glassformer.labelled import Labelled
-    from glassformer.models import Decoder, DecoderConfig, Encoder, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
+    from glassformer.models import (
+        Decoder,
+        DecoderConfig,
+        Encoder,
+        EncoderConfig,
+        EncoderDecoder,
+        EncoderDecoderConfig,
+        generate,
+    )
     from glassformer.trace import Add, Apply, At, Place, Project, Read, Scale, Set, Take, Tape
 
 _HOMES = {
@@ -27,7 +35,15 @@ _HOMES = {
     "analysis.reports": ("Explanation", "circuits", "explain"),
     "checkpoints": ("Spec", "foreign", "load", "save"),
     "labelled": ("Labelled",),
-    "models": ("Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "EncoderDecoder", "EncoderDecoderConfig"),
+    "models": (
+        "Decoder",
+        "DecoderConfig",
+        "Encoder",
+        "EncoderConfig",
+        "EncoderDecoder",
+        "EncoderDecoderConfig",
+        "generate",
+    ),
     "trace": ("Add", "Apply", "At", "Place", "Project", "Read", "Scale", "Set", "Take", "Tape"),
 }
 _PACKAGES = (
@@ -67,6 +83,7 @@ __all__ = [
     "circuits",
     "explain",
     "foreign",
+    "generate",
     "load",
     "run",
     "save",

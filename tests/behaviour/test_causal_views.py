@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,8 +60,33 @@ def test_an_answer_that_the_noise_does_not_lower_has_no_shares_and_is_said_to_ha
 ) -> None:
     found = shifted(trace, by)
     assert found.share.values.isnan().all()
-    shown = " ".join(lines(found))
+    shown = " ".join(lines(found, width=400))
     assert f"{NOT_LOWERED} probability" in shown and "brought back" not in shown
+    # in Python and in JSON as on the terminal
+    (note,) = [note for note in found.notes if note.seen.startswith(NOT_LOWERED)]
+    assert note.meaning and note.advice and str(note) in shown
+    assert note.to_dict() in json.loads(found.to_json())["notes"]
+    # what is said follows from the numbers: other numbers, nothing said
+    assert note not in found.replace(corrupt=trace.corrupt, values=trace.values).notes
+
+
+def test_one_draw_of_noise_is_said_to_have_no_standard_error(trace: CausalTrace) -> None:
+    one = trace.replace(values=trace.values.select(sample=[0]), corrupt=trace.corrupt.select(sample=[0]))
+    assert "one draw of noise, and so no standard error" in " ".join(lines(one, width=400))
+    assert "one prompt, and so no standard error" in " ".join(lines(average_traces([trace]), width=400))
+    assert not any("no standard error" in note.seen for note in (*trace.notes, *average_traces([trace] * 2).notes))
+
+
+def test_the_command_says_that_the_noise_lowers_nothing_everywhere_in_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "found.json", tmp_path / "page.html"
+    arguments = ["trace", "attn-only-2l", "hello world foo bar hello", "--positions", "1", "--samples", "3"]
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
+    told = [note for note in json.loads(out.read_text(encoding="utf-8"))["notes"] if NOT_LOWERED in note["seen"]]
+    (words,) = [" ".join(note.values()) for note in told]
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert told[0]["seen"] in page.read_text(encoding="utf-8")
 
 
 def test_an_answer_that_the_noise_lowers_has_shares(trace: CausalTrace) -> None:

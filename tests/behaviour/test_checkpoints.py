@@ -15,10 +15,10 @@ from safetensors.torch import save as serialise
 from glassformer import checkpoints, files
 from glassformer.attention import MixerConfig
 from glassformer.checkpoints.own import TOKENIZER, sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import bytes_tokenizer
 from glassformer.errors import CheckpointError, ConfigError, SaveError, UnknownKind, UnknownModel
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block, repeat
 
 TINY = DecoderConfig(300, 16, repeat(block(n_heads=2, mlp=Mlp(24), bias=True), 2), max_len=8, positions=Learned())

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from playwright.sync_api import Page
 
 import reports
 import results
 import runtime_checks
 from explanations import sample
+from glassformer.analysis.causal import TracesByRole
 from glassformer.cli import main
+from glassformer.data import Marks
+from glassformer.data.marks import mark_notes
 from glassformer.errors import WrongArgument
+from glassformer.labelled import Labelled
 from glassformer.provenance import length_note
 from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.terminal import lines
@@ -80,6 +85,30 @@ def test_notes_are_said_in_chinese_and_stay_english_in_documents() -> None:
         assert note.to_dict() == english[1]
     assert str(note) == english[0]
     assert all(isinstance(words, Sentence) for words in note.to_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        ((0.0, 0.0), "噪声使 概率或 logit 差 降低的幅度不超过两个标准误。"),
+        ((1.0, 1.0), "提示只有一个，因此没有标准误。"),
+    ],
+)
+def test_what_a_trace_says_of_its_noise_is_said_in_chinese(costs: tuple[float, float], told: str) -> None:
+    metrics = {"metric": ["probability", "logit difference"]}
+    values = Labelled(torch.ones(2, 1, 1, 1, 1), ("metric", "kind", "role", "layer", "prompt"), metrics)
+    (note,) = TracesByRole(values, Labelled(torch.tensor(costs)[:, None], ("metric", "prompt"), metrics)).notes
+    with speaking("zh"):
+        assert str(note).startswith(told)
+        assert english_in([str(note)]) == []
+
+
+@pytest.mark.parametrize("unknown", [(1,), (1, 2)])
+def test_unknown_words_are_noted_in_chinese(unknown: tuple[int, ...]) -> None:
+    (note,) = mark_notes(Marks(unknown, words=4), "text", "tiny")
+    with speaking("zh"):
+        assert str(note).startswith(f"文本的 4 个词元中有 {len(unknown)} 个是此模型不认识的。")
+        assert english_in([str(note)]) == []
 
 
 def test_a_language_without_a_table_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_a_terminal_shows_how_far_it_is_and_a_file_holds_no_trace_of_it(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("glassformer.cli.progress.PATIENCE", 0.0)
-    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["circuits", "hand", "--top", "2"]) == 0
     err = capsys.readouterr().err
     assert ("ETA" in err and "token pairs" in err and "14/14" in err) if terminal else err == ""

@@ -40,7 +40,7 @@ BAD = {
     "train nope": 'no recipe "nope"',
     "train attn-only-3l": 'Nearest: "attn-only-',
     "train missing.json": 'cannot read "missing.json": No such file',
-    "train folder.json": "Is a directory",
+    "train folder.json": "it is no regular file",
     "train latin.json": "it is not UTF-8",
     "train broken.json": "not valid JSON",
     "train recipe.json --set optim.lrr=1": 'no field "lrr". Nearest: "optim.lr". Fields: lr, schedule',
@@ -54,6 +54,7 @@ BAD = {
     "train recipe.json --set optim.schedule=cosin": 'is not one of',
     "train recipe.json --steps 0": "steps must be at least 1",
     "train recipe.json --seed 99999999999999999999": "seed must fit in 64 bits",
+    "train recipe.json --set data.batch_size=100000000000000": "not enough memory for what was asked",
     "train recipe.json --threads 0": "--threads must be at least 1",
     "train recipe.json --folder file/run": 'cannot write "file/run"',
     'train memorisation --set data.text.sources=["blank.txt"]': "no usable text",
@@ -67,6 +68,12 @@ BAD = {
     "explain 我吃了一个苹果": 'no model "我吃了一个苹果". A text comes after the model.',
     **{f"{verb} a --stream": f"--stream is not for {verb}: {why}." for verb, why in NOT_STREAMED.items()},
     "models nope": 'no shipped model "nope"',
+    "behaviour gpt-4l x --habits sinks sink": (
+        '--habits takes no "sink". Nearest: "sinks". Choices: sinks, suppression, stream-rank, long-context, '
+        "meaning-shift, short-circuit.\n"
+    ),
+    "route gpt-4l x --stack None": '--stack takes no "None". Choices: encoder, decoder.',
+    "generate gpt-4l x --specials of": '--specials takes no "of". Nearest: "off". Choices: default, on, off, in-text.',
 }  # fmt: skip
 
 
@@ -186,6 +193,13 @@ def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
     assert "Use .png, .svg or .pdf" in capsys.readouterr().err
     assert main(["train", "recipe.json", "--steps", "3"]) == 2
     assert "holds a run of another recipe (different: steps)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["[red]x", "[/]"])
+def test_the_bar_of_training_shows_the_name_of_its_folder_whatever_it_is(folder, capsys):
+    assert main(["train", "recipe.json", "--folder", folder]) == 0
+    (bar,) = [line for line in capsys.readouterr().err.splitlines() if "2/2" in line]
+    assert bar.startswith(f"{Path(folder)} ")
 
 
 def test_ctrl_c_is_exit_code_130_and_a_whole_checkpoint(monkeypatch, capsys):

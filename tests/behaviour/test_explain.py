@@ -314,6 +314,12 @@ def test_the_command_prints_the_answer_its_parts_and_heads_and_the_rest_when_ask
     assert whole.startswith(first) and whole.count("Note: ") == notes.count("Note: ")
 
 
+def test_the_command_gives_each_note_a_line_of_its_own(capsys: Any) -> None:
+    assert main(["explain", "gpt-4l", 'print("é")']) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Note: ") == printed.count("\nNote: ") == 2
+
+
 def test_without_a_text_the_command_explains_an_example(folder: Path, capsys: Any) -> None:
     assert main(["explain", str(folder / "decoder")]) == 0
     # every token stands behind its index

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import glassformer as gf
 from glassformer import checkpoints
@@ -78,6 +80,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = Planted(2, 12, text=text, counts=(0, 2), per_count=2, prefix=3, suffix=3, over=4)
     planted = recipe(model=MODEL.replace(vocab_size=300), data=data, steps=4, save_every=4, keep=())
     train(planted, Path("runs/memorisation"))
+    save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
     return tmp_path
 

@@ -1,7 +1,10 @@
 """What nobody should give a command, case by case: numbers, names and texts that are refused in one plain sentence."""
 
 import fcntl
+import importlib
+import inspect
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -198,6 +201,17 @@ def test_an_output_that_takes_nothing_ends_a_command(
     assert found == code and said in told and told.count("\n") == bool(said)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["sites", "--help"]])
+def test_help_and_the_version_end_like_a_command_on_an_output_that_takes_nothing(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(OSError(28, "No space left on device"))
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith(": the output cannot be read or written: No space left on device.\n")
+    output.fate = None
+
+
 class Closed(io.StringIO):
     """An output whose reader has gone."""
 
@@ -209,6 +223,47 @@ def test_a_console_leaves_it_to_the_command_how_a_closed_output_ends(monkeypatch
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
         Console().print("a")
+
+
+TEXT = "for i in range("
+# a line of each verb that writes documents; what parity reads has to be made first
+WRITING: dict[str, list[str]] = {
+    "explain": [TEXT],
+    "patch": ["--n", "2", "--sites", "z"],
+    "paths": ["--n", "2"],
+    "edges": ["--n", "2", "--verify", "2"],
+    "prune": ["--n", "2", "--threshold", "0.5"],
+    "trace": [TEXT, "--subject", "range", "--samples", "2"],
+    "attribute": [TEXT, "--method", "direct"],
+    "lens": [TEXT, "--train", "tuned.safetensors", "--steps", "0"],
+    "route": [TEXT],
+    "behaviour": [TEXT, "--habits", "sinks"],
+    "circuits": ["--rows", "2"],
+    "params": [],
+    "generate": [TEXT, "--max-new-tokens", "2"],
+}
+LONG, WITHOUT_PAGE = {"circuits", "lens"}, {"params", "generate"}
+
+
+@pytest.mark.parametrize("verb", [pytest.param(one, marks=pytest.mark.full) if one in LONG else one for one in WRITING])
+def test_files_are_written_although_nobody_reads_what_is_printed(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb in WITHOUT_PAGE else ["json", "html"])}
+    asked = [word for flag, path in files.items() for word in (flag, str(path))]
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main([verb, "attn-only-1l", *WRITING[verb], *asked]) == 141, capsys.readouterr().err
+    json.loads(files["--json"].read_text(encoding="utf-8"))
+    assert verb in WITHOUT_PAGE or "</html>" in files["--html"].read_text(encoding="utf-8")
+    assert Path("tuned.safetensors").exists() == (verb == "lens")
+
+
+def test_there_is_a_line_of_every_verb_that_writes_documents() -> None:
+    def writes(verb: str) -> bool:
+        taken = inspect.signature(getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)).parameters
+        return "output" in taken or ("json" in taken and taken["json"].annotation is not bool)
+
+    assert {verb for verb in cli.VERBS if writes(verb)} == {*WRITING, "parity"}
 
 
 # --- standard input

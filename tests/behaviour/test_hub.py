@@ -40,7 +40,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with hub_stand_in() as found:
         monkeypatch.setattr(constants, "ENDPOINT", found.endpoint)
         template = found.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for module in (constants, file_download):  # older clients keep a copy of their own
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -49,7 +50,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         # the client waits between attempts
         monkeypatch.setattr(file_download, "time", _Clock, raising=False)
         monkeypatch.chdir(tmp_path)
+        forget_connections()
         yield found
+
+
+def forget_connections() -> None:
+    """Let the client connect anew: before 1.0, a connection stays as offline as it was when it was made."""
+    from huggingface_hub import utils
+
+    getattr(utils, "reset_sessions" if hasattr(utils, "reset_sessions") else "close_session")()
 
 
 class _Clock:
@@ -120,7 +129,12 @@ def test_a_connection_that_breaks_goes_on_where_it_stopped(hub: Hub, folder: Pat
     hub.publish(NAME, contents(folder))
     large = max(contents(folder), key=lambda name: len(contents(folder)[name]))
     hub.breaks[large] = 1
-    assert same(gf.load(NAME), gf.load(folder))
+    try:
+        found = gf.load(NAME)
+    except CheckpointError as error:  # clients before 2.0 leave the next attempt to the caller
+        assert "The same call fetches what is missing" in str(error)
+        found = gf.load(NAME)
+    assert same(found, gf.load(folder))
     ranges = [headers["range"] for path, headers in hub.downloads() if path.endswith(large) and "range" in headers]
     assert len(ranges) == 1 and ranges[0] != "bytes=0-"
 
@@ -193,6 +207,7 @@ def test_offline_the_cache_serves_and_its_lack_is_said(hub: Hub, folder: Path, m
     gf.load(NAME)
     hub.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    forget_connections()
     assert same(gf.load(NAME), gf.load(folder))
     with pytest.raises(CheckpointError, match=r"the hub cannot be reached \(HF_HUB_OFFLINE=1 is set\)"):
         gf.load("org/other")

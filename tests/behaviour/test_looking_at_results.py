@@ -19,12 +19,15 @@ import glassformer as gf
 from every_result import MAKERS, classes, result
 from explanations import sample
 from glassformer.analysis import run
+from glassformer.analysis.lens import lens_grid
 from glassformer.analysis.vocabulary import skip_trigrams, token_pairs
 from glassformer.errors import SaveError, SiteNotRead
 from glassformer.figures import drawing
 from glassformer.figures.colours import DARK, LIGHT, SERIES, Palette
 from glassformer.labelled import Labelled, Result
+from glassformer.provenance import Note
 from glassformer.render.page import results_page
+from glassformer.render.terminal import lines
 from glassformer.render.viewing import framed
 from glassformer.testing.models import subject
 from pages import NASTY, Opener
@@ -41,6 +44,8 @@ SLOW = {
     "LensDivergence",
     "PhaseChange",
 }
+# studies of several models, and one that is made by hand here
+OF_SEVERAL_MODELS = {"ShortCircuit", "SixArguments", "UnseenWordsStudy"}
 every = pytest.mark.parametrize(
     "name",
     [
@@ -140,6 +145,15 @@ def test_the_page_of_every_result_draws_something(opened: Opener, name: str) -> 
     assert drawn.locator("canvas, svg, table, .number, .strip").count() >= 1
 
 
+@every
+def test_every_result_says_what_it_is_of(name: str) -> None:
+    said = result(name).provenance
+    if name in OF_SEVERAL_MODELS:
+        return
+    assert said is not None and said.analysis and said.model and said.version and said.torch
+    assert said.digest or said.why
+
+
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SaveError):
@@ -213,7 +227,74 @@ def test_tokens_of_any_kind_can_be_drawn_and_are_told_apart() -> None:
     assert len({*written}) == 14 and not any("\n" in text for text in written)
 
 
+def test_spaces_around_a_token_are_seen() -> None:
+    figure = sign(torch.rand(4), "pos", pos=["a", " a", "0: a", "final norm bias"]).plot()
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "·a", "0:·a", "final norm bias"]
+
+
+@pytest.mark.parametrize("second", ["outcome", "key"])
+def test_tables_show_names_as_they_are_and_the_spaces_of_tokens_as_signs(second: str) -> None:
+    named = {"condition": ["first key masked", "as it is"], "key": ["0: the", "source 1: a b"]}
+    coords = named | {"outcome": ["loss", "accuracy"]}
+    found = sign(torch.rand(2, 2) + 1, "condition", second, **{axis: coords[axis] for axis in ("condition", second)})
+    whole = "\n".join(lines(found)) + found._repr_html_()
+    assert "first key masked" in whole and "as it is" in whole
+    assert ("0:·the" in whole and "source 1:·a·b" in whole) == (second == "key") == ("·" in whole)
+
+
+def test_a_token_of_the_vocabulary_is_one_whatever_its_axis_is_called() -> None:
+    whole = "\n".join(lines(sign(torch.ones(2, 1), "source", "rank", source=["31: the", "L0 mlp"])))
+    assert "31:·the" in whole and "L0 mlp" in whole
+
+
 # ---- figures
+
+
+@pytest.mark.parametrize("trained", [None, 2, 3, 9])
+def test_a_map_over_tokens_has_a_line_where_training_ended(trained: int | None) -> None:
+    model, ids = subject("gpt2").model, torch.arange(4)[None]
+    model.trained_length = trained
+    beyond = trained is not None and trained < 4
+    shown = run(model, ids, read=["blocks.0.attn.pattern"])
+    for figure in (shown.plot(), lens_grid(model, ids).plot("entropy_bits")):
+        drawn = figure.axes[0]
+        lines = [line for line in drawn.lines if to_rgba(line.get_color()) == to_rgba(LIGHT.trained)]
+        places = {float(x) for line in lines for x in {*line.get_xdata(), *line.get_ydata()} - {0, 1}}
+        assert places == ({trained - 0.5} if trained is not None and beyond else set())
+        assert ("trained on" in drawn.get_xlabel()) == beyond
+        assert ("trained on" in figure.get_supxlabel()) == beyond
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole(Result):
+    """A result of shares of a whole.
+
+    Args:
+        share: The shares, sample by sample.
+    """
+
+    SIGNED = ("share",)
+
+    share: Labelled
+
+
+def test_colours_of_shares_end_at_one_and_what_is_no_surer_than_noise_is_pale() -> None:
+    values = torch.tensor([[0.2, 0.25, 0.3, 0.24], [0.9, -0.8, 0.7, -0.5]])
+    (image,) = maps(Whole(Labelled(values.expand(2, 2, 4), ("layer", "head", "sample"))).plot())
+    sure, pale = image.get_array()[0].tolist()
+    assert (image.norm.vmin, image.norm.vmax) == (-1, 1)
+    assert sure == pytest.approx(float(values[0].mean())) and abs(pale) < 0.01
+    assert "pale: within two standard errors" in image.axes.get_title()
+    named = Whole(Labelled(values, ("head", "sample"), {"head": ["L0H0", "L0H1"]})).plot()
+    assert [bar.get_alpha() for bar in named.axes[0].patches] == [1.0, 0.3]
+    # of one sample nothing is known of the noise
+    (image,) = maps(Whole(Labelled(values[None, :, :1].expand(2, 2, 1), ("layer", "head", "sample"))).plot())
+    assert "pale" not in image.axes.get_title()
+
+
+def test_what_must_be_known_of_the_numbers_stands_below_a_figure() -> None:
+    found = sign(torch.rand(3, 4), "query", "key").noted(Note("Seen.", "It means this.", "Do that."), Note("Read."))
+    assert found.plot().get_supxlabel() == "Seen. It means this. Do that."
 
 
 def test_a_mask_is_drawn_as_one_and_on_any_axes() -> None:

@@ -61,6 +61,12 @@ def test_tokens_cannot_move_the_cursor() -> None:
     assert "\x1b" not in whole and "⏎" in whole
 
 
+def test_labels_of_rows_and_columns_show_spaces_of_tokens_alone() -> None:
+    for axes in (("role", "key"), ("key", "role")):
+        whole = shown(torch.ones(1, 1), axes, role=["on top"], key=["0: a"])
+        assert "on top" in whole and "0:·a" in whole
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [

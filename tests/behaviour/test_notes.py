@@ -25,6 +25,7 @@ from glassformer.provenance import Note, distinct, gathered, length_note, outgro
 from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import numbered
 from glassformer.testing.models import subject
+from glassformer.trace import Foreign
 from pages import Opener
 from results import HEAD, sample
 
@@ -160,7 +161,11 @@ def test_a_text_of_which_one_half_is_unknown_is_read_with_the_unknown_words_mark
 def test_the_shipped_model_that_knows_a_text_is_named() -> None:
     with pytest.raises(TextError, match="fits: gpt-4l"):
         gf.run(gf.load("zh-en"), "for x in range ( 3 )")
-    assert "fits: zh-en" in said(gf.run(gf.load("gpt-4l"), "for x in range ( 3 ) : print ( x ) # 我"))
+    python = gf.load("gpt-4l")
+    assert "fits: zh-en" in said(gf.run(python, "我吃了一个苹果", allow_unknown=True))
+    # the one that knows the character, and nothing else of the text, does not fit
+    mixed = said(gf.run(python, "for x in range ( 3 ) : print ( x ) # 我"))
+    assert "fits" not in mixed and "Use characters that it has tokens for." in mixed
 
 
 def test_bytes_are_shown_as_the_character_they_make() -> None:
@@ -229,7 +234,7 @@ def test_sources_with_a_vocabulary_of_their_own_are_marked_by_its_tokenizer() ->
     model = subject("translator_apart").model
     model.tokenizer = symbol_tokenizer([f"to{i}" for i in range(11)])
     model.source_tokenizer = word_tokenizer(["the cat sat on"])
-    assert "1 of 3 tokens of the source are unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
+    assert "1 of 3 tokens of the source is unknown" in said(gf.run(model, "the cat ran", [[1, 2]]))
 
 
 def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
@@ -240,6 +245,52 @@ def test_targets_and_several_texts_are_refused_and_allowed_alike() -> None:
         with pytest.raises(TextError, match="are unknown"):
             gf.run(*given)
         assert gf.run(*given, allow_unknown=True).logits is not None
+
+
+def test_a_foreign_module_reads_a_mostly_unknown_text_only_where_that_is_asked_for() -> None:
+    model = Foreign(torch.nn.Embedding(16, 4), tokenizer=word_tokenizer(["the cat sat on"]))
+    with pytest.raises(TextError, match="2 of 3 tokens are unknown to this model: dogs ran"):
+        gf.run(model, "the dogs ran")
+    found = gf.run(model, "the dogs ran", allow_unknown=True)
+    assert found.ids is not None and found.ids.shape == (1, len(found.tokens))
+    assert "2 of 3 tokens of the text are unknown" in said(found)
+
+
+def continuations(*given: Any, **options: Any) -> list[Any]:
+    return [make(*given, **options, max_new_tokens=2) for make in (generate, beam_search)]
+
+
+def test_generation_refuses_mostly_unknown_texts_as_a_run_does_and_notes_those_that_are_less() -> None:
+    model = DecoderConfig(257, 16, repeat(block(n_heads=2), 1), max_len=32).build().eval()
+    model.tokenizer = word_tokenizer(["the cat sat on"])
+    texts = ["the cat sat", "the dogs ran"]
+    with pytest.raises(TextError) as of_run:
+        gf.run(model, texts)
+    for make in (generate, stream, beam_search):
+        with pytest.raises(TextError) as refusal:
+            make(model, texts)
+        assert str(refusal.value) == str(of_run.value)
+    allowed = continuations(model, texts, allow_unknown=True)
+    model.tokenizer = model.tokenizer.allowing_unknown()
+    for found in [*allowed, *continuations(model, texts)]:
+        assert "2 of 6 tokens of the texts are unknown to this model" in said(found)
+    for found in continuations(model, "the cat ran"):
+        assert said(found) == said(gf.run(model, "the cat ran")).split("\n")[-1]
+        assert "1 of 3 tokens of the text is unknown" in said(found)
+    for found in continuations(model, ["the cat", "sat on the cat"]):
+        assert found.notes == ()
+
+
+def test_generation_reads_sources_by_their_own_tokenizer_and_names_a_model_that_fits() -> None:
+    model = gf.load("zh-en")
+    start = [[model.tokenizer.bos]]
+    for make in (generate, beam_search):
+        with pytest.raises(TextError, match=r"5 of 9 tokens are unknown"):
+            make(model, start, source=UNKNOWN)
+        with pytest.raises(TextError, match="fits: gpt-4l"):
+            make(model, start, source="for x in range ( 3 )")
+    for found in continuations(model, start, source=["我吃爱量"]):
+        assert "2 of 4 tokens of the source are unknown" in said(found)
 
 
 def test_a_source_with_a_vocabulary_of_its_own_may_be_unknown_too(tmp_path: Path) -> None:
@@ -385,6 +436,13 @@ def test_a_map_over_tokens_has_lines_where_training_ended(opened: Opener) -> Non
     for places in zip(*differs):
         second, third, fourth = (int(place[0]) for place in places)
         assert third - second == fourth - third > 3, "a cell further for each token"
+
+
+@browser_test
+@pytest.mark.parametrize(("trained", "said"), [(None, 0), (2, 1), (4, 0)])
+def test_a_page_says_what_the_line_is_where_there_is_one(trained: int | None, said: int, opened: Opener) -> None:
+    head = {**model_of(trained), "reading": {"tokens": {"reads": [["a", "b", "c", "d"]]}}}
+    assert opened(sample("lens"), head).get_by_text("longer than any in training").count() == said
 
 
 @browser_test

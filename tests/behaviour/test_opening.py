@@ -13,18 +13,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import glassformer as gf
 from glassformer import checkpoints, cli, weights
+from glassformer.analysis.lens import TunedLens
 from glassformer.analysis.question import cards
 from glassformer.analysis.reports import circuits
-from glassformer.checkpoints.packaged import CONFIG
-from glassformer.checkpoints.tensors import INDEX, WEIGHTS
-from glassformer.data import bytes_tokenizer, published
+from glassformer.analysis.sweep import logit, sweep
+from glassformer.checkpoints import tensors
+from glassformer.checkpoints.tensors import INDEX, WEIGHTS, TensorFiles
+from glassformer.cli.train import train
+from glassformer.data import bytes_tokenizer, published, read_pairs
 from glassformer.data.tokenizer import byte_alphabet
-from glassformer.errors import AnalysisUnavailable, CheckpointError
+from glassformer.errors import AnalysisUnavailable, CheckpointError, GlassformerError
 from glassformer.files import json_text, reading
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, beam_search, block, repeat
 from glassformer.numerics import decompositions
 from waiting import in_seconds
@@ -274,6 +279,34 @@ def test_words_and_merges_that_are_special_or_too_large_are_refused(
         published(tmp_path)
 
 
+def _recipe(path: Path) -> None:
+    train(str(path), show=True)
+
+
+def swept(path: Path) -> Any:
+    return sweep(tiny(), [1, 2, 3], [[gf.Scale("L0H0.z", 0.0)]], logit(1), save_to=path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("make", [_pipe, _endless])
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("run", gf.Run.load),
+        ("lens", TunedLens.load),
+        ("rows", swept),
+        ("pairs.csv", read_pairs),
+        ("recipe.json", _recipe),
+    ],
+)
+def test_saved_results_pairs_and_recipes_that_are_no_regular_files_are_refused(
+    name: str, reads: Callable[[Path], Any], make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    with in_seconds(), pytest.raises(GlassformerError, match="no regular file"):
+        reads(tmp_path / name)
+
+
 def test_a_file_is_read_up_to_its_bound_and_no_further(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 10)
@@ -298,6 +331,25 @@ def test_a_file_that_says_it_is_empty_is_read_up_to_its_bound(tmp_path: Path, mo
     with pytest.raises(OSError, match="larger than the 9 bytes"):
         reading.read(path, 9)
     assert asked == [10]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_header_is_read_of_the_file_that_was_looked_at_whatever_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = theirs(tmp_path)
+
+    def replaced(path: Path, framework: str) -> Any:
+        found = safe_open(path, framework)
+        path.unlink()
+        _pipe(path)
+        return found
+
+    monkeypatch.setattr(tensors, "safe_open", replaced)
+    with in_seconds():
+        found = TensorFiles(place)
+        with pytest.raises(CheckpointError, match="no regular file"):
+            found.read(next(iter(found)))
 
 
 @pytest.mark.parametrize(("name", "most"), [(CONFIG, 2**26), (INDEX, 2**26), ("tokenizer.json", 2**29)])

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.analysis.causal import average_traces, causal_trace, patch
 from glassformer.analysis.heads import head_scores
 from glassformer.analysis.lens import logit_lens
 from glassformer.checkpoints import save
-from glassformer.data import Batch, bytes_tokenizer
+from glassformer.data import Batch, Contrast, bytes_tokenizer
 from glassformer.data.pairs import Pair
 from glassformer.models import DecoderConfig, block, repeat
 from glassformer.provenance import digest as digests
@@ -211,6 +212,32 @@ def test_results_are_copied_and_pickled_with_what_they_are_of() -> None:
     model = made()
     found = logit_lens(model, "abc")
     assert copy.deepcopy(found).provenance == found.provenance == pickle.loads(pickle.dumps(found)).provenance
+
+
+def test_traces_of_several_prompts_say_all_that_was_read() -> None:
+    model = made()
+    model.trained_length = 2
+    traces = [causal_trace(model, text, [1], samples=2, seed=3) for text in ("abc", "abd")]
+    found = average_traces(traces)
+    said = found.provenance
+    assert said is not None and (said.analysis, said.digest, said.seed) == ("average_traces", model.digest(), 3)
+    assert [one.shown for one in said.input] == ["abc", "abd"]
+    assert any("trained on 2" in note.seen for note in found.notes)
+    kept = [trace.bound(trace.provenance) for trace in traces]
+    assert average_traces(kept).provenance == said
+    assert average_traces([traces[0], traces[1].bound(None)]).provenance is None
+
+
+def test_a_table_of_a_sweep_says_what_the_sweep_is_of_and_the_sweep_says_it_once() -> None:
+    model = made()
+    model.trained_length = 2
+    found = patch(model, Contrast("abc", "abd", answer="e", wrong="f"), sites=["z", "resid_pre"])
+    for table in found.values():
+        assert table.provenance == found.provenance is not None and table.notes == found.notes != ()
+    document = json.loads(found.to_json())
+    assert document["provenance"]["digest"] == model.digest() and document["notes"]
+    assert all("provenance" not in table and "notes" not in table for table in document["tables"].values())
+    assert json.loads(found["z"].to_json())["provenance"]["digest"] == model.digest()
 
 
 def test_a_document_of_several_results_says_once_what_they_share() -> None:

@@ -150,3 +150,12 @@ def test_embeddings_that_two_vocabularies_share_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"decoder_vocab_size=17 .* both sides share their embeddings"):
         marian()
     assert marian(decoder_vocab_size=23).source_vocab_size is None
+
+
+def test_a_model_that_reads_no_position_at_its_padding_never_writes_it() -> None:
+    said = {"model_type": "m2m_100", "vocab_size": 23, "d_model": 16, "decoder_start_token_id": 2}
+    said |= {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in PAIR.items()}
+    plain: Any = translated(said, Path("config.json"))[1]
+    moved: Any = translated(said | {"pad_token_id": 4}, Path("config.json"))[1]
+    assert (plain.never_ids, moved.never_ids) == ((1,), (4,))
+    assert (plain.positions.offset, moved.positions.offset) == (2, 5)

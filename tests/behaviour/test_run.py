@@ -248,6 +248,8 @@ def test_ids_must_be_integers_of_the_vocabulary() -> None:
         gf.run(model, [-1])
     with pytest.raises(TextError, match="at least one"):
         gf.run(model, torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(ShapeMismatch, match=r"token ids are integers .* bool with 2 axes"):
+        gf.run(model, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* float32 with 1 axes"):
         gf.run(model, [0.5])
     with pytest.raises(ShapeMismatch, match="rows of one length"):

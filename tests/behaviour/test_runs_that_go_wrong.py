@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer import files
 from glassformer.analysis.learning import read_history
 from glassformer.checkpoints import run_steps
 from glassformer.data import Copy, MixtureConfig, Repeat, TextConfig
@@ -124,6 +125,13 @@ def test_rates_that_are_not_finite_are_refused(name, number):
         OptimConfig(**{name: number})
 
 
+def test_a_rate_by_which_float32_cannot_be_updated_is_refused_and_the_largest_other_one_is_taken(tmp_path):
+    with pytest.raises(ConfigError, match=r"too large for weights in float32: at most 3\.4e\+37, found 1e\+38"):
+        OptimConfig(lr=1e38)
+    with pytest.raises(TrainingDiverged, match=r"optim\.lr \(now 3e\+37\)"):
+        train(recipe(optim=STEEP.replace(lr=3e37)), tmp_path)
+
+
 def test_a_number_that_is_not_finite_is_refused_wherever_it_stands_in_a_recipe():
     layers = repeat(block(n_heads=2, norm=RmsNorm(eps=math.inf)), 2)
     with pytest.raises(ConfigError, match=r"train\.model\.layers\.0\..*eps must be a finite number, found inf"):
@@ -204,14 +212,21 @@ def test_facts_that_are_no_regular_file_are_not_waited_for(tmp_path):
         run_steps.read_facts(tmp_path)
 
 
+def _larger(path):
+    with path.open("wb") as file:
+        file.truncate(files.MOST_METRICS + 1)
+
+
 @pytest.mark.parametrize(
     ("reads", "name"), [(read_metrics, "metrics.jsonl"), (read_history, "metrics.jsonl"), (read_history, "config.json")]
 )
-def test_who_reads_a_run_does_not_wait_for_what_is_no_regular_file(reads, name, stopped):
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), _larger])
+def test_who_reads_a_run_does_not_wait_for_what_is_special_or_too_large(make, reads, name, stopped):
     (stopped / name).unlink()
-    os.mkfifo(stopped / name)
-    with in_seconds(), pytest.raises(RunFolderError, match=f"{name} is no regular file"):
+    make(stopped / name)
+    with in_seconds(), pytest.raises(RunFolderError, match=r"no regular file|larger than") as error:
         reads(stopped)
+    assert name in str(error.value)
 
 
 def test_a_stray_step_counts_neither_for_training_nor_for_loading(stopped):

@@ -15,9 +15,9 @@ import pytest
 import glassformer as gf
 from glassformer import checkpoints
 from glassformer.checkpoints.own import digest_of, sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.data import bytes_tokenizer
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, Learned, Mlp, block, repeat
 from trials import Trials
 

@@ -1,12 +1,15 @@
 """Wrong arguments to everything public, one at a time: each works, or is refused by a public error."""
 
+import copy
 import inspect
+import json
 import math
 import random
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch import nn
 import glassformer as gf
 from glassformer.analysis.question import cards
 from glassformer.errors import GlassformerError
+from glassformer.labelled import Result
 from glassformer.testing.models import subject
 from right_calls import IDS, Call, calls, model
 from runtime_checks import lifted
@@ -109,6 +113,24 @@ def test_a_wrong_argument_works_or_is_refused_by_a_public_error(
                 made[name] = calls()[name]()
             misused(made[name], draw.choice(made[name].parameters), draw.choice(list(WRONG)), trials)
     assert trials.outcomes["refused"] > trials.outcomes["worked"] > 0
+
+
+def _refused(constant: str) -> None:
+    raise AssertionError(f"JSON knows no {constant}")
+
+
+def test_a_model_whose_weights_are_not_finite_is_answered_in_valid_json_or_refused(trials: Trials) -> None:
+    names = sorted(card.name for card in cards() if trials.full or card.name not in SLOW)
+    with lifted():
+        for seed in trials(quick=40, sweep=400):
+            draw = random.Random(seed)
+            call = calls()[draw.choice(names)]()
+            given = {name: copy.deepcopy(one) for name, one in call.arguments.items() if isinstance(one, nn.Module)}
+            for spoilt in given.values():
+                draw.choice(list(spoilt.parameters())).data.view(-1)[0] = draw.choice([math.nan, math.inf])
+            found = trials.attempt(partial(call, **given))
+            if isinstance(found, Result):
+                json.loads(found.to_json(), parse_constant=_refused)
 
 
 def test_every_public_analysis_is_among_the_calls_and_its_call_is_right(trials: Trials) -> None:

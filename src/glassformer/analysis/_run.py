@@ -17,32 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import figures
-from glassformer.analysis.prepare import Inputs, prepare
+from glassformer.analysis.coordinates import refuse_padding
+from glassformer.analysis.prepare import prepare
 from glassformer.analysis.question import Reads, card_of, cards
 from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
-from glassformer.data import UNMARKED, Batch, Marks
+from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
-from glassformer.files import json_text, write
+from glassformer.files import json_text, opened, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.models.padding import AskedPadding, Padding
-from glassformer.numerics.indices import entries, is_mask, one
+from glassformer.models.readable import PositionLabels, name_positions, with_coordinates
+from glassformer.numerics.indices import one
 from glassformer.provenance import Binding, Bound, Note, Provenance, is_gathering
-from glassformer.trace import (
-    At,
-    Edit,
-    Foreign,
-    HeadAddress,
-    Read,
-    Site,
-    Tape,
-    head_label,
-    in_layers,
-    key_head_label,
-    parts_of,
-)
+from glassformer.trace import Edit, Foreign, HeadAddress, Read, Site, Tape, in_layers, parts_of
 
 EditLike = Edit | tuple[str, Callable[[Tensor], Tensor]]
 TextOrIds = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -356,7 +346,9 @@ class Run(Mapping[str, Labelled]):
             ShapeMismatch: There is nothing to draw, or too much for one figure.
         """
         names = sites or tuple(name for name in self if Site.named(name).quantity == "pattern")
-        return figures.draw([figures.Panel(name, self[name]) for name in names], overview=not sites)
+        trained = None if self.bound is None else self.bound.trained_length
+        panels = [figures.Panel(name, self[name], trained_length=trained) for name in names]
+        return figures.draw(panels, overview=not sites, notes=[str(note) for note in self.notes if note.meaning])
 
     def save(self, path: str | Path) -> Path:
         """Write sites, ids and logits as safetensors with the labels in its header; raises `SaveError`."""
@@ -381,7 +373,7 @@ class Run(Mapping[str, Labelled]):
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
                 header = json.loads((file.metadata() or {})["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             sites = {
@@ -401,10 +393,10 @@ class Run(Mapping[str, Labelled]):
 
     def _with_rows(self, name: str, site: Labelled) -> Labelled:
         """Return a site that was read whole with its positions named row by row, as they were before it was saved."""
-        labels, rows = _PositionLabels(self), dict[str, RowLabels]()
+        labels, rows = PositionLabels(self), dict[str, RowLabels]()
         for axis in site.axes:
             if axis in ("pos", "query", "key") and axis not in site.coords:
-                _name_positions(site, axis, labels.of(Site.named(name).reads_source(axis)), {}, rows)
+                name_positions(site, axis, labels.of(Site.named(name).reads_source(axis)), {}, rows)
         return dataclasses.replace(site, rows=rows)
 
     def _header(self) -> str:
@@ -490,17 +482,17 @@ def run(
     with evaluating(model), torch.set_grad_enabled(grad):
         padding = None if lengths is None and mask is None else AskedPadding(lengths, mask)
         given = prepare(model, inputs, target, specials, padding, allow_unknown)
-        labels = _PositionLabels(given)
+        labels = PositionLabels(given)
         asked = [(tape.table[request.read.site], request.read.at) for request in tape.requests.values()]
         asked += [(tape.table[site], one.at) for site, edits in tape.edits.items() for one in edits]
-        _refuse_padding(inputs, given, asked)
+        refuse_padding(inputs, given, asked)
         output = view(*given.args, **given.kwargs, tape=tape)
     tape.check_visited()
     ours = isinstance(model, Model)
     silent = isinstance(model, Model) and not model.predicts
     logits = None if silent else output_logits(output)
     names = getattr(parts_of(model), "coordinate_names", ())
-    sites = {name: _with_coordinates(tape[name], tape, name, labels, names) for name in tape}
+    sites = {name: with_coordinates(tape[name], tape.requests.get(name), tape.table, labels, names) for name in tape}
     return Run(
         sites, given.ids, logits, given.token_rows, given.source_ids, given.source_rows, given.lengths, given.text,
         given.generated, given.notes, None if ours and not silent else output, parts_of(model), given.start,
@@ -597,119 +589,3 @@ def output_logits(output: Any) -> Tensor | None:
         if isinstance(candidate, Tensor):
             return candidate
     return None
-
-
-class _PositionLabels:
-    """Names of positions, row by row: index and token, None at padding; made once for all sites of a pass."""
-
-    def __init__(self, given: Inputs | Run) -> None:
-        self._sides = {
-            False: (given.ids, given.token_rows, given.start),
-            True: (given.source_ids, given.source_rows, None),
-        }
-        self._known: dict[bool, list[list[Coordinate | None]]] = {}
-
-    def of(self, source: bool) -> list[list[Coordinate | None]]:
-        """Return those of the encoder's rows, or of the rows that end in the logits."""
-        if source not in self._known:
-            ids, rows, start = self._sides[source]
-            width = 0 if ids is None else ids.shape[1]
-            first = [0] * len(rows) if start is None else start.tolist()
-            self._known[source] = [
-                [
-                    *[None] * before,
-                    *(f"{i}:{token}" for i, token in enumerate(row)),
-                    *[None] * (width - before - len(row)),
-                ]
-                for before, row in zip(first, rows)
-            ]
-        return self._known[source]
-
-
-def _refuse_padding(inputs: Any, given: Inputs, asked: Iterable[tuple[Site, At]]) -> None:
-    """Raise `ShapeMismatch` where single positions are read or edited, and some row has padding there.
-
-    Who lays rows out as a `Batch` counts its columns, and is let.
-    """
-    if isinstance(inputs, Batch):
-        return
-    labels = _PositionLabels(given)
-    for site, at in asked:
-        for axis, where in at.where.items():
-            if axis not in ("pos", "query", "key") or isinstance(where, slice) or is_mask(where):
-                continue
-            by_row = labels.of(site.reads_source(axis))
-            rows = range(len(by_row)) if "batch" not in at.where else entries(at.where["batch"], len(by_row), "batch")
-            for row in (row for row in rows if None in by_row[row]):
-                if any(by_row[row][i] is None for i in entries(where, len(by_row[row]), axis)):
-                    raise ShapeMismatch(_is_padding(site.name, axis, where, row))
-
-
-def _is_padding(site: str, axis: str, where: Any, row: int) -> str:
-    return (
-        f'At({axis}={where}) at "{site}" counts along the padded batch, and row {row} has padding there.\n'
-        f"    Each row's own: read the whole site, then run[…].select({axis}=…); or address rows one by one: "
-        f"At(batch={row}, {axis}=…)."
-    )
-
-
-def _with_coordinates(
-    value: Labelled, tape: Tape, name: str, labels: _PositionLabels, names: Sequence[str]
-) -> Labelled:
-    """Name positions, heads and, where they have names, coordinates of the stream along the axes of a site.
-
-    Positions of several rows, or of one that is padded, are named row by row.
-    """
-    request = tape.requests.get(name)
-    site = None if request is None else tape.table[request.read.site]
-    if request is None or site is None or not site.axes or request.read.reduce is not None:
-        return value
-    coords: dict[str, Sequence[Coordinate]] = {}
-    rows: dict[str, RowLabels] = {}
-    at = request.read.at.where
-    for axis in value.axes:
-        if axis in ("pos", "query", "key"):
-            by_row = labels.of(site.reads_source(axis))
-            if "batch" in at:
-                by_row = [by_row[i] for i in entries(at["batch"], len(by_row), "batch")]
-            if axis in at:
-                by_row = [[row[i] for i in entries(at[axis], len(row), axis)] for row in by_row]
-            _name_positions(value, axis, by_row, coords, rows)
-            continue
-        found: list[Coordinate] = list(names) if axis == "d_model" else []
-        if axis in ("head", "kv_head") and site.layer is not None:
-            found = _head_labels(site, axis, tape.table)
-        if axis in at and found:
-            found = [found[i] for i in entries(at[axis], len(found), axis)]
-        if found and len(found) == value.size(axis):
-            coords[axis] = found
-    return dataclasses.replace(value, coords=coords, rows=rows)
-
-
-def _name_positions(
-    value: Labelled, axis: str, by_row: RowLabels, coords: dict[str, Sequence[Coordinate]], rows: dict[str, RowLabels]
-) -> None:
-    """Add the labels of an axis of positions: to those of all rows if there is one, whole; else to those by row."""
-    # a pattern may have more keys than there are tokens (sinks, persistent memory): those stay numbers
-    if not by_row or len(by_row[0]) != value.size(axis):
-        return
-    whole = [label for label in by_row[0] if label is not None]
-    if len(by_row) == 1 and len(whole) == value.size(axis):
-        coords[axis] = whole
-    elif "batch" in value.axes and len(by_row) == value.size("batch"):
-        rows[axis] = by_row
-
-
-def _head_labels(site: Site, axis: str, table: Mapping[str, Site]) -> list[Coordinate]:
-    """Return what heads are called along an axis; key heads by all heads that read them."""
-    assert site.layer is not None
-    if axis == "head":
-        return [head_label(site.stack, site.part, site.layer, h) for h in range(site.sizes["head"])]
-    inside = [s for s in table.values() if (s.stack, s.layer, s.part) == (site.stack, site.layer, site.part)]
-    heads = next((s.sizes["head"] for s in inside if "head" in s.sizes), None)
-    groups = site.sizes.get(axis)
-    if heads is None or groups is None:
-        return []
-    shared = heads // groups
-    first = site.stack, site.part, site.layer
-    return [key_head_label(*first, range(g * shared, (g + 1) * shared)) for g in range(groups)]

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from glassformer.analysis.components import require_next_tokens
 from glassformer.analysis.prepare import next_tokens
+from glassformer.arguments import Count, checked
 from glassformer.data import Batch
-from glassformer.errors import AnalysisUnavailable
+from glassformer.errors import AnalysisUnavailable, WrongArgument
 from glassformer.labelled import Labelled
 from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
 
 TokenPlace = int | range
 
 
+@checked
 def loss_by_position(model: ModelLike, *batches: Any) -> Labelled:
     """Return the mean loss of each position's token over the rows of some batches, in nats.
 
@@ -36,6 +39,7 @@ def loss_by_position(model: ModelLike, *batches: Any) -> Labelled:
     return Labelled(means, ("pos",), {"pos": range(1, len(means) + 1)})
 
 
+@checked
 def token_losses(model: ModelLike, *batches: Any) -> tuple[Float[Tensor, "row pos"], Bool[Tensor, "row pos"]]:
     """Return every row's loss on every token in nats, and which of them count; shorter batches are filled up."""
     model = require_model(model, "losses")
@@ -45,8 +49,9 @@ def token_losses(model: ModelLike, *batches: Any) -> tuple[Float[Tensor, "row po
     return losses, joined([batch.weight for batch in found])
 
 
+@checked
 def document_losses(
-    model: ModelLike, documents: Iterable[list[int]], length: int, *, rows: int = 16
+    model: ModelLike, documents: Iterable[list[int]], length: Count, *, rows: int = 16
 ) -> Float[Tensor, " token"]:
     """Return the loss of every token of every document in nats, one document after the other.
 
@@ -62,6 +67,7 @@ def document_losses(
 
     Raises:
         AnalysisUnavailable: The model is no decoder, or its logits are not of the tokens it reads.
+        TokenOutOfRange: An id is outside the vocabulary.
     """
     require_next_tokens(model, "document_losses")
     if not isinstance(model, Decoder):
@@ -84,7 +90,8 @@ def document_losses(
     return torch.cat(losses) if losses else torch.zeros(0)
 
 
-def bits_per_byte(losses: Float[Tensor, " token"], n_bytes: int) -> float:
+@checked
+def bits_per_byte(losses: Float[Tensor, " token"], n_bytes: Count) -> float:
     """Return what the losses cost per byte of the text they were measured on."""
     return float(losses.double().sum()) / math.log(2) / n_bytes
 
@@ -102,6 +109,7 @@ def icl_places(length: int) -> tuple[range, range]:
     )
 
 
+@checked
 def icl_score(losses: Labelled, early: TokenPlace | None = None, late: TokenPlace | None = None) -> float:
     """Return the in-context-learning score in nats: loss at late tokens minus loss at early ones; negative is good.
 
@@ -161,7 +169,9 @@ def _windows(documents: Iterable[list[int]], bos: int | None, length: int) -> It
     """Yield (tokens, how many of the first targets were counted before)."""
     half = max(length // 2, 1)
     for ids in documents:
-        tokens = ids if bos is None else [bos, *ids]
+        if not isinstance(ids, list | tuple):
+            raise WrongArgument(f"document_losses: documents= takes lists of token ids; found a {type(ids).__name__}.")
+        tokens = list(ids) if bos is None else [bos, *ids]
         yield tokens[: length + 1], 0
         for start in range(half, len(tokens) - 1 - (length - half), half):
             yield tokens[start : start + length + 1], length - half
@@ -175,6 +185,7 @@ def _window_losses(model: Decoder, windows: list[tuple[list[int], int]]) -> list
     ids = torch.zeros(len(windows), int(lengths.max()) + 1, dtype=torch.long)
     for i, (tokens, _) in enumerate(windows):
         ids[i, : len(tokens)] = torch.tensor(tokens)
+    require_ids(ids, model.config.vocab_size)
     ids, lengths = ids.to(place_of(model)), lengths.to(place_of(model))
     x = model.stream(ids[:, :-1], lengths=None if bool((lengths == lengths[0]).all()) else lengths)
     losses = -model.unembed.log_prob(x, ids[:, 1:])

@@ -3,17 +3,21 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from glassformer.labelled import Result
-from glassformer.provenance import Binding, Bound, Note
+from glassformer.provenance import Binding, Bound, Note, of_runs
 
 # parameters by which analyses take what the model reads
 INPUTS = frozenset(
     ("text", "target", "inputs", "ids", "base", "batch", "batches", "clean", "corrupt", "pairs", "prompts", "texts")
 )
+
+# by which they take the folders of training runs
+RUNS = ("folder", "folders")
 
 
 def bound(
@@ -36,7 +40,10 @@ def bound(
     subject = next((value for value in values if _is_subject(value)), None)
     earlier = [note for value in values if _carries(value) for note in value.notes]
     found = result.noted(*earlier, *told)
-    return found if subject is None else found.bound(_binding(analysis.__name__, subject, inputs, seed))
+    if subject is not None:
+        return found.bound(_binding(analysis.__name__, subject, inputs, seed))
+    runs = [_run_name(value) for name in RUNS for value in _within([asked.arguments.get(name)]) if _is_run(value)]
+    return found.bound(of_runs(analysis.__name__, runs, inputs, seed)) if runs else found
 
 
 @functools.cache
@@ -61,6 +68,14 @@ def _is_subject(value: Any) -> bool:
     if _carries(value):
         return _bound_of(value) is not None
     return isinstance(value, nn.Module) or isinstance(getattr(value, "model", None), nn.Module)
+
+
+def _is_run(value: Any) -> bool:
+    return isinstance(getattr(value, "folder", value), str | Path)
+
+
+def _run_name(value: Any) -> str:
+    return Path(getattr(value, "folder", value)).name
 
 
 def _bound_of(value: Any) -> Bound | None:

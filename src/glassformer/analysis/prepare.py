@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import inspect
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.analysis.reading import check_known, mark_notes, marked, rows_note, specials_note
+from glassformer.analysis.reading import marked, rows_note, specials_note
 from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
 from glassformer.data.batch import next_token_batch
+from glassformer.data.marks import mark_notes
 from glassformer.data.tokenizer import Reading
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.models.readable import readable
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, tell
 from glassformer.trace import Foreign
@@ -66,7 +67,8 @@ def prepare(
     marks = marked(model, found.ids, found.token_rows)
     source = marked(model, found.source_ids, found.source_rows, of_source=True)
     of = "text" if found.source_ids is None else "target"
-    odd = *mark_notes(model, source, "source"), *mark_notes(model, marks, of)
+    name = getattr(model, "name", "")
+    odd = *mark_notes(source, "source", name), *mark_notes(marks, of, name)
     notes = distinct(found.notes, odd, rows_note(model, found.source_rows, found.token_rows))
     tell(notes)
     return dataclasses.replace(found, notes=notes, marks=marks, source_marks=source)
@@ -205,7 +207,7 @@ def token_ids(
             ids = torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
-    if ids.is_floating_point() or ids.is_complex() or ids.ndim not in (1, 2):
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
         raise ShapeMismatch(f"token ids are integers with axes `pos` or `batch pos`; found {kind}.")
     ids = torch.atleast_2d(ids).long()
@@ -246,11 +248,9 @@ def encode(
     tokenizer = _tokenizer(model, specials, reading)
     if isinstance(model, Encoder):
         tokenizer = tokenizer.naming(tokenizer.roles.mask, text)
-    ids = tokenizer.encode(text)
+    ids = tokenizer.read(text, allow_unknown=allow_unknown, model=getattr(model, "name", ""))
     if not ids:
         raise TextError("the text is empty: give at least one token.")
-    if not allow_unknown:
-        check_known(model, tokenizer, text, ids)
     begin, end = tokenizer.around(reading)
     return [*begin, *ids, *end]
 
@@ -322,39 +322,6 @@ def asked_position(model: ModuleLike, ids: Int[Tensor, " pos"]) -> int:
         return -1
     found = (ids == mask).nonzero().flatten().tolist()
     return found[0] if found else -1
-
-
-def readable(model: ModuleLike, ids: Tensor, padding: Padding = WHOLE, stack: str | None = None) -> list[list[str]]:
-    """Return each row's real tokens as text, or as numbers if the model has no tokenizer.
-
-    They are tokens that a stack reads, by default the one that ends in the logits.
-    """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.tokenizer_of(stack) if isinstance(model, Model) else tokenizer, ids, padding)
-
-
-def readable_outputs(model: ModuleLike, ids: Tensor) -> list[list[str]]:
-    """Return each row's tokens as text, or as numbers, where they are tokens that logits are of."""
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    return _named(model.output_tokenizer if isinstance(model, Model) else tokenizer, ids)
-
-
-def _named(tokenizer: Any, ids: Tensor, padding: Padding = WHOLE) -> list[list[str]]:
-    rows: list[list[int]] = padding.real_rows(ids)
-    if not hasattr(tokenizer, "tokens"):
-        return [[str(i) for i in row] for row in rows]
-    # a model may have more rows in its embedding than its tokenizer has tokens
-    known = tokenizer.vocab_size
-    return [[tokenizer.token(i) if i < known else f"<{i}>" for i in row] for row in rows]
-
-
-def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of ids; those that a model has beyond its tokenizer's tokens appear as `<id>`."""
-    known, parts = tokenizer.vocab_size, []
-    for beyond, some in itertools.groupby(ids, lambda id: id >= known):
-        run = list(some)
-        parts += [f"<{id}>" for id in run] if beyond else [tokenizer.decode(run)]
-    return "".join(parts)
 
 
 def translated(

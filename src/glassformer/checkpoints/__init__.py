@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from glassformer.files.packaged import shipped
 from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from glassformer.checkpoints.loading import config_of, load, open_folder
     from glassformer.checkpoints.names import folder_of, require_no_slip
     from glassformer.checkpoints.own import save, sha256
-    from glassformer.checkpoints.packaged import shipped
     from glassformer.checkpoints.shards import AttentionReader, save_shards
 else:
     __getattr__, __dir__ = lazily(
@@ -25,7 +25,6 @@ else:
             "loading": ("config_of", "load", "open_folder"),
             "names": ("folder_of", "require_no_slip"),
             "own": ("save", "sha256"),
-            "packaged": ("shipped",),
             "shards": ("AttentionReader", "save_shards"),
         },
     )

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from glassformer.checkpoints.families import Source, assembled
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import TensorFiles
 from glassformer.errors import CheckpointError, ConfigError, nearest
+from glassformer.files.packaged import CONFIG
 from glassformer.models import ModelConfig
 from glassformer.numerics.decompositions import is_finite
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type

@@ -9,12 +9,12 @@ from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import Checkpoint
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import OwnFolder, attach
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.published import PublishedFolder
 from glassformer.checkpoints.streamed import streamed
 from glassformer.checkpoints.tensors import PICKLED, way_from_pickle
 from glassformer.errors import CheckpointError
 from glassformer.files import read_json, reason
+from glassformer.files.packaged import CONFIG
 from glassformer.models import Model, ModelConfig
 from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 from glassformer.provenance import digest

@@ -2,14 +2,13 @@
 
 import difflib
 import os
-from importlib.resources import files as resources
 from pathlib import Path
 
 from glassformer.arguments import checked
 from glassformer.checkpoints import hub, run_steps
-from glassformer.checkpoints.packaged import CONFIG, shipped
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.errors import CheckpointError, UnknownModel, nearest
+from glassformer.files.packaged import CONFIG, shipped, shipped_folder
 
 # of two names, from 0 to 1: a slip of one or two letters
 NEAR = 0.75
@@ -26,7 +25,7 @@ def folder_of(name: str | Path, revision: str | None = None, *, weights: bool = 
         CheckpointError: It is a file, a run folder whose newest checkpoint is damaged, or the hub cannot be reached.
     """
     if str(name) in shipped():
-        return Path(str(resources("glassformer") / "zoo" / str(name)))
+        return shipped_folder(str(name))
     folder = Path(name)
     # os.path, unlike Path, takes any text for a name that may not exist, however long
     if not os.path.isdir(folder):

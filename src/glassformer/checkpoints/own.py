@@ -21,11 +21,11 @@ from glassformer import files
 from glassformer.arguments import checked
 from glassformer.checkpoints.checkpoint import Checkpoint, Origin, skeleton
 from glassformer.checkpoints.families import Piece, Source
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS, TensorFiles, is_pickle
 from glassformer.data import Roles, Tokenizer
 from glassformer.errors import CheckpointError, ConfigError, nearest
 from glassformer.files import json_text
+from glassformer.files.packaged import CONFIG
 from glassformer.files.reading import MOST_TOKENIZER, opened, read, reason
 from glassformer.models import Model, ModelConfig, ModelLike, require_model
 from glassformer.numerics.placement import NumberType, number_type

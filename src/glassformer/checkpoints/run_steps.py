@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.checkpoints.own import sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
+from glassformer.files.packaged import CONFIG
 
 FACTS, OPTIMIZER = "facts.json", "optimizer.safetensors"
 # more than the losses between two lines of metrics ever take

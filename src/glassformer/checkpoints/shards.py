@@ -21,10 +21,10 @@ from glassformer import files
 from glassformer.checkpoints.checkpoint import place
 from glassformer.checkpoints.loading import open_folder
 from glassformer.checkpoints.own import HALF, envelope, sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX
 from glassformer.errors import CheckpointError
 from glassformer.files import json_text
+from glassformer.files.packaged import CONFIG
 from glassformer.models import Block, Decoder, ModelConfig
 from glassformer.models.sub_layer import sub_layers_of
 from glassformer.weights import AttentionWeights, attention_views

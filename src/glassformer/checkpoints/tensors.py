@@ -219,6 +219,10 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     try:
         with opened(path) as raw:
             start = raw.read(32)
+            size = int.from_bytes(start[:8], "little")
+            raw.seek(8)
+            content = raw.read(size if size <= MOST_JSON else 0)
+            whole = os.fstat(raw.fileno()).st_size
     except OSError as error:
         raise CheckpointError(f'cannot read "{path}": {reason(error)}.') from error
     if is_pickle(start):
@@ -230,18 +234,15 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             f'"{path}" is a pointer of git-lfs, not the weights themselves; fetch them: git lfs pull.'
         )
     try:
-        if (size := int.from_bytes(start[:8], "little")) > MOST_JSON:
+        if size > MOST_JSON:
             raise ValueError(f"its header would have {size:,} bytes; {MOST_JSON:,} are read")
         # checks that the header describes the file: nothing beyond its end, nothing twice, no gaps
         with safe_open(path, "np"):
             pass
-        with opened(path) as raw:
-            raw.seek(8)
-            header = json.loads(raw.read(size))
+        header = json.loads(content)
     except (OSError, SafetensorError, ValueError) as error:
-        size = path.stat().st_size
         raise CheckpointError(
-            f'"{path}" ({size:,} bytes) is not a whole safetensors file ({error}); it is truncated or damaged. '
+            f'"{path}" ({whole:,} bytes) is not a whole safetensors file ({error}); it is truncated or damaged. '
             "Copy or download it again."
         ) from error
     found: dict[str, StoredTensor] = {}

@@ -43,17 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return 0
-    if arguments[0] == "--version":
-        print(f"glassformer {__version__}")
-        return 0
-    verb, *rest = arguments
-    if verb not in VERBS:
-        known = ", ".join(VERBS)
-        _complain(f'no command "{verb}".{nearest(verb, VERBS)} Commands: {known}.')
-        return 2
+    verb, *rest = arguments or ["--help"]
+    # named in messages, where it is a command
+    named = verb if verb in VERBS else ""
     try:
         code = _run(verb, rest)
         # what cannot be printed is to be known before the exit code is
@@ -66,17 +58,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         # a verb that kept something says what
         said = "".join(f": {words}" for words in interrupt.args)
-        print(f"\nglassformer {verb}: interrupted{said}", file=sys.stderr)
+        print(f"\n{_command(named)}: interrupted{said}", file=sys.stderr)
         return 130
-    except (GlassformerError, OSError, UnicodeEncodeError) as error:
+    except (GlassformerError, OSError, UnicodeEncodeError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not (isinstance(error, GlassformerError) or _lacks_memory(error)):
+            raise
         if debug:
             traceback.print_exc()
-        _complain(_reason(error), verb)
+        _complain(_reason(error), named)
         _discard_output()
         return 2
 
 
 def _run(verb: str, arguments: list[str]) -> int:
+    if verb in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if verb == "--version":
+        print(f"glassformer {__version__}")
+        return 0
+    if verb not in VERBS:
+        known = ", ".join(VERBS)
+        _complain(f'no command "{verb}".{nearest(verb, VERBS)} Commands: {known}.')
+        return 2
     from glassformer.cli.parsing import call_of
 
     function = getattr(importlib.import_module(f"glassformer.cli.{verb}"), verb)
@@ -87,10 +91,12 @@ def _run(verb: str, arguments: list[str]) -> int:
     return 0
 
 
-def _reason(error: GlassformerError | OSError | UnicodeEncodeError) -> str:
+def _reason(error: GlassformerError | OSError | UnicodeEncodeError | MemoryError | RuntimeError) -> str:
     """Return what went wrong, in a sentence."""
     if isinstance(error, GlassformerError):
         return str(error)
+    if isinstance(error, MemoryError | RuntimeError):
+        return "not enough memory for what was asked. Ask for less at once: a shorter text, smaller batches."
     if isinstance(error, UnicodeEncodeError):
         character = error.object[error.start]
         return (
@@ -101,9 +107,20 @@ def _reason(error: GlassformerError | OSError | UnicodeEncodeError) -> str:
     return f"{place} cannot be read or written: {error.strerror or error}."
 
 
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether memory is all that was missing: PyTorch has a class for that on accelerators, and a sentence on CPUs."""
+    # by name: this module does not load PyTorch
+    return type(error).__name__ == "OutOfMemoryError" or any(
+        words in str(error) for words in ("DefaultCPUAllocator", "Storage size calculation overflowed")
+    )
+
+
 def _complain(message: str, verb: str = "") -> None:
-    command = f"glassformer {verb}".strip()
-    print(printable(f"{command}: {shortened(message)}"), file=sys.stderr)
+    print(printable(f"{_command(verb)}: {shortened(message)}"), file=sys.stderr)
+
+
+def _command(verb: str) -> str:
+    return f"glassformer {verb}".strip()
 
 
 def _discard_output() -> None:

@@ -35,7 +35,7 @@ def model_of(name: str, opening: Opening) -> Any:
         )
         model.tokenizer = model.tokenizer.adding(specials == "on", in_text=specials == "in-text")
     for name in ("tokenizer", "source_tokenizer") if opening.allow_unknown else ():
-        tokenizer = getattr(model, name, None)
+        tokenizer = getattr(model, name)
         if tokenizer is not None and not tokenizer.allows_unknown:
             setattr(model, name, tokenizer.allowing_unknown())
     return model

@@ -66,7 +66,6 @@ def attribute(
     """
     from glassformer import analysis
     from glassformer.analysis.places import position_in
-    from glassformer.cli.console import Console
     from glassformer.config import require
 
     require(method is None or bool(method), "--method needs at least one method.")
@@ -94,21 +93,17 @@ def attribute(
             found.append(_flows()[name](run))
         else:
             found.append(_by_part(run, name, ids, place, norm))
-    console = Console()
     read = tokens_of(run)
-    console.print(read.shown(), _heading(run, place, chosen, ids[1]))
-    for result in found:
-        console.print()
-        console.print(_view(result, place, top))
+    shown = [read.shown(), _heading(run, place, chosen, ids[1])]
+    shown += [part for result in found for part in ("", _view(result, place, top))]
     asked = {"text": text, "target": target, "position": place, "method": list(methods)}
     words = {name: None if id is None else _name(loaded, id) for name, id in zip(("answer", "against"), ids)}
-    deliver("attribute", loaded, asked | words, found, output, read)
+    deliver("attribute", loaded, asked | words, found, output, read, shown=shown)
 
 
 def _over_pairs(model: "ModelLike", path: Path, pairs: Any, fitting: bool, norm: Any, top: int, output: Output) -> None:
     """Say what adds to the answers of many prompts over the wrong ones, on average."""
     from glassformer import analysis
-    from glassformer.cli.console import Console
     from glassformer.render.terminal import largest
 
     run, encoded = clean_run(model, pairs, fitting, [analysis.attribution.direct_logit_attribution])
@@ -116,8 +111,8 @@ def _over_pairs(model: "ModelLike", path: Path, pairs: Any, fitting: bool, norm:
         run, answer=encoded.answer, against=encoded.wrong, position=encoded.last[:, None], row=None, norm=norm
     )
     read = tokens_of(run)
-    Console().print(read.shown(), largest(split, top))
-    deliver("attribute", model, {"pairs": str(path), "n": len(encoded), "norm": norm}, [split], output, read)
+    asked, shown = {"pairs": str(path), "n": len(encoded), "norm": norm}, [read.shown(), largest(split, top)]
+    deliver("attribute", model, asked, [split], output, read, shown=shown)
 
 
 def _questions(methods: tuple[str, ...]) -> list[Any]:
@@ -167,7 +162,7 @@ def _name(model: "ModelLike", id: int) -> str:
     """Return what an output token is called."""
     import torch
 
-    from glassformer.analysis.prepare import readable_outputs
+    from glassformer.models.readable import readable_outputs
 
     return readable_outputs(model, torch.tensor([[id]]))[0][0]
 

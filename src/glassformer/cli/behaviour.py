@@ -56,7 +56,6 @@ def behaviour(
         recent: In long-context, how many last tokens count as recent.
         top: Largest entries per table.
     """
-    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -81,13 +80,9 @@ def behaviour(
         found = [_of_text(loaded, habit, first, second, after, options) for habit in of_text]
     if "short-circuit" in asked:
         found.append(_short_circuit(loaded, model))
-    console = Console()
-    if read is not None:
-        console.print(read.shown())
-    for result in found:
-        console.print()
-        console.print(largest(result, top))
-    deliver("behaviour", loaded, given, found, output, read)
+    shown = [] if read is None else [read.shown()]
+    shown += [part for result in found for part in ("", largest(result, top))]
+    deliver("behaviour", loaded, given, found, output, read, shown=shown)
 
 
 def _read(model: "ModelLike", first: Any, second: Any, target: Any) -> TokensRead:

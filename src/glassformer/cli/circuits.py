@@ -7,7 +7,7 @@ import tyro
 
 from glassformer.cli.arguments import placed_model, source_of
 from glassformer.cli.options import Output, Placement
-from glassformer.cli.output import check, write_documents
+from glassformer.cli.output import check, finish
 from glassformer.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def circuits(
     from glassformer.config import require
     from glassformer.errors import AnalysisUnavailable, ConfigError
     from glassformer.render.page import circuits_page
-    from glassformer.render.terminal import show
+    from glassformer.render.terminal.tables import noted, tables
 
     require(0 <= seed < 2**62, f"--seed must be in 0 to 2**62 - 1, found {seed}.")
     if model is None and run is None:
@@ -81,8 +81,10 @@ def circuits(
             found = found.replace(
                 unavailable=(*found.unavailable, analysis.reports.Unavailable("training", str(error)))
             )
-    show(found, Console())
-    write_documents(output, found.to_json, lambda: circuits_page(found.to_dict()))
+    finish(
+        [tables(found), *noted(found.notes)], JSON=(output.json, found.to_json),
+        page=(output.html, lambda: circuits_page(found.to_dict())),
+    )  # fmt: skip
 
 
 def _metrics(model: str | None, run: Path | None) -> list[dict[str, Any]]:

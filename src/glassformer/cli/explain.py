@@ -6,7 +6,7 @@ import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
 from glassformer.cli.options import Opening, Output, Target, Text
-from glassformer.cli.output import check, write_documents
+from glassformer.cli.output import check, finish
 
 EXAMPLES = {
     "attn-only-1l": "import os\nimport sys\nimport",
@@ -61,12 +61,11 @@ def explain(
         all: Print everything that was found.
     """
     from glassformer import analysis
-    from glassformer.cli.console import Console
     from glassformer.models import Sampling
     from glassformer.render.page import explanation_page
-    from glassformer.render.terminal import largest, show
+    from glassformer.render.terminal import largest
     from glassformer.render.terminal.explanation import N_COMPONENTS
-    from glassformer.render.terminal.tables import noted
+    from glassformer.render.terminal.tables import noted, tables
     from glassformer.words import spoken
 
     check(output)
@@ -76,11 +75,9 @@ def explain(
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
-    console = Console()
-    if all:
-        show(found, console)
-    else:
-        console.print(largest(found, N_COMPONENTS))
-        rest = spoken("--all shows the rest: the logit lens, the way from text to answer, sampling.")
-        console.print(rest, *noted(found.notes))
-    write_documents(output, found.to_json, lambda: explanation_page(found.to_dict()))
+    rest = spoken("--all shows the rest: the logit lens, the way from text to answer, sampling.")
+    shown = [tables(found)] if all else [largest(found, N_COMPONENTS), rest]
+    finish(
+        [*shown, *noted(found.notes)], JSON=(output.json, found.to_json),
+        page=(output.html, lambda: explanation_page(found.to_dict())),
+    )  # fmt: skip

@@ -1,14 +1,19 @@
 """`glassformer generate`: continue a text, or translate one."""
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from glassformer.cli.arguments import model_of, prompt_of
-from glassformer.cli.options import ModelName, Opening
+from glassformer.cli.edits import edits_of
+from glassformer.cli.options import ModelName, Opening, Output
+from glassformer.cli.output import check, deliver
 from glassformer.cli.tokens_read import TokensRead, tell
+from glassformer.config import require
 from glassformer.errors import ConfigError, TextError, printable
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     Drawn = Iterable[tuple[int | None, tuple[Note, ...]]]
 
 NEW_TOKENS = 128  # as far as the context has room
+_READ = "--read records what the model does while it draws, into a document: give --json FILE, and leave out --beams."
 
 
 def generate(
@@ -33,15 +39,24 @@ def generate(
     seed: int = 0,
     beyond_context: bool = False,
     beams: int | None = None,
+    ablate: tuple[str, ...] = (),
+    steer: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[SITE=FILE:NAME*FACTOR ...]")] = (),
+    read: tuple[str, ...] = (),
+    json: Path | None = None,
     *,
     opening: Opening,
 ) -> None:
     """Continue a text token by token, as it is drawn; an encoder-decoder writes the target of a source.
 
+    What --ablate and --steer change, they change in the text and in every token behind it; the command sites lists
+    where they can.
+
     Examples:
         glassformer generate gpt-4l "def main(" --temperature 0.8 --top-p 0.95 --seed 1
         glassformer generate zh-en 我吃了一个苹果 --beams 4
         head -c 300 script.py | glassformer generate gpt-4l - --temperature 0
+        glassformer generate attn-only-2l "def f(x, y):" --ablate L1H6 L1H3 --read L0H1.pattern --json found.json
+        glassformer generate attn-only-2l "def f(x, y):" --steer "blocks.0.resid_post=vectors.safetensors:joy*4"
 
     Args:
         text: What to continue or to translate; - reads standard input; token ids for a model without a tokenizer.
@@ -55,6 +70,12 @@ def generate(
         seed: Of the draws.
         beyond_context: Go on beyond the context that the model is meant for.
         beams: Search for the most probable text with so many beams instead of drawing.
+        ablate: Heads, or sites of the forward pass, that are set to zero.
+        steer: Vectors, from safetensors files, that are added at a site; a factor of 1 and the name of a file's only
+            tensor may be left out.
+        read: Sites, or heads' (L1H6.pattern), that are recorded in --json.
+        json: Write ids, texts and what was recorded as JSON, as docs/results-json.md describes it; the text is then
+            printed when it is whole.
     """
     from glassformer.models import Decoder, Sampling
 
@@ -65,6 +86,9 @@ def generate(
             f"--beams looks for the most probable text, and draws nothing: {', '.join(asked)} would do nothing. Leave "
             "out one or the other."
         )
+    require(not read or (json is not None and beams is None), _READ)
+    output = Output(json=json)
+    check(output)
     loaded = model_of(model, opening)
     given, tokenizer = prompt_of(loaded, text), loaded.tokenizer
     if temperature is None:
@@ -75,13 +99,19 @@ def generate(
     room = NEW_TOKENS if beyond_context else max(1, min(NEW_TOKENS, loaded.config.max_len - len(prompt) + 1))
     options: dict[str, Any] = {
         "source": source, "max_new_tokens": room if max_new_tokens is None else max_new_tokens, "stop_ids": stops,
-        "beyond_context": beyond_context,
+        "beyond_context": beyond_context, "edit": edits_of(ablate, steer),
     }  # fmt: skip
     # refuses what cannot be generated before anything is printed
-    drawn = _drawn(loaded, prompt, sampling, beams, options)
-    read = _read(loaded, given, prompt, source)
+    drawn, found = _drawn(loaded, prompt, sampling, beams, read, options, whole=json is not None)
+    reading = _read(loaded, given, prompt, source)
+    # first, since who reads the text may have seen enough before its end
+    asked = {"text": given if isinstance(given, str) else None, "seed": seed, "beams": beams} | drawing
+    asked |= {"temperature": None if beams is not None else temperature}
+    asked |= {"ablate": list(ablate) or None, "steer": list(steer) or None, "read": list(read) or None}
+    with contextlib.redirect_stdout(sys.stderr):
+        deliver("generate", loaded, asked, [found], output, reading, shown=())
     # on standard error: the text itself goes on into other programs
-    tell(read)
+    tell(reading)
     if isinstance(loaded, Decoder):
         _show(given if isinstance(given, str) else " ".join(map(str, given)))
     later: dict[Note, None] = {}
@@ -93,36 +123,51 @@ def generate(
             _print(tokenizer, new)
     finally:
         # behind the text, which notes would break in two on a terminal; also of one that was interrupted
-        tell(TokensRead({}, tuple(note for note in later if note not in read.notes)))
+        tell(TokensRead({}, tuple(note for note in later if note not in reading.notes)))
 
 
 def _read(model: Any, given: str | list[int], prompt: list[int], source: list[list[int]] | None) -> TokensRead:
     """Return what is read before anything is generated, and what must be known of it."""
     import torch
 
-    from glassformer.analysis.prepare import readable, said
-    from glassformer.analysis.reading import mark_notes, marked
+    from glassformer.analysis.prepare import said
+    from glassformer.analysis.reading import marked
+    from glassformer.data.marks import mark_notes
     from glassformer.models.generate import given_notes
+    from glassformer.models.readable import readable
 
     of_source = source is not None
     ids = torch.tensor([prompt] if source is None else source)
     rows = readable(model, ids, stack=model.source if of_source else None)
     odd, long = marked(model, ids, rows, of_source=of_source), given_notes(model, [len(prompt)], source)
     around = said(model, given, "source" if of_source else "prompt")
-    notes = (*around, *mark_notes(model, odd, "source" if of_source else "text"), *long)
+    notes = (*around, *mark_notes(odd, "source" if of_source else "text", model.name), *long)
     return TokensRead({"reads": rows}, notes, {"reads": odd})
 
 
 def _drawn(
-    model: "ModelLike", prompt: list[int], sampling: "Sampling", beams: int | None, options: dict[str, Any]
-) -> "Drawn":
-    """Return tokens as they are drawn, or those of the best beam; each with what must be known from there on."""
-    from glassformer.models import beam_search, stream
+    model: "ModelLike",
+    prompt: list[int],
+    sampling: "Sampling",
+    beams: int | None,
+    read: tuple[str, ...],
+    options: dict[str, Any],
+    *,
+    whole: bool,
+) -> "tuple[Drawn, Any]":
+    """Return tokens as they are drawn, or those of the best beam; each with what must be known from there on.
 
-    if beams is None:
-        return ((step.tokens[0], step.notes) for step in stream(model, [prompt], sampling, **options))
-    found = beam_search(model, [prompt], n_beams=beams, **options)
-    return ((id, found.notes) for id in found.best[0].tokens)
+    With them stands the result, if it is wanted whole.
+    """
+    from glassformer.models import beam_search, generate, stream
+
+    if beams is not None:
+        found = beam_search(model, [prompt], n_beams=beams, **options)
+        return ((id, found.notes) for id in found.best[0].tokens), found
+    if whole:
+        made = generate(model, [prompt], sampling, read=read, **options)
+        return ((id, made.notes) for id in made.tokens[0]), made
+    return ((step.tokens[0], step.notes) for step in stream(model, [prompt], sampling, **options)), None
 
 
 def _noting(drawn: "Drawn", notes: "dict[Note, None]") -> Iterator[int]:

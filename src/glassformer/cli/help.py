@@ -1,7 +1,9 @@
 """What the help of a verb shows: what stands for values of options, defaults that say something, whole sentences."""
 
+import functools
 import inspect
 import io
+import operator
 import re
 import shutil
 import sys
@@ -14,11 +16,11 @@ import tyro
 
 # what stands for the value of an option of this name; for others their type decides
 PLACEHOLDERS = {
-    "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
+    "ablate": "PART", "against": "TOKEN", "answer": "TOKEN", "begin_from": "FOLDER", "by": "AXIS", "data": "SOURCE",
     "device": "DEVICE", "dtype": "TYPE", "folder": "FOLDER", "glob": "GLOB", "heads": "HEAD", "model": "MODEL",
-    "name": "NAME", "positions": "POSITION", "position": "POSITION", "receivers": "RECEIVER", "recipe": "RECIPE",
-    "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE", "shard_size": "BYTES",
-    "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD", "wrong": "TOKEN",
+    "name": "NAME", "position": "POSITION", "positions": "POSITION", "read": "SITE", "receivers": "RECEIVER",
+    "recipe": "RECIPE", "revision": "REVISION", "role": "ROLE", "run": "RUN", "set": "PATH=VALUE",
+    "shard_size": "BYTES", "sites": "SITE", "subject": "WORDS", "task": "TASK", "word": "WORD", "wrong": "TOKEN",
 }  # fmt: skip
 BY_TYPE: dict[type, str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
@@ -56,17 +58,37 @@ def shown(name: str, hint: Any, default: Any) -> Any:
         # brackets say that an argument may be left out; an option may anyway
         optional = tyro.conf.Positional in annotations and default is not inspect.Parameter.empty
         said["metavar"] = f"[{word}]" if optional and not word.startswith("[") else word
+    hint = _any_words(hint) if choices_of(hint) else hint
     return Annotated[hint, tyro.conf.arg(**said)] if said else hint
 
 
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the words that an option of this type takes, where it takes no others."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(word for one in get_args(hint) for word in choices_of(one))
+
+
+def _any_words(hint: Any) -> Any:
+    """Return a type with any words in the place of choices: a wrong one is answered as other errors are, not here."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return str
+    if origin is Annotated:
+        return Annotated[_any_words(inner[0]), *inner[1:]]
+    if origin in (Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_any_words, inner))
+    return tuple[_any_words(inner[0]), ...] if origin is tuple else hint
+
+
 def _placeholder(name: str, kind: Any) -> str | None:
-    """Return what stands for the value of an option; None where its choices are listed, or it has no value."""
+    """Return what stands for the value of an option; None where it has no value."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(one for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is tuple:
-        one = get_args(kind)[0]
-        choices = f"{{{','.join(get_args(one))}}}" if get_origin(one) is Literal else None
-        return f"[{choices or _placeholder(name, one)} ...]"
+        return f"[{_placeholder(name, get_args(kind)[0])} ...]"
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(get_args(kind))}}}"
     return None if kind not in BY_TYPE else PLACEHOLDERS.get(name, BY_TYPE[kind])
 
 

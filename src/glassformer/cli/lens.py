@@ -64,7 +64,6 @@ def lens(
     """
     from glassformer import analysis
     from glassformer.analysis.places import position_in
-    from glassformer.cli.console import Console, say
     from glassformer.config import require
     from glassformer.render.terminal.lens import answers_by_depth, depth
     from glassformer.render.terminal.tables import tables
@@ -76,7 +75,7 @@ def lens(
     _check_translators(tuned, train, data)
     check(output, train=train)
     loaded = model_of(model, opening)
-    console, found, read = Console(), list[Any](), None
+    found, printed, read = list[Any](), list[Any](), None
     translators = None if tuned is None else analysis.lens.TunedLens.load(tuned, loaded)
     # a text that the model cannot read is better refused before training than after it
     run = None if text is None else _run(loaded, text, target)
@@ -84,22 +83,20 @@ def lens(
     followed = None if answer is None else token_of(loaded, answer)
     if train is not None:
         translators, measured = _trained(loaded, model, data, steps, seed)
-        say(spoken("tuned lens: {path}", path=translators.save(train).absolute()))
-        console.print(tables(measured))
+        printed += [spoken("tuned lens: {path}", path=translators.save(train).absolute()), tables(measured)]
         found.append(measured)
     if run is not None and place is not None:
         shown = analysis.lens.lens_grid(run, answer=followed, k=max(top, 5), translators=translators)
         read = tokens_of(run)
-        console.print(read.shown(), tables(shown))
-        console.print()
-        console.print(depth(shown, place, top, answer))
+        printed += [read.shown(), tables(shown), "", depth(shown, place, top, answer)]
         found.append(shown)
     if pairs is not None:
         shown, read = _over_pairs(loaded, pairs_in(pairs, columns), fitting, translators)
-        console.print(read.shown(), answers_by_depth(shown))
+        printed += [read.shown(), answers_by_depth(shown)]
         found.append(shown)
     asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
-    deliver("lens", loaded, asked | {"pairs": None if pairs is None else str(pairs)}, found, output, read)
+    asked |= {"pairs": None if pairs is None else str(pairs)}
+    deliver("lens", loaded, asked, found, output, read, shown=printed)
 
 
 def _check_translators(tuned: Path | None, train: Path | None, data: tuple[str, ...]) -> None:

@@ -92,7 +92,7 @@ class Prompts:
     Args:
         pairs: Prompt pairs: a .csv, .tsv or .jsonl file with clean, corrupt, answer and wrong.
         task: Draw pairs from a template: induction (the default), indirect_objects, greater_than,
-            subject_verb_agreement, repeated_arguments.
+            subject_verb_agreement, repeated_arguments, colours_of_things, word_senses.
         n: Pairs drawn from the template.
         fitting: Leave out pairs that do not fit the model's tokenizer.
         columns: What fields are called in the file of --pairs: clean=prompt.

@@ -1,10 +1,13 @@
-"""Where a command's results go besides the terminal: a JSON document and a page."""
+"""How a command ends: its results as a JSON document and a page where that was asked for, then on the terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glassformer.cli.console import say
+from rich.console import RenderableType
+
+from glassformer.cli.console import Console, say
 from glassformer.cli.options import Output
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
@@ -43,48 +46,58 @@ def deliver(
     results: Sequence[Any],
     output: Output,
     read: TokensRead | None = None,
+    *,
+    shown: Iterable[RenderableType],
 ) -> None:
-    """Write what was asked for, whole, and say where.
+    """Write results where that was asked for, then print them.
 
     Args:
         command: Which one it was.
         model: What it was about.
         given: What was asked, as JSON data.
         results: What was found.
-        output: Where to.
+        output: Where documents go.
         read: What the model read.
+        shown: What is printed, as for `finish`.
     """
-    if output.html is None and output.json is None:
-        return
-    head = _head(command, model, given, read)
+
+    @cache
+    def head() -> dict[str, Any]:
+        return _head(command, model, given, read)
 
     def text() -> str:
         from glassformer.render.page.results import shared
 
         entries = [result.to_dict() for result in results]
-        document = head | shared(head, entries) | {"results": entries}
+        document = head() | shared(head(), entries) | {"results": entries}
         return json_text(document, ascii_only=False)
 
     def page() -> str:
         from glassformer.render.page import results_page
 
-        return results_page(results, head)
+        return results_page(results, head())
 
-    write_documents(output, text, page)
+    finish(shown, JSON=(output.json, text), page=(output.html, page))
 
 
-def write_documents(output: Output, text: Callable[[], str], page: Callable[[], str]) -> None:
-    """Write what was asked for, whole, and say where.
+def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Callable[[], str]]) -> None:
+    """Write documents, whole; then print what was found, and where they are.
+
+    In this order, since who reads what is printed may have seen enough before its end.
 
     Args:
-        output: Where to.
-        text: Gives the JSON.
-        page: Gives the page.
+        shown: What is printed: tables and the like for a rich console, and texts as they are.
+        documents: Where each goes, if anywhere, and what gives its content; by what it is called.
     """
-    if output.json is not None:
-        say(spoken("JSON: {path}", path=write(output.json, text()).absolute()))
-    if output.html is not None:
-        say(spoken("page: {path}", path=write(output.html, page()).absolute()))
+    written = [(name, write(path, content())) for name, (path, content) in documents.items() if path is not None]
+    console = Console()
+    for part in shown:
+        if isinstance(part, str):
+            say(part)
+        else:
+            console.print(part)
+    for name, path in written:
+        say(spoken("page: {path}" if name == "page" else "JSON: {path}", path=path.absolute()))
 
 
 def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import tyro
 from rich.table import Table
 
 from glassformer.cli.configs import config_of
-from glassformer.cli.console import Console, say
-from glassformer.files import check_writable, json_text, write
+from glassformer.cli.output import finish
+from glassformer.files import check_writable, json_text
 
 if TYPE_CHECKING:
     from glassformer.models import ModelConfig
@@ -52,15 +52,13 @@ def params(
     kind = getattr(torch, dtype)
     found = account(config, length, kind)
     data = {"model": model} | found.to_dict() | {"departures": config.departures()}
-    console = Console()
-    console.print(_parts(model, found))
-    for path, words in config.departures().items():
-        console.print(f"{path} is not the layer of its paper: {'; '.join(words)}.", soft_wrap=True, markup=False)
-    console.print(_lengths(config, found, kind))
+    departures = config.departures().items()
+    told = [f"{path} is not the layer of its paper: {'; '.join(words)}." for path, words in departures]
+    shown = [_parts(model, found), *told, _lengths(config, found, kind)]
     if complexity:
-        data |= _complexity(console, config, found.length)
-    if json is not None:
-        say(f"JSON: {write(json, json_text(data, indent=2)).absolute()}")
+        scaling, of_layers = _complexity(config, found.length)
+        shown, data = [*shown, *scaling], data | of_layers
+    finish(shown, JSON=(json, lambda: json_text(data, indent=2)))
 
 
 def _parts(model: str, found: "Account") -> Table:
@@ -104,20 +102,20 @@ def _brief(number: int | float) -> str:
     return f"{number:,.0f}"
 
 
-def _complexity(console: Console, config: "ModelConfig", length: int) -> dict[str, Any]:
+def _complexity(config: "ModelConfig", length: int) -> tuple[list[Table], dict[str, Any]]:
+    """Return how the work of layers grows, by formula and measured: as tables, and as JSON data."""
     from dataclasses import asdict
 
     from glassformer.models.complexity import complexity, confirm
 
     d_head, window = _head(config)
     sizes = f"n={length:,}, d={config.d_model:,}, d_head={d_head}, r={window}, k=3"
-    table = Table("layer", "work (multiply-adds)", "sequential operations", "longest path", title=f"scaling: {sizes}")
+    scaling = Table("layer", "work (multiply-adds)", "sequential operations", "longest path", title=f"scaling: {sizes}")
     rows = complexity(length, config.d_model, d_head=d_head, window=window)
     for row in rows:
         cells = ((row.work, row.operations), (row.sequential, row.steps), (row.path, row.layers))
-        table.add_row(row.name, *(f"{formula} = {_brief(number)}" for formula, number in cells))
-    table.columns[0].no_wrap = True
-    console.print(table)
+        scaling.add_row(row.name, *(f"{formula} = {_brief(number)}" for formula, number in cells))
+    scaling.columns[0].no_wrap = True
     short = min(length, PATH_POSITIONS)
     measured = confirm(short, config.d_model, d_head=d_head, window=min(window, 5))
     title = f"measured here: n={short}, r={min(window, 5)} (4 FLOPs are one multiply-add in each of two products)"
@@ -127,8 +125,8 @@ def _complexity(console: Console, config: "ModelConfig", length: int) -> dict[st
             row.name, row.form, f"{row.counted:,}", f"{row.formula:,}", f"{row.per_work:.3g}", str(row.layers)
         )
     table.columns[0].no_wrap = True
-    console.print(table)
-    return {"complexity": [asdict(row) for row in rows], "measured": [asdict(row) for row in measured]}
+    data = {"complexity": [asdict(row) for row in rows], "measured": [asdict(row) for row in measured]}
+    return [scaling, table], data
 
 
 def _head(config: "ModelConfig") -> tuple[int, int]:

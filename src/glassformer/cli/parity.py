@@ -7,9 +7,9 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.cli.console import Console, say
+from glassformer.cli.output import finish
 from glassformer.cli.progress import progress
-from glassformer.files import check_writable, json_text, write
+from glassformer.files import check_writable, json_text
 
 
 def parity(
@@ -64,12 +64,8 @@ def parity(
             model, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
             patterns=patterns, seed=seed, revision=revision, report=report,
         )  # fmt: skip
-    console = Console()
-    console.print(_layers(model, found))
-    console.print(_logits(found))
-    print(_verdict(found))
-    if json is not None:
-        say(f"JSON: {write(json, json_text({'model': model} | found.to_dict(), indent=1)).absolute()}")
+    shown = [_layers(model, found), _logits(found), _verdict(found)]
+    finish(shown, JSON=(json, lambda: json_text({"model": model} | found.to_dict(), indent=1)))
     if found.first is not None:
         raise SystemExit(1)
 

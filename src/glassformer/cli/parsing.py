@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from glassformer.cli.help import Printed, rank, shown
+from glassformer.cli.help import Printed, choices_of, rank, shown
 from glassformer.cli.options import Output
 from glassformer.config import require
-from glassformer.errors import ConfigError
+from glassformer.errors import ConfigError, nearest
 from glassformer.words import speaking
 
 # option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
@@ -87,7 +87,7 @@ def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
 def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:
     """Return a function with the same options, those of groups one by one, that only receives them."""
     hints, documented = get_type_hints(function, include_extras=True), inspect.getdoc(function) or ""
-    options, groups = list[inspect.Parameter](), dict[str, type]()
+    options, groups, types = list[inspect.Parameter](), dict[str, type](), dict[str, Any]()
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if isinstance(kind, type) and is_dataclass(kind):
@@ -95,7 +95,9 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
             for group in reversed(kind.__mro__):
                 documented += "\n" + (inspect.cleandoc(group.__doc__ or "")).partition("Args:\n")[2]
             options += _options_of(kind)
+            types |= get_type_hints(kind, include_extras=True)
         else:
+            types[parameter.name] = kind
             options.append(parameter.replace(annotation=shown(parameter.name, kind, parameter.default)))
     positional = [p for p in options if p.kind is p.POSITIONAL_ONLY]
     named = [p.replace(kind=p.KEYWORD_ONLY) for p in options if p.kind is not p.POSITIONAL_ONLY]
@@ -103,6 +105,7 @@ def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Ca
 
     def parsed(*given: Any, **by_name: Any) -> None:
         values = signature.bind(*given, **by_name).arguments
+        _check_choices(types, values)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         receive(**values)
@@ -145,6 +148,17 @@ def _check_bounds(values: Mapping[str, Any]) -> None:
         require(number >= least, f"{flag} must be at least {least}, found {number}.")
         require(number <= most, f"{flag} must be at most {most:,}, found {number:,}.")
         require(-(2**63) <= number < 2**63, f"{flag} must fit in 64 bits, found {number}.")
+
+
+def _check_choices(types: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for words that are none of those an option of a type takes."""
+    for name, value in values.items():
+        choices, given = choices_of(types[name]), value if isinstance(value, tuple) else (value,)
+        flag, known = f"--{name.replace('_', '-')}", ", ".join(choices)
+        for word in given if choices else ():
+            require(
+                word is None or word in choices, f'{flag} takes no "{word}".{nearest(word, choices)} Choices: {known}.'
+            )
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from glassformer.models import ModelLike
     from glassformer.provenance import Note
 
-TASKS = ("induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments")
+TASKS = (
+    "induction", "indirect_objects", "greater_than", "subject_verb_agreement", "repeated_arguments",
+    "colours_of_things", "word_senses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,19 +117,17 @@ def present(
     """
     from rich.text import Text
 
-    from glassformer.cli.console import Console
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.tables import STRONG
     from glassformer.words import spoken
 
-    console, read, n = Console(), prompts.read(model), len(prompts.pairs)
+    read, n = prompts.read(model), len(prompts.pairs)
     about = spoken("{n} pair of prompts: {name}" if n == 1 else "{n} pairs of prompts: {name}", n=n, name=prompts.name)
-    console.print(Text.assemble((model.name, STRONG), f"  {about}"), read.shown())
+    shown = [Text.assemble((model.name, STRONG), f"  {about}"), read.shown()]
     for result in results:
         if not any(result is other for other in aside):
-            console.print()
-            console.print(largest(result, top))
-    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read)
+            shown += ["", largest(result, top)]
+    deliver(command, model, {"prompts": prompts.name, "n": n} | given, results, output, read, shown=shown)
 
 
 def _pairs(model: "ModelLike", options: Prompts) -> Any:

@@ -49,7 +49,6 @@ def route(
     """
     from glassformer import analysis
     from glassformer.analysis.prepare import asked_position
-    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -62,9 +61,8 @@ def route(
         with progress("tracing") as report:
             averaged = analysis.token_flow.average_routes(batch, threshold=threshold, report=report)
         read = tokens_of(batch)
-        Console().print(read.shown(), largest(averaged, top))
         told = {"pairs": str(pairs), "n": len(encoded), "threshold": threshold}
-        deliver("route", loaded, told, [averaged], output, read)
+        deliver("route", loaded, told, [averaged], output, read, shown=[read.shown(), largest(averaged, top)])
         return
     assert text is not None, "one of the two was given"
     given = prompt_of(loaded, text)
@@ -76,6 +74,5 @@ def route(
         positions = (asked_position(loaded, run.ids[0]),)
     found = analysis.token_flow.information_flow_routes(run, positions=positions, threshold=threshold, stack=side)
     read = tokens_of(run)
-    Console().print(read.shown(), largest(found, top))
     asked = {"text": text, "target": target, "positions": list(positions), "threshold": threshold}
-    deliver("route", loaded, asked, [found], output, read)
+    deliver("route", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top)])

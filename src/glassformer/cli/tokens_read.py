@@ -40,6 +40,16 @@ class TokensRead:
         ]
         return Group(*lines, *noted(self.notes))
 
+    def further(self, *results: Any) -> Any:
+        """Return the notes of results that do not stand here already, for a rich console."""
+        from rich.console import Group
+
+        from glassformer.provenance import distinct
+        from glassformer.render.terminal.tables import noted
+
+        found = distinct(*(result.notes for result in results))
+        return Group(*noted(note for note in found if note not in self.notes))
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data: `tokens` by what they are, and `marks` of those of which something is odd."""
         tokens = {name: [list(row) for row in rows] for name, rows in self.rows.items()}

@@ -68,7 +68,6 @@ def trace(
     """
     from glassformer import analysis
     from glassformer.analysis.prepare import prepare
-    from glassformer.cli.console import Console
     from glassformer.config import require
     from glassformer.render.terminal import largest
 
@@ -97,9 +96,10 @@ def trace(
                 loaded, given, subject if subject is not None else positions, *tokens, target=given_target, stack=stack,
                 report=report, save_to=save_to, **options,
             )  # fmt: skip
-    Console().print(read.shown(), largest(found, top))
     asked = {"text": text, "target": target, "subject": subject, "positions": list(positions) or None} | options
-    deliver("trace", loaded, asked, [found], output, read)
+    deliver(
+        "trace", loaded, asked, [found], output, read, shown=[read.shown(), largest(found, top), read.further(found)]
+    )
 
 
 def _window(model: "ModelLike", given: int | None) -> int:
@@ -126,8 +126,8 @@ def _averaged(
     model: "ModelLike", path: Path, columns: tuple[str, ...], role: str, fitting: bool, options: dict[str, Any]
 ) -> tuple[Any, TokensRead]:
     from glassformer import analysis
-    from glassformer.analysis.prepare import readable
     from glassformer.errors import DataError
+    from glassformer.models.readable import readable
 
     kept = usable(model, pairs_in(path, columns), fitting)
     encoded = kept.encode(model, pad="right")

@@ -79,12 +79,12 @@ def _train(config: "TrainConfig", folder: Path, begin_from: Path | None) -> None
     from glassformer.training import train as run_training
 
     console = Console(stderr=True)
-    columns = ("{task.description}", "loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
+    columns = ("loss {task.fields[loss]:.3f}", "{task.fields[rate]:,.0f} tokens/s")
     bar = Progress(
-        TextColumn(columns[0]),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
-        *map(TextColumn, columns[1:]),
+        *map(TextColumn, columns),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
@@ -158,13 +158,14 @@ def _reached(config: "TrainConfig", folder: Path) -> str:
 
 
 def _recipe(name: str) -> "TrainConfig":
+    from glassformer.files import MOST_JSON, read_text
     from glassformer.training import TrainConfig
     from glassformer.training.recipes import RECIPES, recipe
 
     path = Path(name)
     if path.suffix == ".json":
         try:
-            return TrainConfig.from_json(path.read_text(encoding="utf-8"))
+            return TrainConfig.from_json(read_text(path, MOST_JSON))
         except OSError as error:
             raise ConfigError(f'cannot read "{path}": {error.strerror}. Recipes: {", ".join(RECIPES)}.') from error
         except UnicodeDecodeError as error:

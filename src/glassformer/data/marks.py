@@ -1,11 +1,23 @@
-"""Tokens that a reader must not take at face value: words a vocabulary lacks, and characters spelled byte by byte."""
+"""Tokens that a reader must not take at face value: words a vocabulary lacks, and characters spelled byte by byte.
+
+Of a text with some of them there is a note; one that is mostly such tokens is refused, unless that is allowed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glassformer.data.tokenizer import Tokenizer
+from glassformer.errors import TextError
+from glassformer.files.packaged import shipped, shipped_folder
+from glassformer.provenance import Note
+from glassformer.words import Sentence, sentence
 
+if TYPE_CHECKING:
+    from glassformer.data.tokenizer import Tokenizer
+
+# characters and words that a message names
+SHOWN = 8
+OTHERWISE = sentence("Use characters that it has tokens for.")
 # UTF-8 gives no character more bytes
 LONGEST = 4
 
@@ -36,12 +48,14 @@ class Marks:
         spelled: Characters that take several tokens, in order.
         words: Tokens that stand for a piece of the text, specials aside; unknown ones count.
         learnt: The tokenizer is not bytes by design, so what is spelled byte by byte is what it did not learn.
+        text: What the tokens spell, specials aside.
     """
 
     unknown: tuple[int, ...] = ()
     spelled: tuple[Spelled, ...] = ()
     words: int = 0
     learnt: bool = False
+    text: str = ""
 
     @property
     def mostly_unknown(self) -> bool:
@@ -81,7 +95,7 @@ class Marks:
 UNMARKED = Marks()
 
 
-def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str]) -> Marks:
+def marks(tokenizer: "Tokenizer | None", ids: Sequence[int], texts: Sequence[str]) -> Marks:
     """Return what is odd about a row of tokens.
 
     Args:
@@ -96,11 +110,12 @@ def marks(tokenizer: Tokenizer | None, ids: Sequence[int], texts: Sequence[str])
     broken = [i for i, text in enumerate(texts) if "<0x" in text]
     if not unknown and not broken:
         return UNMARKED
-    words = sum(id not in tokenizer.specials or id == tokenizer.unk for id in ids)
-    return Marks(unknown, tuple(_spelled(tokenizer, ids, broken)), words, not tokenizer.is_bytes)
+    words = [id for id in ids if id not in tokenizer.specials or id == tokenizer.unk]
+    spelled = tuple(_spelled(tokenizer, ids, broken))
+    return Marks(unknown, spelled, len(words), not tokenizer.is_bytes, tokenizer.decode(words))
 
 
-def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
+def _spelled(tokenizer: "Tokenizer", ids: Sequence[int], broken: Sequence[int]) -> list[Spelled]:
     found: list[Spelled] = []
     for first in broken:
         if found and first < found[-1].end:
@@ -114,3 +129,96 @@ def _spelled(tokenizer: Tokenizer, ids: Sequence[int], broken: Sequence[int]) ->
                 found.append(Spelled(first, first + len(pieces), character, all(len(piece) == 1 for piece in pieces)))
                 break
     return found
+
+
+def mark_notes(found: Marks, side: str, model: str) -> tuple[Note, ...]:
+    """Return what must be known of tokens that are no words of the vocabulary: at most one note of each kind.
+
+    Args:
+        found: What is odd about them.
+        side: What they are: the text, a source.
+        model: The model's name.
+    """
+    notes: list[Note] = []
+    if found.unknown:
+        n = len(found.unknown)
+        seen = sentence(
+            "{n} of {all} tokens of the {side} is unknown to this model." if n == 1
+            else "{n} of {all} tokens of the {side} are unknown to this model.",
+            n=n, all=found.words, side=sentence(side),
+        )  # fmt: skip
+        notes.append(
+            Note(
+                seen,
+                sentence(
+                    "It read one and the same token for all of them, so what it says cannot depend on which they were."
+                ),
+                sentence("Use words that it knows."),
+            )
+        )
+    if found.by_bytes:
+        better = fitting_model(found.text, model)
+        advice = sentence("A shipped model that fits: {name}.", name=better) if better else OTHERWISE
+        notes.append(Note(*_bytes_read(found, side), advice))
+    return tuple(notes)
+
+
+def _bytes_read(found: Marks, side: str) -> tuple[Sentence, Sentence]:
+    """Return in words which characters are spelled byte by byte, and what that means."""
+    characters = list(dict.fromkeys(one.character for one in found.by_bytes))
+    return (
+        sentence(
+            "{n} of {all} tokens of the {side} are single bytes of characters: {characters}.",
+            n=found.byte_tokens, all=found.words, side=sentence(side), characters=_first(characters),
+        ),
+        sentence(
+            "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to "
+            "read them."
+        ),
+    )  # fmt: skip
+
+
+def _first(words: Sequence[str]) -> str:
+    return " ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")
+
+
+def check_known(tokenizer: "Tokenizer", text: str, ids: Sequence[int], model: str) -> None:
+    """Raise `TextError` if more than half of a text is unknown or unlearnt bytes; `model` is the model's name."""
+    # what has one byte per character is not spelled by bytes
+    if tokenizer.unk is None and text.isascii():
+        return
+    found = marks(tokenizer, ids, tokenizer.tokens(ids))
+    if found.mostly_unknown:
+        words = [text[first:end] for first, end in tokenizer.spans(text)]
+        unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
+        n = len(found.unknown)
+        seen = f"{n} of {found.words} tokens {'is' if n == 1 else 'are'} unknown to this model: {_first(unknown)}"
+        meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
+    elif found.mostly_bytes:
+        seen, meaning = _bytes_read(found, "text")
+        otherwise = OTHERWISE
+    else:
+        return
+    better = fitting_model(text, model)
+    raise TextError(
+        f"{seen}\n    {meaning}\n    {f'A shipped model that fits: {better}.' if better else otherwise} "
+        "To run it all the same: allow_unknown=True, --allow-unknown."
+    )
+
+
+def fitting_model(text: str, other_than: str) -> str:
+    """Return the shipped model that knows all of a text and reads it in the fewest tokens; empty if there is none."""
+    # which asks here what it does not know
+    from glassformer.data.tokenizer import FILE_NAME, Tokenizer
+
+    lengths: dict[str, int] = {}
+    for name in shipped():
+        folder = shipped_folder(name)
+        if name == other_than or not (folder / FILE_NAME).is_file():
+            continue
+        tokenizer = Tokenizer.load(folder)
+        ids = tokenizer.encode(text)
+        found = marks(tokenizer, ids, tokenizer.tokens(ids))
+        if not found.unknown and not found.spelled:
+            lengths[name] = len(ids)
+    return min(lengths, key=lambda name: lengths[name], default="")

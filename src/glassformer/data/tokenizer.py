@@ -13,7 +13,7 @@ import contextlib
 import copy
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,10 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from glassformer import files
 from glassformer.arguments import Count, checked
 from glassformer.config import Config
+from glassformer.data.marks import check_known, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
+from glassformer.provenance import Note
 from glassformer.words import sentence
 
 FILE_NAME = "tokenizer.json"
@@ -101,12 +103,42 @@ class Tokenizer:
         """Return the token ids of many texts; faster than one by one."""
         self._inner.encode_special_tokens = not self._specials_in_text
         try:
+            for text in texts:
+                text.encode()  # tokenizers 0.20.1 and older read it as three U+FFFD
             encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:
+        except UnicodeEncodeError as error:
             raise TextError("a text holds a lone surrogate, which has no bytes. Replace or drop it.") from error
         except Exception as error:  # the library raises bare Exception
             raise TextError(f"a text holds words outside the vocabulary, and there is no <unk> ({error}).") from error
         return [item.ids for item in encoded]
+
+    def read(self, text: str, *, allow_unknown: bool = False, model: str = "") -> list[int]:
+        """Return the token ids of a text that a model is to read, nothing put around it.
+
+        Args:
+            text: The text.
+            allow_unknown: Take one of which more than half is outside the vocabulary, or unlearnt bytes.
+            model: The model's name; where it knows too little, a shipped one that fits is named.
+
+        Raises:
+            TextError: More than half of it is unknown or unlearnt bytes, and neither `allow_unknown` nor
+                `allows_unknown` is set.
+        """
+        ids = self.encode(text)
+        if not (allow_unknown or self.allows_unknown):
+            check_known(self, text, ids, model)
+        return ids
+
+    def notes(self, rows: Iterable[Sequence[int]], side: str = "text", model: str = "") -> tuple[Note, ...]:
+        """Return what must be known of texts as token ids that are no words of the vocabulary, of all together.
+
+        Args:
+            rows: The texts.
+            side: What they are called.
+            model: As for `read`.
+        """
+        ids = [id for row in rows for id in row]
+        return mark_notes(marks(self, ids, self.tokens(ids)), side, model)
 
     def adding(self, specials: bool | None, in_text: bool = False) -> Self:
         """Return a tokenizer that differs in what it does about special tokens.

@@ -27,6 +27,7 @@ class Palette:
         negative: Below zero.
         bar: Bars of numbers without a sign.
         undefined: Cells without a number.
+        trained: Lines on maps, where a text goes beyond what the model was trained on.
         sequential: Stops of the ramp of numbers without a sign, from zero on.
         diverging: Stops of the ramp of numbers with a sign, zero in the middle.
     """
@@ -35,6 +36,7 @@ class Palette:
     negative: str
     bar: str
     undefined: str
+    trained: str
     sequential: tuple[str, ...]
     diverging: tuple[str, ...]
 
@@ -48,6 +50,7 @@ LIGHT = Palette(
     negative="#3b78bd",
     bar="#2f7fa6",
     undefined="#dbdcd7",
+    trained="#b1123f",
     sequential=("#f6f7f2", "#cfe5c8", "#6dbdb4", "#2f7fa6", "#27458c", "#1b1b4b"),
     diverging=("#0b3c7a", "#3b78bd", "#a9c9e8", "#f6f6f3", "#f3c392", "#d0701f", "#7a3400"),
 )
@@ -56,6 +59,7 @@ DARK = Palette(
     negative="#5b9bea",
     bar="#3fa3b3",
     undefined="#363d46",
+    trained="#ff8fb0",
     sequential=("#171b20", "#1d2f55", "#255f8c", "#2f9aa0", "#84cfa0", "#f4f3c0"),
     diverging=("#b9d9ff", "#5b9bea", "#25508c", "#171b20", "#8a4a12", "#ec8f38", "#ffd9ae"),
 )

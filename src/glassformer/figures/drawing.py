@@ -5,6 +5,8 @@ every second one is left out, and so on.
 """
 
 import math
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,13 +15,19 @@ from glassformer.errors import MissingExtra, ShapeMismatch
 from glassformer.figures.colours import LIGHT, SERIES, Ramp
 
 MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
-LINE, SMALL, MEDIUM = 0.165, 8, 10  # inches that a line of small text takes; points
+LINE, LETTERS, SMALL, MEDIUM = 0.165, 15, 8, 10  # inches that a line of small text takes; its letters per inch; points
 MOST_BESIDE = 30  # characters of a label beside a bar
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
 UNITS = ("metric", "measure", "outcome")
 CURVES = ("count", "threshold", "depth", "step")
 ORDERED = ("pos", "query", "key", "site", *CURVES)
+PLACES = ("pos", "query", "key", "position")  # what is a place in a text
+PALE = 0.02  # of its number, what the colour of a cell shows that is no surer than noise
+
+
+# a token behind its position; the spaces before and behind it
+_PLACED, _AROUND = re.compile(r"(\d+:)?(.*)", re.DOTALL), re.compile(r"^ +| +$")
 
 
 class Panel(NamedTuple):
@@ -30,11 +38,17 @@ class Panel(NamedTuple):
         value: The `Labelled`.
         signed: Whether its numbers have a sign, so that zero is the middle of the colours whatever the data are;
             numbers below zero show as such in any case.
+        of_a_whole: Whether they are shares of a whole, whose colours end at 1 whatever the largest is.
+        trained_length: Tokens of the longest rows in training: a line on maps shows where a text goes beyond them.
+        error: Standard errors beside the numbers; what is within two of them is pale.
     """
 
     name: str
     value: Any
     signed: bool = False
+    of_a_whole: bool = False
+    trained_length: int | None = None
+    error: Any = None
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -51,7 +65,7 @@ def columns_for(panels: int) -> int:
     return min(panels, 2) if panels <= 8 else 3
 
 
-def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) -> Any:
+def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False, notes: Sequence[str] = ()) -> Any:
     """Return a figure of labelled tensors, with several panels for one of more than two axes.
 
     Args:
@@ -59,6 +73,7 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) ->
         title: Written above all panels.
         overview: Average over prompts and samples, leave out what is defined nowhere, and if there are more maps than
             fit, draw the first and say so.
+        notes: What must be known of the numbers, written below.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -77,7 +92,7 @@ def draw(panels: Sequence[Panel], title: str = "", *, overview: bool = False) ->
         )
     if len(shown) > MOST_PANELS:
         title = f"{title} (the first {MOST_PANELS} of {len(shown)} maps)".strip()
-    return _figure(shown[:MOST_PANELS], title)
+    return _figure(shown[:MOST_PANELS], title, notes)
 
 
 def draw_on(axes: Any, panel: Panel) -> None:
@@ -96,11 +111,16 @@ def draw_on(axes: Any, panel: Panel) -> None:
     return _one_axis(axes, panel, numbers)
 
 
-def _figure(panels: list[Panel], title: str) -> Any:
+def _figure(panels: list[Panel], title: str, notes: Sequence[str]) -> Any:
     columns = columns_for(len(panels))
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     heights = [max(_height(panel.value) for panel in row) for row in rows]
-    figure = new_figure((6.4, 4.8 * 2, 3.9 * 3)[columns - 1], sum(heights))
+    width = (6.4, 4.8 * 2, 3.9 * 3)[columns - 1]
+    below = [line for note in notes for line in textwrap.wrap(_shown(note, len(note)), int(LETTERS * width))]
+    figure = new_figure(width, sum(heights) + LINE * len(below))
+    if below:
+        words = "\n".join(below)
+        figure.supxlabel(words, x=0.01, ha="left", fontsize=SMALL, parse_math=False, fontfamily=_families())
     if title:
         figure.suptitle(title, fontsize=MEDIUM + 2, parse_math=False)
     grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
@@ -136,19 +156,34 @@ def _defined(value: Any) -> bool:
 
 def _averaged(panel: Panel) -> Panel:
     """Return a panel with the means over prompts and samples, which its name then says."""
-    name, value, signed = panel
-    for axis in [axis for axis in value.axes if axis in AVERAGED]:
-        if value.size(axis) > 1 and value.values.ndim > 1 and value.values.dtype.is_floating_point:
+    name, value, error = panel.name, panel.value, None
+    averaged = [axis for axis in value.axes if axis in AVERAGED and value.size(axis) > 1]
+    for axis in averaged:
+        if value.values.ndim > 1 and value.values.dtype.is_floating_point:
             name = f"{name}, mean over {value.size(axis)} of {axis}".removeprefix(", ")
+            # over two axes it would not be one number
+            error = _standard_error(value, axis) if len(averaged) == 1 else None
             value = _mean(value, axis)
-    return Panel(name, value, signed)
+    return panel._replace(name=name, value=value, error=error)
 
 
 def _mean(value: Any, axis: str) -> Any:
+    return _without(value, axis, value.blanked().values.nanmean(value.dim(axis)))
+
+
+def _standard_error(value: Any, axis: str) -> Any:
+    """Return standard errors of the means over an axis; NaN where fewer than two numbers are defined."""
+    numbers, dim = value.blanked().values, value.dim(axis)
+    counted = (~numbers.isnan()).sum(dim)
+    squares = (numbers - numbers.nanmean(dim, keepdim=True)).square().nansum(dim)
+    return _without(value, axis, (squares / (counted - 1) / counted).sqrt().masked_fill(counted < 2, math.nan))
+
+
+def _without(value: Any, axis: str, values: Any) -> Any:
     coords = {name: labels for name, labels in value.coords.items() if name != axis}
     axes = tuple(name for name in value.axes if name != axis)
     rows = {} if axis == "batch" else value.rows
-    return type(value)(value.blanked().values.nanmean(value.dim(axis)), axes, coords, value.of, rows)
+    return type(value)(values, axes, coords, value.of, rows)
 
 
 def _parts(panel: Panel, least: int) -> Iterator[Panel]:
@@ -156,7 +191,7 @@ def _parts(panel: Panel, least: int) -> Iterator[Panel]:
 
     Axes of one entry go first, as long as `least` axes are left. Maps of prompts whose tokens differ are of one each.
     """
-    name, value, signed = panel
+    name, value, error = panel.name, panel.value, panel.error
     if value.values.numel() == 0 or value.values.ndim == 0:
         return
     single = [axis for axis in value.axes if value.size(axis) == 1][: max(0, value.values.ndim - least)]
@@ -170,7 +205,12 @@ def _parts(panel: Panel, least: int) -> Iterator[Panel]:
         return
     for i, label in enumerate(value.labels(split)):
         said = "" if split in single and split not in value.coords else _said(split, label)
-        yield from _parts(Panel(", ".join(filter(None, (name, said))), value.select(**{split: i}), signed), least)
+        part = panel._replace(
+            name=", ".join(filter(None, (name, said))),
+            value=value.select(**{split: i}),
+            error=None if error is None else error.select(**{split: i}),
+        )
+        yield from _parts(part, least)
 
 
 def _said(axis: str, label: Any) -> str:
@@ -204,7 +244,11 @@ def _bars(axes: Any, panel: Panel, numbers: Any) -> None:
         _retitle(axes, f"{axes.get_title()}: the {MOST_BARS} largest of {len(values):,}")
     signed = panel.signed or any(values[i] < 0 for i in chosen)
     fill = [(LIGHT.positive if values[i] >= 0 else LIGHT.negative) if signed else LIGHT.bar for i in chosen]
+    sure = [not pale for pale in _within_noise(panel, panel.value.values)]
     bars = axes.barh(range(len(chosen)), [values[i] for i in chosen], color=fill)
+    for bar, i in zip(bars, chosen):
+        bar.set_alpha(1.0 if sure[i] else 0.3)
+    _say_pale(axes, not all(sure[i] for i in chosen))
     if len(chosen) <= 12:
         axes.bar_label(bars, fmt="%.3g", fontsize=SMALL, padding=3)
         axes.margins(x=0.3 if any(values[i] < 0 for i in chosen) else 0.18)
@@ -233,15 +277,51 @@ def _curves(axes: Any, value: Any, numbers: Any) -> None:
 
 def _map(axes: Any, panel: Panel, numbers: Any) -> None:
     finite = numbers[abs(numbers) < math.inf]
-    largest = float(abs(finite).max(initial=0.0)) or 1.0
+    largest = 1.0 if panel.of_a_whole else float(abs(finite).max(initial=0.0)) or 1.0
     # what rounding left below zero is no sign
     signed = panel.signed or bool((finite < -1e-6 * largest).any())
+    pale = _within_noise(panel, panel.value.values)
+    shown = numbers * (1 - (1 - PALE) * pale)
     image = axes.imshow(
-        numbers, cmap=colour_map("diverging" if signed else "sequential"), aspect="auto", interpolation="nearest",
+        shown, cmap=colour_map("diverging" if signed else "sequential"), aspect="auto", interpolation="nearest",
         vmin=-largest if signed else 0.0, vmax=largest,
     )  # fmt: skip
+    _say_pale(axes, bool(pale.any()))
     _map_axes(axes, panel.value)
+    _trained(axes, panel)
     axes.figure.colorbar(image, ax=axes).ax.tick_params(labelsize=SMALL)
+
+
+def _within_noise(panel: Panel, values: Any) -> Any:
+    """Return where a mean is nearer to zero than two of its standard errors, as an array of booleans."""
+    if panel.error is None:
+        return (values != values).cpu().numpy() & False
+    return (values.abs() < 2 * panel.error.values).cpu().numpy()
+
+
+def _say_pale(axes: Any, there: bool) -> None:
+    if there:
+        _retitle(axes, f"{axes.get_title()}\n(pale: within two standard errors of zero)".strip())
+
+
+def _trained(axes: Any, panel: Panel) -> None:
+    """Draw a line on either axis where the text goes beyond the rows that the model was trained on."""
+    if panel.trained_length is None:
+        return
+    for side, name in enumerate(reversed(panel.value.axes)):
+        places = [_place(label) for label in panel.value.labels(name)] if name in PLACES else []
+        first = next((i for i, place in enumerate(places) if place is not None and place >= panel.trained_length), 0)
+        if first == 0:
+            continue
+        (axes.axvline, axes.axhline)[side](first - 0.5, color=LIGHT.trained, lw=1.5)
+        words = f"{name} (line: trained on {panel.trained_length:,} tokens)"
+        (axes.set_xlabel, axes.set_ylabel)[side](words)
+
+
+def _place(label: Any) -> int | None:
+    """Return the position that a label of a token says: 3 of `3:the`."""
+    found = re.match(r"\d+", str(label))
+    return int(found[0]) if found else None
 
 
 def _mask(axes: Any, value: Any, numbers: Any) -> None:
@@ -339,10 +419,13 @@ def _text() -> dict[str, Any]:
 
 
 def _shown(label: Any, most: int = 20) -> str:
-    """Return a label as one short line: breaks and controls as signs, what no font here can write as its number."""
+    """Return a label as one short line: spaces around a token, breaks and controls as signs, what no font here can
+    write as its number."""
     signs = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    words = "".join(
-        signs.get(c, c) if c in signs or (c.isprintable() and _writable(c)) else f"⟨{ord(c):04x}⟩" for c in str(label)
+    place, token = _PLACED.fullmatch(str(label)).groups(default="")  # type: ignore[union-attr]  # it takes any text
+    words = place + "".join(
+        signs.get(c, c) if c in signs or (c.isprintable() and _writable(c)) else f"⟨{ord(c):04x}⟩"
+        for c in _AROUND.sub(lambda spaces: "·" * len(spaces[0]), token)
     )
     return words if len(words) <= most else words[: most - 1] + "…"
 

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 MOST_JSON = 1 << 26
 # vocabularies of a million words
 MOST_TOKENIZER = 1 << 29
+# what a run logs of a million steps
+MOST_METRICS = 1 << 29
 
 
 def opened(path: str | Path) -> BinaryIO:

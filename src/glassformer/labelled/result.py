@@ -25,6 +25,8 @@ from glassformer.words import Language, speaking
 
 # numbers that say how far others can be trusted, or what they are compared with
 _ASIDE = re.compile("spread|error|gap|unexplained|clean|corrupt|undefined|baseline")
+# fields and properties that are shares of a whole: comparable from picture to picture, whatever the largest is
+OF_A_WHOLE = frozenset(("carried", "recovered", "fraction", "share"))
 
 
 class Result:
@@ -68,9 +70,12 @@ class Result:
         return found
 
     def bound(self, bound: Bound | None) -> Self:
-        """Return the result with what it is of."""
+        """Return the result with what it is of; results within it that do not say it are of the same."""
         found = copy.copy(self)
         object.__setattr__(found, "_bound", bound)
+        if bound is not None:
+            for field in _fields(self):
+                object.__setattr__(found, field.name, _bound_within(getattr(self, field.name), self._notes, bound))
         return found
 
     def _said(self) -> dict[str, Any]:
@@ -87,13 +92,16 @@ class Result:
             packed: As a page carries it: labelled tensors packed, at any depth, and under `derived` the properties that
                 `derived_names` lists.
         """
-        found = {"result": type(self).__name__} | {f.name: _plain(getattr(self, f.name), packed) for f in _fields(self)}
+        fields = {f.name: _plain(getattr(self, f.name), packed, self) for f in _fields(self)}
+        found = {"result": type(self).__name__} | fields
         if not packed:
             return found | self._said()
         derived = {name: _plain(getattr(self, name), packed) for name in self.derived_names()}
-        for name in self.SIGNED:
-            if isinstance(value := (found | derived)[name], dict):
-                value["signed"] = True
+        shown = found | derived
+        for word, names in {"signed": self.SIGNED, "share": OF_A_WHOLE & shown.keys()}.items():
+            for name in names:
+                if isinstance(value := shown[name], dict):
+                    value[word] = True
         return found | {"derived": derived} | self._said()
 
     @classmethod
@@ -137,12 +145,20 @@ class Result:
             ShapeMismatch: There is nothing to draw, or too much for one figure.
             UnknownAxis: There is no labelled field or property of a name.
         """
-        return figures.draw(self.panels(*names), self._title(), overview=not names)
+        trained = None if self._bound is None else self._bound.trained_length
+        panels = [panel._replace(trained_length=trained) for panel in self.panels(*names)]
+        # what only says how the text was read says nothing of the numbers
+        told = [str(note) for note in self.notes if note.meaning]
+        return figures.draw(panels, self._title(), overview=not names, notes=told)
 
     def panels(self, *names: str) -> list[figures.Panel]:
         """Return what `plot` draws, tensor by tensor; numbers without axes stand together."""
         found = {name: getattr(self, name) for name in self._names(names)}
-        panels = [figures.Panel(n, v, n in self.SIGNED) for n, v in found.items() if isinstance(v, Labelled) and v.axes]
+        panels = [
+            figures.Panel(n, v, n in self.SIGNED, n in OF_A_WHOLE)
+            for n, v in found.items()
+            if isinstance(v, Labelled) and v.axes
+        ]
         nested = [] if panels or names else _panels_within(self)
         numbers = {n: float(v) for n, v in found.items() if not (isinstance(v, Labelled) and v.axes)}
         if not (panels or nested or numbers):
@@ -200,7 +216,7 @@ class Result:
 
     def replace(self, **changes: Any) -> Self:
         found = dataclasses.replace(self, **changes)  # type: ignore[type-var]
-        return found.noted(*self.notes).bound(self._bound)
+        return found.noted(*self._notes).bound(self._bound)
 
     def _title(self) -> str:
         """Return what stands above a figure of the result."""
@@ -271,22 +287,43 @@ def _changed(fields: Mapping[Any, Any], row: int) -> dict[Any, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _plain(value: Any, packed: bool = False) -> Any:
+def _bound_within(value: Any, notes: tuple[Note, ...], bound: Bound) -> Any:
+    """Return a field in which results that do not say what they are of say what the whole is of."""
+    if isinstance(value, Result):
+        return value if value._bound is not None else value.noted(*notes).bound(bound)
+    if isinstance(value, Mapping) and any(isinstance(entry, Result) for entry in value.values()):
+        return {name: _bound_within(entry, notes, bound) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(entry, Result) for entry in value):
+        entries = [_bound_within(entry, notes, bound) for entry in value]
+        return entries if isinstance(value, list) else tuple(entries)
+    return value
+
+
+def _plain(value: Any, packed: bool = False, within: Result | None = None) -> Any:
     if isinstance(value, Labelled) and not value.axes:
         return numbers(value.values)
-    if isinstance(value, (Labelled, Result)):
+    if isinstance(value, Labelled):
         return value.to_dict(packed)
+    if isinstance(value, Result):
+        return value.to_dict(packed) if within is None else _less(value.to_dict(packed), value, within)
     if isinstance(value, Tensor):
         return numbers(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, packed) for k, v in value.items()}
+        return {str(k): _plain(v, packed, within) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v, packed) for v in value]
+        return [_plain(v, packed, within) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name), packed) for f in dataclasses.fields(value)}
     return value
+
+
+def _less(data: dict[str, Any], inner: Result, within: Result) -> dict[str, Any]:
+    """Return the document of a result without what the result around it says of both."""
+    notes = [note.to_dict() for note in inner.notes if note not in within.notes]
+    left_out = {"notes"} | ({"provenance"} if inner._bound is within._bound else set())
+    return {name: value for name, value in data.items() if name not in left_out} | ({"notes": notes} if notes else {})
 
 
 def _brief(value: Any) -> str:

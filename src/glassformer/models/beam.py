@@ -14,22 +14,23 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.arguments import Exponent, Natural, checked
-from glassformer.config import require
+from glassformer.arguments import Count, Exponent, checked
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models.generate import (
     Prompts,
-    begin,
     given_notes,
-    ids_of,
-    next_logits,
     outgrown_notes,
     padded,
     prompt_lengths,
+    read_texts,
     room_for,
+    source_of,
 )
 from glassformer.models.model import ModelLike, require_model
+from glassformer.models.passes import Edits, Passes
 from glassformer.models.sampling import require_choice
 from glassformer.provenance import Note, distinct
+from glassformer.trace import of_single_rows
 
 
 class Hypothesis(NamedTuple):
@@ -48,6 +49,12 @@ class Beams:
     hypotheses: tuple[tuple[Hypothesis, ...], ...]
     notes: tuple[Note, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields."""
+        found = [[one._asdict() for one in row] for row in self.hypotheses]
+        notes = {"notes": [note.to_dict() for note in self.notes]} if self.notes else {}
+        return {"result": "Beams", "hypotheses": found} | notes
+
     @property
     def best(self) -> tuple[Hypothesis, ...]:
         return tuple(row[0] for row in self.hypotheses)
@@ -61,11 +68,13 @@ def beam_search(
     *,
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
-    n_beams: Natural = 4,
+    n_beams: Count = 4,
     length_penalty: Exponent = 0.6,
     max_new_tokens: int | None = None,
     stop_ids: Sequence[int] = (),
     beyond_context: bool = False,
+    allow_unknown: bool = False,
+    edit: Edits = (),
 ) -> Beams:
     """Return the best continuations that a beam of width `n_beams` finds.
 
@@ -79,19 +88,23 @@ def beam_search(
         max_new_tokens: Longest continuation; by default 64, as far as the context has room.
         stop_ids: Tokens that end a continuation.
         beyond_context: As in `generate`.
+        allow_unknown: As in `generate`.
+        edit: As in `generate`; every continuation is read under it. What a model does on the best one is recorded by
+            reading it again: `gf.run(model, [*prompt, *found.best[0].tokens], edit=…, read=…)`.
 
     Raises:
-        TextError, TokenOutOfRange: As `generate`.
-        ConfigError: A width or a number of new tokens below 1.
-        AnalysisUnavailable: Logits are NaN or infinite.
+        TextError, TokenOutOfRange, UnknownSite, UnknownAxis, ShapeMismatch: As `generate`.
+        WrongArgument: A width below 1.
+        ConfigError: A number of new tokens below 1.
+        AnalysisUnavailable: Logits are NaN or infinite, or an edit tells rows from each other.
     """
-    require(n_beams >= 1, f"beam search: n_beams must be at least 1, found {n_beams}.")
     require_model(model, "beam search")
-    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
-    tokens, lengths = padded(model, prompts, left=True)
+    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
+    tokens, lengths = padded(model, given, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
     batch, device = tokens.shape[0], tokens.device
-    state = begin(model, batch, source, source_lengths, beyond_context)
+    passes = Passes(model, tokens, lengths, source_of(model, batch, of_source, source_lengths, beyond_context), edit)
+    _require_same_in_all_rows(passes)
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
     prompt = prompt_lengths(tokens, lengths)
     beams = [_Beam(n_beams, length_penalty) for _ in range(batch)]
@@ -100,9 +113,10 @@ def beam_search(
     total[:, 0] = 0.0
     rows = torch.arange(batch, device=device).repeat_interleave(n_beams)
     for step in range(new):
-        logits, state = next_logits(model, tokens, state, lengths)
+        logits = passes.logits()
         if step == 0:
-            logits, state, lengths = logits[rows], select_rows(state, rows), None
+            logits = logits[rows]
+            passes.select(rows)
         require_choice(logits)
         log_probs = logits.double().log_softmax(-1).unflatten(0, (batch, n_beams))
         candidates = (total[..., None] + log_probs).flatten(1)
@@ -116,22 +130,25 @@ def beam_search(
             break
         parent, token = _widened(parent, n_beams, 0.0), _widened(token, n_beams, 0.0)
         rows = (parent + n_beams * torch.arange(batch, device=device)[:, None]).flatten()
-        state, tokens = select_rows(state, rows), token.flatten()[:, None]
+        passes.select(rows)
+        passes.append(token.flatten())
     ranked = tuple(beam.ranked() for beam in beams)
     # the last token of each was drawn behind the others
     grown = [(given, len(one.tokens) - 1) for given, row in zip(prompt, ranked) for one in row]
-    notes = distinct(given_notes(model, prompt, source, source_lengths), outgrown_notes(model, grown))
+    known = given_notes(model, prompt, of_source, source_lengths)
+    notes = distinct(unknown, known, outgrown_notes(model, grown))
     return Beams(ranked, notes)
 
 
-def select_rows(state: Any, rows: Int[Tensor, " n"]) -> Any:
-    """Return a state whose batch rows are those given, in that order; repeats are allowed."""
-    if isinstance(state, Tensor):
-        return state.index_select(0, rows)
-    if isinstance(state, tuple):
-        parts = [select_rows(part, rows) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state
+def _require_same_in_all_rows(passes: Passes) -> None:
+    """Raise `AnalysisUnavailable` for edits of single rows: continuations stand beside each other in the batch."""
+    for name, edits in passes.edits.items():
+        for edit in edits:
+            if of_single_rows(edit, passes.table[name]):
+                raise AnalysisUnavailable(
+                    f'beam search: {type(edit).__name__} at "{name}" is of single rows, and each prompt has several, '
+                    "its continuations.\n    Search one prompt after another, each with edits of its own."
+                )
 
 
 class _Beam:

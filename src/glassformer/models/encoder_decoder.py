@@ -277,10 +277,12 @@ class EncoderDecoder(Model):
         source: Int[Tensor, "batch key"],
         source_lengths: Int[Tensor, " batch"] | None = None,
         source_start: Int[Tensor, " batch"] | None = None,
+        *,
+        tape: Tape | None = None,
     ) -> State:
-        """Run the encoder and return the empty state of the decoder."""
+        """Run the encoder, under the reads and edits of a tape, and return the empty state of the decoder."""
         layers = self.decoder.begin(source.shape[0], self.decoder_embed.stored)
-        encoded = self.encode(source, source_lengths, source_start)
+        encoded = self.encode(source, source_lengths, source_start, tape=tape)
         return State(0, layers, None, encoded, source_lengths, source_start)
 
     def _decode(self, tokens, encoded, source_padding, lengths, state, tape, form, seed, at=None):

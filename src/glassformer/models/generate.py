@@ -4,27 +4,29 @@ Rows of unequal length are padded on the left, so that all of them end at the sa
 it would have alone. Nothing is remembered in the model.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.arguments import checked
 from glassformer.config import require
 from glassformer.errors import TextError
+from glassformer.labelled import Labelled
 from glassformer.models.decoder import Decoder
 from glassformer.models.embedding import require_ids
 from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
+from glassformer.models.passes import Edits, Passes, Reads, SourceIds
+from glassformer.models.readable import decoded
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
-from glassformer.models.stack import State
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, length_note, outgrown_note
-from glassformer.trace import Tape
 
 DRAW = Sampling()  # from the model's own distribution
 NEW_TOKENS = 64
@@ -37,11 +39,13 @@ class GenerationStep(NamedTuple):
     """One new token per row, with its log-probability; None for a row that has stopped.
 
     `notes` say what must be known of it and of the steps behind it: each comes once, with the first step it is true of.
+    `sites` is what was recorded of the tokens that were read for it: the prompt, then one token at a time.
     """
 
     tokens: tuple[int | None, ...]
     log_probs: tuple[float | None, ...]
     notes: tuple[Note, ...] = ()
+    sites: Mapping[str, Labelled] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,25 @@ class Generation:
         log_probs: Log-probability of each under the model's own distribution (before any sampling step), in nats.
         stopped: Whether the row ended with a stop token.
         notes: What must be known of it: that a row, or its source, is longer than those the model was trained on.
+        ids: The whole rows, prompt and new ids.
+        texts: What is new per row as text, without the stop token; empty for a model without a tokenizer.
+        sites: What was recorded, by name, as `gf.run` labels it: of all tokens but each row's last, which nothing read.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     log_probs: tuple[tuple[float, ...], ...]
     stopped: tuple[bool, ...]
     notes: tuple[Note, ...] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
+    texts: tuple[str, ...] = ()
+    sites: Mapping[str, Labelled] = field(default_factory=dict[str, Labelled], compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data: the class under `result`, and its fields."""
+        fields = {name: getattr(self, name) for name in ("tokens", "log_probs", "stopped", "ids", "texts")}
+        sites = {"sites": {name: value.to_dict() for name, value in self.sites.items()}}
+        notes = {"notes": [note.to_dict() for note in self.notes]} if self.notes else {}
+        return {"result": "Generation"} | fields | sites | notes
 
     @property
     def trimmed(self) -> tuple[tuple[int, ...], ...]:
@@ -77,10 +94,19 @@ def generate(
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
+    allow_unknown: bool = False,
+    edit: Edits = (),
+    read: Reads = (),
 ) -> Generation:
-    """Continue each prompt.
+    """Continue each prompt, under edits and recording sites if asked.
 
     The model is used in the mode it is in; call `model.eval()` before if it has dropout.
+
+    An edit holds for the prompt and for every token behind it; one at positions, `At(pos=…)`, holds where the whole
+    text has them, counted from 0 in each row, also where generation gets there later. Every token is drawn from what
+    `gf.run` says of the text so far under the same edits. `Set`, `Add`, `Scale` and `Project` are carried by the state.
+    With other edits, such as functions, with edits of scores and patterns, and where patterns are asked of a mechanism
+    whose state has no keys, the whole text is read again for every token.
 
     Args:
         model: A decoder or an encoder-decoder.
@@ -93,29 +119,42 @@ def generate(
         source_lengths: Real tokens per source row, when `source` is a tensor padded on the right.
         beyond_context: Go on beyond the context that the model is meant for, its `max_len`, where nothing in it ends
             there: what it says then is seldom of use.
+        allow_unknown: Read a text of which more than half is outside the vocabulary, or is single bytes of characters
+            that it learnt no token for.
+        edit: An edit or several, or pairs of a site and a plain function, as `gf.run` takes them. Those at the
+            encoder's sites are made once, when it reads the source.
+        read: Names of sites, globs, heads (`L1H6.pattern`), or `Read` for some heads or coordinates.
 
     Raises:
         ConfigError: `max_new_tokens` is below 1.
-        TextError: An empty prompt, or more tokens than the model's context has room for.
+        TextError: An empty prompt, more tokens than the model's context has room for, or a text mostly unknown.
         TokenOutOfRange: An id outside the vocabulary.
+        UnknownSite, UnknownAxis: A read or an edit names what the model does not have.
+        ShapeMismatch: An edit fits nothing there, or has no place in a text that grows: one at positions counted from
+            the end, or with values for a fixed number of positions that it does not name.
+        AnalysisUnavailable: A read of a part of the positions, or of an analysis.
 
     Example:
         generate(model, [[5, 3, 8], [1, 2]], Sampling(temperature=0.8, top_p=0.95, seed=1), max_new_tokens=20).tokens
         generate(model, ["def f(x):", "import"], GREEDY)
+        found = generate(model, "def f(x):", GREEDY, edit=Add("blocks.1.resid_post", v), read="L1H6.pattern")
+        found.texts, found.sites["L1H6.pattern"]
     """
     stops = frozenset(stop_ids)
-    prompts = ids_of(model, prompts)
-    steps = list(
-        stream(
-            model, prompts, sampling, max_new_tokens=max_new_tokens, stop_ids=stop_ids, source=source,
-            source_lengths=source_lengths, beyond_context=beyond_context,
-        )
+    yielded, passes = _begun(
+        model, prompts, sampling, max_new_tokens, stops, source, source_lengths, beyond_context,
+        allow_unknown, edit, read,
     )  # fmt: skip
-    rows = range(len(prompts))
+    given = [row[before:].tolist() for row, before in zip(passes.text, passes.padding)]
+    steps, rows = list(yielded), range(len(given))
     tokens = tuple(tuple(t for step in steps if (t := step.tokens[row]) is not None) for row in rows)
     log_probs = tuple(tuple(p for step in steps if (p := step.log_probs[row]) is not None) for row in rows)
     stopped = tuple(len(row) > 0 and row[-1] in stops for row in tokens)
-    return Generation(tokens, log_probs, stopped, distinct(*(step.notes for step in steps)))
+    ids = tuple((*prompt, *row) for prompt, row in zip(given, tokens))
+    notes = distinct(*(step.notes for step in steps))
+    found = Generation(tokens, log_probs, stopped, notes, ids, sites=passes.recorded())
+    tokenizer = passes.model.tokenizer
+    return found if tokenizer is None else replace(found, texts=tuple(decoded(tokenizer, r) for r in found.trimmed))
 
 
 @checked
@@ -129,26 +168,54 @@ def stream(
     source: Prompts | None = None,
     source_lengths: Int[Tensor, " batch"] | None = None,
     beyond_context: bool = False,
+    allow_unknown: bool = False,
+    edit: Edits = (),
+    read: Reads = (),
 ) -> Iterator[GenerationStep]:
-    """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step."""
+    """Like `generate`, yielding each step as it is made; bad input raises at the call, not at the first step.
+
+    What is recorded comes with the step that it was read for, and is kept no longer.
+    """
+    steps, _ = _begun(
+        model, prompts, sampling, max_new_tokens, frozenset(stop_ids), source, source_lengths, beyond_context,
+        allow_unknown, edit, read, at_each_step=True,
+    )  # fmt: skip
+    return steps
+
+
+def _begun(
+    model: ModelLike,
+    prompts: Prompts,
+    sampling: Sampling,
+    max_new_tokens: int | None,
+    stops: frozenset[int],
+    source: Prompts | None,
+    source_lengths: Tensor | None,
+    beyond_context: bool,
+    allow_unknown: bool,
+    edit: Edits,
+    read: Reads,
+    *,
+    at_each_step: bool = False,
+) -> tuple[Iterator[GenerationStep], Passes]:
+    """Return the steps to come, and the passes they are made by; bad input raises here."""
     require_model(model, "generating text")
-    prompts, source = ids_of(model, prompts), None if source is None else ids_of(model, source, "source")
-    tokens, lengths = padded(model, prompts, left=True)
+    given, of_source, unknown = read_texts(model, prompts, source, allow_unknown)
+    tokens, lengths = padded(model, given, left=True)
     new = room_for(model, tokens.shape[1], max_new_tokens, beyond_context)
-    state = begin(model, tokens.shape[0], source, source_lengths, beyond_context)
-    steps = _steps(model, tokens, lengths, state, sampling, new, frozenset(stop_ids))
-    return _noted(model, steps, prompt_lengths(tokens, lengths), source, source_lengths)
+    sources = source_of(model, tokens.shape[0], of_source, source_lengths, beyond_context)
+    passes = Passes(model, tokens, lengths, sources, edit, read)
+    seen = _seen(model, tokens, lengths) if sampling.repetition_penalty != 1 else None
+    steps, counts = _steps(passes, seen, sampling, new, stops, at_each_step), prompt_lengths(tokens, lengths)
+    notes = (*unknown, *given_notes(model, counts, of_source, source_lengths))
+    return _noted(model, steps, counts, notes), passes
 
 
 def _noted(
-    model: Model,
-    steps: Iterator[GenerationStep],
-    prompts: Sequence[int],
-    source: Ids | None,
-    source_lengths: Tensor | None,
+    model: Model, steps: Iterator[GenerationStep], prompts: Sequence[int], notes: tuple[Note, ...]
 ) -> Iterator[GenerationStep]:
-    """Yield the steps, each with the notes that it is the first to deserve."""
-    notes, outgrown = given_notes(model, prompts, source, source_lengths), False
+    """Yield the steps, each with the notes that it is the first to deserve: `notes` are on what was given."""
+    outgrown = False
     for made, step in enumerate(steps):
         grown = [(prompt, made) for prompt, token in zip(prompts, step.tokens) if token is not None]
         if not outgrown and (found := outgrown_notes(model, grown)):
@@ -160,46 +227,44 @@ def _noted(
 # a decorated generator leaves the caller's gradient mode alone between steps
 @torch.no_grad()
 def _steps(
-    model: Model,
-    tokens: Tensor,
-    lengths: Tensor | None,
-    state: State,
+    passes: Passes,
+    seen: Tensor | None,
     sampling: Sampling,
     max_new_tokens: int,
     stops: frozenset[int],
+    at_each_step: bool,
 ) -> Iterator[GenerationStep]:
-    batch = tokens.shape[0]
-    generators = row_generators(sampling, batch)
-    seen = _seen(model, tokens, lengths) if sampling.repetition_penalty != 1 else None
-    alive = [True] * batch
-    reread = _Reread(model, tokens, lengths)
+    batch = len(passes.text)
+    generators, alive, drawn = row_generators(sampling, batch), [True] * batch, None
     for _ in range(max_new_tokens):
-        tokens, state, lengths = reread(tokens, state, lengths)
-        logits, state = next_logits(model, tokens, state, lengths)
+        if drawn is not None:
+            passes.append(drawn, alive)
+            seen = None if seen is None else seen.scatter(-1, drawn[:, None], True)
+        logits = passes.logits()
         drawn = sampling_steps(logits, sampling, seen=seen, generators=generators).tokens
         chosen = logits.gather(-1, drawn[:, None]).squeeze(-1) - logits.logsumexp(-1)
         ids, log_probs = drawn.tolist(), chosen.tolist()
-        yield GenerationStep(
+        step = GenerationStep(
             tuple(id if on else None for id, on in zip(ids, alive)),
             tuple(log_prob if on else None for log_prob, on in zip(log_probs, alive)),
         )
+        if at_each_step:
+            step = step._replace(sites=passes.recorded())
+            passes.forget()
+        yield step
         alive = [on and id not in stops for id, on in zip(ids, alive)]
         if not any(alive):
             return
-        tokens, lengths = drawn[:, None], None
-        if seen is not None:
-            seen = seen.scatter(-1, tokens, True)
 
 
-@torch.no_grad()
-def begin(
+def source_of(
     model: Model, batch: int, source: Ids | None, source_lengths: Tensor | None, beyond_context: bool = False
-) -> State:
-    """Return the empty state; an encoder-decoder reads its source here."""
+) -> SourceIds | None:
+    """Return what an encoder reads, one row for each prompt; None for a decoder."""
     if isinstance(model, Decoder):
         if source is not None:
             raise TextError("a source was given, but a decoder reads its prompt only; put the text into the prompt.")
-        return model.begin(batch)
+        return None
     if isinstance(model, Encoder):
         model.begin(batch)
     assert isinstance(model, EncoderDecoder), "there is no other kind"
@@ -211,7 +276,7 @@ def begin(
     limit = model.config.max_len
     if ids.shape[1] > limit and not beyond_context:
         raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
-    return model.begin(ids, lengths if source_lengths is None else source_lengths)
+    return SourceIds(ids, lengths if source_lengths is None else source_lengths)
 
 
 def given_notes(
@@ -237,33 +302,29 @@ def prompt_lengths(tokens: Tensor, lengths: Tensor | None) -> list[int]:
     return [tokens.shape[1]] * len(tokens) if lengths is None else lengths.tolist()
 
 
-def next_logits(
-    model: Model, tokens: Int[Tensor, "batch pos"], state: State, lengths: Int[Tensor, " batch"] | None = None
-) -> tuple[Float[Tensor, "batch vocab"], State]:
-    """Return the logits after the last of `tokens` (minus infinity for `never_ids`), and the state behind it."""
-    # the logits of every position of a long prompt would outweigh all else, so the stack's output is asked for instead
-    tape = None if tokens.shape[1] == 1 else Tape(model, logits=False)
-    inputs: tuple[Any, ...] = (tokens,) if model.source is None else (None, tokens)
-    out, state = model(*inputs, state=state, lengths=lengths, tape=tape)
-    return generable(model, out[:, -1] if tape is None else model.unembed.logits(out[:, -1])), state
-
-
-def generable(model: Model, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
-    """Return logits with minus infinity for tokens that the model's config says are never generated."""
-    never = model.config.never_ids if isinstance(model, EncoderDecoder) else ()
-    return logits.index_fill(-1, torch.tensor(never, device=logits.device), float("-inf")) if never else logits
-
-
-def ids_of(model: ModelLike, rows: Prompts, reading: Literal["opening", "source"] = "opening") -> Ids:
-    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are.
+def read_texts(
+    model: Model, prompts: Prompts, source: Prompts | None, allow_unknown: bool
+) -> tuple[Ids, Ids | None, tuple[Note, ...]]:
+    """Return prompts and sources as ids, and what must be known of words in them that the model does not.
 
     Raises:
-        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own.
+        TextError: The model has no tokenizer, or texts are given to a decoder that starts from a token of its own, or
+            one is mostly unknown, which is not allowed.
     """
-    texts = [rows] if isinstance(rows, str) else rows
+    ids, notes = _ids_of(model, prompts, "opening", allow_unknown)
+    if source is None:
+        return ids, None, notes
+    of_source, more = _ids_of(model, source, "source", allow_unknown)
+    return ids, of_source, (*more, *notes)
+
+
+def _ids_of(
+    model: Model, rows: Prompts, reading: Literal["opening", "source"], allow_unknown: bool
+) -> tuple[Ids, tuple[Note, ...]]:
+    """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are."""
+    texts: Any = [rows] if isinstance(rows, str) else rows
     if isinstance(texts, Tensor) or not any(isinstance(row, str) for row in texts):
-        return texts  # pyright: ignore[reportReturnType]
-    model = require_model(model, "generating text")
+        return texts, ()
     if reading == "opening" and model.source is not None:
         raise TextError(
             "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "
@@ -273,7 +334,14 @@ def ids_of(model: ModelLike, rows: Prompts, reading: Literal["opening", "source"
     if tokenizer is None:
         raise TextError("this model has no tokenizer: give token ids, or set model.tokenizer first.")
     begin, end = tokenizer.around(reading)
-    return [[*begin, *tokenizer.encode(row), *end] if isinstance(row, str) else list(row) for row in texts]
+    read = {
+        i: tokenizer.read(row, allow_unknown=allow_unknown, model=model.name)
+        for i, row in enumerate(texts)
+        if isinstance(row, str)
+    }
+    side = ("text" if reading == "opening" else reading) + "s" * (len(read) > 1)
+    ids = [[*begin, *read[i], *end] if i in read else list(row) for i, row in enumerate(texts)]
+    return ids, tokenizer.notes(read.values(), side, model.name)
 
 
 def padded(
@@ -339,26 +407,6 @@ def _context(limit: int, learned: bool) -> str:
         if learned
         else f"the context of this model is {limit}"
     )
-
-
-class _Reread:
-    """Feeds a text to a model again, from the start, when it outgrows what its state was made for."""
-
-    def __init__(self, model: Model, tokens: Tensor, lengths: Tensor | None) -> None:
-        self.stack, self.like = model.output_stack, model.unembed.weight
-        self.read, self.lengths, self.prompt = [tokens], lengths, tokens.shape[1]
-
-    def __call__(self, tokens: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State, Tensor | None]:
-        """Return what to feed next: the new tokens, or all of them and the state before them."""
-        if not state.length:
-            return tokens, state, lengths
-        self.read.append(tokens)
-        before, after = state.length, state.length + tokens.shape[1]
-        if not any(part.outgrows(before, after) for part in self.stack.parts()):
-            return tokens, state, lengths
-        layers = self.stack.begin(len(tokens), self.like)
-        real = None if self.lengths is None else self.lengths + (after - self.prompt)
-        return torch.cat(self.read, -1), state._replace(length=0, layers=layers, start=None), real
 
 
 def _seen(model: Model, tokens: Tensor, lengths: Tensor | None) -> Tensor:

@@ -89,9 +89,11 @@ def true_entries(where: Sequence[int] | Tensor) -> Sequence[int] | Tensor:
 
 def one(where: Any, axis: str) -> int:
     """Return the one index that was asked for; raises `ShapeMismatch` for anything else."""
-    if isinstance(where, bool) or not hasattr(where, "__index__"):
+    # numpy's and torch's as Python's: their booleans and fractions may have an `__index__`
+    found = where.tolist() if hasattr(where, "tolist") else where
+    if isinstance(found, bool) or not hasattr(found, "__index__"):
         raise ShapeMismatch(f"{axis}: one index is asked for, found {_shown(where)}.")
-    return operator.index(where)
+    return operator.index(found)
 
 
 def is_mask(where: Any) -> bool:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -158,6 +158,26 @@ class Binding:
 
 # what a result carries: a binding, or the provenance that was read from a file
 Bound = Binding | Provenance
+
+
+def of_several(analysis: str, bounds: Sequence[Bound | None], seed: int | None = None) -> Bound | None:
+    """Return that of a result made from several of one model: it read what all of them read; None if one has none."""
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) < len(bounds):
+        return None
+    if all(isinstance(bound, Binding) for bound in known):
+        bindings = cast(list[Binding], known)
+        return bindings[0].of(analysis, [one for bound in bindings[1:] for one in bound.inputs], seed)
+    said = [bound.said() for bound in known]
+    return dataclasses.replace(said[0].of(analysis, seed=seed), input=tuple(one for of in said for one in of.input))
+
+
+def of_runs(analysis: str, runs: Sequence[str], inputs: Sequence[Any], seed: int | None) -> Provenance:
+    """Return that of a result made from the checkpoints of training runs, which are models of many digests."""
+    why = "measured at several checkpoints, each of which has a digest of its own"
+    return Provenance(
+        analysis, ", ".join(runs), "", why, None, "", "", given(inputs), seed, __version__, str(torch.__version__)
+    )
 
 
 def given(inputs: Sequence[Any]) -> tuple[Given, ...]:

@@ -15,7 +15,7 @@ from glassformer.labelled import Labelled, Result, results_within, spaced
 from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.page.results import about
 from glassformer.render.terminal import show as print_tables
-from glassformer.render.terminal.tables import visible
+from glassformer.render.terminal.tables import labels_of
 
 # lines of a summary, entries of each tensor in it; height of a page in a notebook, in pixels
 MOST_ROWS, MOST_LARGEST, HEIGHT = 24, 3, 720
@@ -119,5 +119,5 @@ def _largest(value: Labelled) -> str:
         return ""
     finite = Labelled(numbers.double().nan_to_num(0.0, 0.0, 0.0), value.axes, value.coords)
     found = finite.top(MOST_LARGEST, by_size=True)
-    entries = (f"{' '.join(visible(str(place), 24) for place in places)}: {number:.3g}" for places, number in found)
+    entries = (f"{labels_of(value.axes, places)}: {number:.3g}" for places, number in found)
     return "; largest " + ", ".join(entries)

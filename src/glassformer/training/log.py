@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import files
+from glassformer.arguments import checked
 from glassformer.errors import RunFolderError
 from glassformer.files import json_text
 
@@ -30,6 +31,7 @@ def forget_after(folder: Path, step: int) -> None:
             files.write(path, until(path.read_text(encoding="utf-8", errors="replace"), step))
 
 
+@checked
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Return the lines of a run's (or a shipped model's) metrics.jsonl.
 
@@ -38,9 +40,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(folder) / METRICS
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(f"{METRICS} is no regular file")
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in files.read_text(path, files.MOST_METRICS).splitlines()]
     except OSError as error:
         raise RunFolderError(
             f'"{folder}" holds no {METRICS} ({error.strerror or error}). Give the folder of a run.'

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from glassformer.arguments import checked
 from glassformer.data import Batch, Data
 from glassformer.data.batch import vocabularies_of
 from glassformer.errors import ConfigError, TrainingDiverged
@@ -44,6 +45,7 @@ class Progress:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
+@checked
 def train(
     config: TrainConfig,
     folder: str | Path,

@@ -53,6 +53,9 @@ class OptimConfig(Config):
         for name in ("eps", "weight_decay", "clip"):
             require(getattr(self, name) >= 0, f"optim: {name} must not be negative, found {getattr(self, name)}.")
         require(all(0 <= beta < 1 for beta in self.betas), f"optim: betas must be in [0, 1), found {self.betas}.")
+        # the first update divides the rate by 1 - beta, and weights are float32
+        most = torch.finfo(torch.float32).max * (1 - self.betas[0])
+        require(self.lr <= most, f"optim: lr is too large for weights in float32: at most {most:.2g}, found {self.lr}.")
 
     def rate(self, step: int, steps: int, d_model: int) -> float:
         """Return the learning rate of a step, counted from 1."""

@@ -228,7 +228,7 @@ class RunFolder:
         if not path.exists():
             return
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = files.read_json(path)
             if not isinstance(found, dict):
                 raise ValueError("not an object")
         except (OSError, ValueError, RecursionError) as error:

@@ -17,7 +17,19 @@ from glassformer.testing import close
 from right_calls import Call, calls
 
 # of each kind one, quick
-QUICK = {"run", "generate", "sweep", "ablate", "evaluate_heads", "importance", "logit_lens", "copying", "skip_trigrams"}
+QUICK = {
+    "run",
+    "generate",
+    "edited generate",
+    "function generate",
+    "sweep",
+    "ablate",
+    "evaluate_heads",
+    "importance",
+    "logit_lens",
+    "copying",
+    "skip_trigrams",
+}
 CALLS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in calls()]
 
 

@@ -1,19 +1,31 @@
 """Every analysis says what it is asked of when it is given something else; and what else goes by a name."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import glassformer as gf
-from glassformer import analysis, weights
-from glassformer.analysis import causal, circuits, from_weights, lens
+from glassformer import analysis, training, weights
+from glassformer.analysis import (
+    behaviour,
+    causal,
+    circuits,
+    from_weights,
+    learning,
+    lens,
+    losses,
+    subspaces,
+    vocabulary,
+)
 from glassformer.analysis.question import Card, cards
-from glassformer.analysis.sweep import NAMES, accuracy, logit_difference, sweep
+from glassformer.analysis.sweep import NAMES, accuracy, logit_difference, next_token_loss, sweep
 from glassformer.data import Contrast
 from glassformer.errors import AnalysisUnavailable, ConfigError, GlassformerError
 from glassformer.testing.models import subject
+from runtime_checks import lifted
 
 IDS = torch.tensor([[3, 5, 7, 9, 4], [1, 2, 3, 4, 5]])
 EVERY = [card.name for card in cards()]
@@ -89,6 +101,28 @@ def test_names_without_answers_and_names_of_nothing_say_what_would_work() -> Non
         causal.patch(model, pairs(), "logit-diference")
     with pytest.raises(AnalysisUnavailable, match=r"Contrast\(clean, corrupt, answer=…, wrong=…\)"):
         causal.patch(model, Contrast(IDS, IDS.flip(0)), "logit")
+
+
+BESIDE: dict[str, Callable[[Any], Any]] = {
+    "next_token_loss": lambda model: next_token_loss(model),
+    "logit_difference": lambda model: logit_difference(model, 1),
+    "bits_per_byte": lambda model: losses.bits_per_byte(torch.ones(3), 0),
+    "document_losses": lambda model: losses.document_losses(model, [[99_999, 1]], 4),
+    "rotate": lambda model: subspaces.rotate(model),
+    "rotation": lambda model: subspaces.rotation(-4),
+    "frequent_tokens": lambda model: vocabulary.frequent_tokens(model),
+    "average_traces": lambda model: causal.average_traces(model),
+    "subject_deviation": lambda model: causal.subject_deviation(model, []),
+    "regenerate": lambda model: behaviour.regenerate(model, torch.tensor([[99_999]]), 1),
+    "read_history": lambda model: learning.read_history(model),
+    "train": lambda model: training.train(model, "runs/none"),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_stands_beside_the_analyses_refuses_a_wrong_argument_by_a_public_error(name: str) -> None:
+    with lifted(), pytest.raises(GlassformerError):
+        BESIDE[name](subject("gpt2").model)
 
 
 def test_composition_with_a_layer_that_writes_nothing_says_so() -> None:

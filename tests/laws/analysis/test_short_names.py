@@ -1,5 +1,7 @@
 """Sites by what stands behind their block and by layer, one layer or all of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,7 +96,7 @@ def test_layers_of_prompts_of_unequal_length_keep_what_is_real_of_each() -> None
     assert one.coords == alone.coords and one.shape == alone.shape
 
 
-def test_a_loaded_run_knows_short_names_and_padding_too(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_loaded_run_knows_short_names_and_padding_too(tmp_path: Path) -> None:
     done = run(subject("gpt2").model, [[1, 2, 3, 4], [5, 6]], read="*.pattern")
     loaded = Run.load(done.save(tmp_path / "run.safetensors"))
     assert loaded["pattern", 1].rows == done["pattern", 1].rows

@@ -14,10 +14,10 @@ from safetensors.torch import load as parse, save as serialise
 from glassformer import checkpoints
 from glassformer.attention import Differential, Lightning, Linear, Rope
 from glassformer.checkpoints.own import TOKENIZER, digest_of, sha256
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import WEIGHTS
 from glassformer.data import MixtureConfig, TextConfig, bytes_tokenizer
 from glassformer.errors import GlassformerError
+from glassformer.files.packaged import CONFIG
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Learned, Mlp, ModelConfig, block, repeat
 from glassformer.training import TrainConfig
 from tiny_runs import recipe
@@ -184,7 +184,8 @@ def test_mangled_bytes_are_a_model_or_a_public_error(data, tmp_path_factory):
         loads_or_is_refused(place)
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+# complex tensors by their name in files: safetensors before 0.7 does not write them, but meets them
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, "C64", torch.float8_e4m3fn]
 
 
 @given(data=st.data())
@@ -196,10 +197,12 @@ def test_tensors_of_any_name_shape_and_type_are_a_model_or_a_public_error(data, 
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
     like = state.pop(name)
     size = tuple(shape) if data.draw(st.booleans()) else tuple(like.shape)
-    value = torch.zeros(size).to(data.draw(st.sampled_from(DTYPES)))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    value = torch.zeros(size).to(torch.int64 if dtype == "C64" else dtype)
     state[name if data.draw(st.booleans()) else data.draw(st.text(min_size=1, max_size=9))] = value
     with copied(folder, tmp_path_factory) as place:
-        (place / WEIGHTS).write_bytes(serialise(state))
+        content = serialise(state)
+        (place / WEIGHTS).write_bytes(content.replace(b'"I64"', b'"C64"') if dtype == "C64" else content)
         envelope = json.loads((place / CONFIG).read_text())
         envelope["sha256"][WEIGHTS] = sha256((place / WEIGHTS).read_bytes())
         (place / CONFIG).write_text(json.dumps(envelope))

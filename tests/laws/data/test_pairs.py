@@ -20,6 +20,7 @@ from glassformer.data import (
     Pairs,
     Tokenizer,
     bytes_tokenizer,
+    colours_of_things,
     greater_than,
     indirect_objects,
     induction,
@@ -28,6 +29,7 @@ from glassformer.data import (
     subject_verb_agreement,
     templates_for,
     train_bpe,
+    word_senses,
     word_tokenizer,
     write_pairs,
 )
@@ -45,6 +47,8 @@ BUILDERS: dict[str, Callable[..., Pairs]] = {
     "greater_than": greater_than,
     "subject_verb_agreement": subject_verb_agreement,
     "repeated_arguments": repeated_arguments,
+    "colours_of_things": colours_of_things,
+    "word_senses": word_senses,
 }
 DECODERS = sorted(name for name, config in ARCHITECTURES.items() if config.kind == "decoder")
 texts = st.text(min_size=1, max_size=12) | st.sampled_from(

@@ -149,11 +149,12 @@ def test_the_seed_decides_what_is_dropped_in_training() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("what", ["run", "explain", "input_gradients", "attribute_edges", "fit_tuned_lens"])
-def test_what_takes_gradients_says_so_under_inference_mode(what: str) -> None:
+TAKING_GRADIENTS = ("run", "explain", "input_gradients", "attribute_edges", "fit_tuned_lens")
+
+
+def taking_gradients(what: str, model: Any) -> Any:
     from glassformer.analysis import attribution, circuits, lens
 
-    model = dropping().eval()
     calls = {
         "run": lambda: gf.run(model, IDS, grad=True),
         "explain": lambda: gf.explain(model, IDS[:1]),
@@ -163,8 +164,27 @@ def test_what_takes_gradients_says_so_under_inference_mode(what: str) -> None:
         ),
         "fit_tuned_lens": lambda: lens.fit_tuned_lens(model, [IDS], steps=1),
     }
+    return calls[what]()
+
+
+@pytest.mark.parametrize("what", TAKING_GRADIENTS)
+def test_what_takes_gradients_says_so_under_inference_mode(what: str) -> None:
     with (
         torch.inference_mode(),
         pytest.raises(gf.errors.AnalysisUnavailable, match=r"torch.inference_mode\(\) keeps no"),
     ):
-        calls[what]()
+        taking_gradients(what, dropping().eval())
+
+
+@pytest.mark.parametrize("what", TAKING_GRADIENTS)
+def test_what_takes_gradients_gives_the_same_where_graphs_are_switched_off(what: str) -> None:
+    model = dropping().eval()
+    with torch.no_grad():
+        found = taking_gradients(what, model)
+    expected = taking_gradients(what, model)
+    if what == "run":
+        assert found.logits.requires_grad
+    elif what == "fit_tuned_lens":
+        assert torch.equal(found.weight, expected.weight) and torch.equal(found.bias, expected.bias)
+    else:
+        assert found.to_dict() == expected.to_dict()

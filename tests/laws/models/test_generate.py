@@ -29,7 +29,7 @@ from glassformer.models import (
     sampling_steps,
     stream,
 )  # fmt: skip
-from glassformer.models.beam import select_rows
+from glassformer.models.passes import select_rows
 from glassformer.testing import close
 from glassformer.testing.models import subject
 
@@ -394,9 +394,10 @@ def test_fewer_than_one_new_token_is_refused(new):
             continuation()
 
 
-def test_a_beam_of_no_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match="n_beams must be at least 1, found 0"):
-        beam_search(tiny("rotary"), [[1, 2]], n_beams=0)
+@pytest.mark.parametrize("width", [0, -1])
+def test_a_beam_of_no_width_is_refused(width: int) -> None:
+    with pytest.raises(WrongArgument, match=rf"n_beams= takes a whole number, 1 .*; found {width} "):
+        beam_search(tiny("rotary"), [[1, 2]], n_beams=width)
 
 
 def test_a_source_longer_than_the_context_is_refused_unless_one_goes_on_beyond_it() -> None:

@@ -446,6 +446,23 @@ def test_training_refuses_data_whose_targets_the_model_has_no_outputs_for(tmp_pa
     assert not any(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_training_refuses_a_batch_with_a_target_that_the_model_has_no_output_for(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ModularSum.rows
+
+    def beyond(task: ModularSum, alphabet: Any, of: Any, random: Any) -> Any:
+        found = rows(task, alphabet, of, random)
+        assert found.targets is not None
+        return found._replace(targets=found.targets + 5) if of == split else found
+
+    monkeypatch.setattr(ModularSum, "rows", beyond)
+    with pytest.raises(TokenOutOfRange, match="outside what the model predicts: 0 to 4"):
+        train(recipe(), tmp_path / "run")
+    assert not any(tmp_path.rglob("*.safetensors"))
+
+
 def test_what_shows_copying_or_goes_on_from_a_text_is_not_made_of_a_model_that_cannot() -> None:
     with pytest.raises(ConfigError, match="nothing is copied"):
         resting_copier(named(), 0)

@@ -99,7 +99,13 @@ def test_what_is_no_place_is_refused_when_it_is_named(where: Any) -> None:
         At(pos=where)
 
 
-@pytest.mark.parametrize("where", [True, np.bool_(True), 1.5, [1]])
+@pytest.mark.parametrize(
+    "where",
+    [
+        True, np.bool_(True), torch.tensor(True), 1.5, np.array(1.5), torch.tensor(1.5), [1], np.array([1]),
+        torch.tensor([1]),
+    ],
+)  # fmt: skip
 def test_where_one_index_is_asked_for_nothing_else_is_taken(where: Any) -> None:
     with pytest.raises(ShapeMismatch, match="row: one index is asked for"):
         one(where, "row")

@@ -46,7 +46,8 @@ def calibration_error(
     confidence: Float[Tensor, " token"], right: Float[Tensor, " token"], bins: int = 15
 ) -> Float[Tensor, ""]:
     """Return the expected calibration error: mean distance of accuracy and confidence, bins weighted by tokens."""
-    at = (confidence * bins).long().clamp_max(bins - 1)
+    # no integer stands for NaN, which makes the sum NaN from whatever bin it falls into
+    at = (confidence * bins).nan_to_num().long().clamp_max(bins - 1)
     # within a bin the share cancels the count that the means divide by
     off = confidence.new_zeros(bins).index_add_(0, at, right - confidence)
     return off.abs().sum() / len(confidence)

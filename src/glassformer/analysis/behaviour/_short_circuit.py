@@ -19,7 +19,7 @@ from torch import Tensor
 from glassformer.analysis.losses import joined, losses_of
 from glassformer.analysis.question import question
 from glassformer.analysis.uncertainty import deviation
-from glassformer.arguments import Count
+from glassformer.arguments import Count, checked
 from glassformer.attention import AttentionLayer
 from glassformer.attention.mixer import per_query_head
 from glassformer.data import Batch
@@ -28,6 +28,7 @@ from glassformer.data.text.planted import PlantedRows
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike, require_model
+from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
 from glassformer.trace import Apply, Edit, Tape
@@ -134,6 +135,7 @@ def short_circuit(
     )
 
 
+@checked
 def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str = "") -> list[Edit]:
     """Return the edits that replace the pattern of self-attention by the identity in these layers.
 
@@ -170,8 +172,9 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
     return edits
 
 
+@checked
 def regenerate(
-    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: int, edit: Sequence[Edit] = ()
+    model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: Count, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
     """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
     if not isinstance(model, Decoder):
@@ -179,7 +182,8 @@ def regenerate(
             f"regenerate lets a decoder go on from a prefix; {type(model).__name__} is none.\n"
             "    Text of any model of ours: glassformer.models.generate(model, prompts)."
         )
-    state, tokens, made = model.begin(len(prefixes)), prefixes, []
+    require_ids(prefixes, model.config.vocab_size)
+    state, tokens, made = model.begin(len(prefixes)), prefixes.to(place_of(model)), []
     with evaluating(model), torch.no_grad():
         for _ in range(new):
             logits, state = model(tokens, state=state, tape=Tape(model, edit=edit))

@@ -15,6 +15,7 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,18 +26,22 @@ from torch import Tensor
 
 from glassformer.analysis._run import run
 from glassformer.analysis.contrasts import Prompts, prompts
-from glassformer.analysis.prepare import answer_id, asked_position, readable_outputs
+from glassformer.analysis.prepare import answer_id, asked_position
 from glassformer.analysis.question import question
 from glassformer.analysis.sweep._engine import sweep
 from glassformer.analysis.sweep._metrics import logit_difference, probability
 from glassformer.analysis.sweep._plan import Donor, EditLike, grid
 from glassformer.analysis.uncertainty import mean, standard_error
-from glassformer.arguments import Amount, Count
+from glassformer.arguments import Amount, Count, Several, checked
 from glassformer.attention import AttentionLayer
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Block, Model, ModuleLike, Stack, require_model
+from glassformer.models.embedding import require_ids
+from glassformer.models.readable import readable_outputs
+from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
+from glassformer.words import Sentence, sentence
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
@@ -103,6 +108,11 @@ class CausalTrace(Result):
         """
         return _share(self._change, self.total_effect, self.total_error)
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that the noise takes nothing."""
+        return distinct(super().notes, _share_notes(self.share, sentence("draw of noise")))
+
     def _title(self) -> str:
         return f"Causal trace of {self.answer!r}"
 
@@ -127,6 +137,11 @@ class TracesByRole(Result):
 
     values: Labelled
     total: Labelled
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What must be known to read the numbers right, such as that the noise takes nothing."""
+        return distinct(super().notes, _share_notes(self.share, sentence("prompt")))
 
     def _title(self) -> str:
         return "Average indirect effect"
@@ -255,16 +270,19 @@ def causal_trace(
     )  # fmt: skip
 
 
+@checked
 def subject_deviation(
-    model: ModuleLike, subjects: Sequence[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
+    model: ModuleLike, subjects: Several[Int[Tensor, " pos"] | Sequence[int]], stack: str | None = None
 ) -> float:
     """Return the standard deviation of all numbers in the token vectors of some subjects, each given as ids."""
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
-    embed = built.embeddings[stack or next(iter(built.stacks))]
+    embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]
+    require_ids(ids[None], embed.vocab_size)
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
+@checked
 def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
     """Average the traces of several prompts by role: before, first, middle and last subject token, next, further, last.
 
@@ -280,13 +298,15 @@ def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
             raise ShapeMismatch("average_traces: the traces differ in kinds, window or layers; trace them alike.")
     found = [_by_role(trace) for trace in traces]
     coords = {"metric": first.values.labels("metric"), "kind": first.values.labels("kind"), "role": list(ROLES)}
-    return TracesByRole(
+    averaged = TracesByRole(
         Labelled(torch.stack(found, -1), ("metric", "kind", "role", "layer", "prompt"), coords),
         Labelled(
             torch.stack([trace.total_effect.values for trace in traces], -1), ("metric", "prompt"),
             {"metric": first.values.labels("metric")},
         ),
     )  # fmt: skip
+    told = distinct(*(trace._notes for trace in traces))
+    return averaged.noted(*told).bound(of_several("average_traces", [t._bound for t in traces], first.seed))
 
 
 def token_roles(subject: Sequence[int], length: int) -> list[str]:
@@ -311,6 +331,37 @@ def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
     whole = total.values.masked_fill(~lowered, torch.nan)
     beside = whole.reshape(-1, *(1,) * (change.values.ndim - 1))
     return dataclasses.replace(change, values=change.values / beside)
+
+
+def _share_notes(share: Labelled, drawn: Sentence) -> tuple[Note, ...]:
+    """Return what must be known of shares, `metric … sample`: that there are none, or that nothing says how sure."""
+    metrics = share.labels("metric")
+    lost = [sentence(str(name)) for name, one in zip(metrics, share.values) if not bool(one.isfinite().any())]
+    notes: list[Note] = []
+    if lost:
+        notes.append(
+            Note(
+                sentence(
+                    "The noise does not lower the {metrics} by more than two standard errors.",
+                    metrics=functools.reduce(_or_the, lost),
+                ),
+                sentence("There is nothing to bring back, and no share of it."),
+                sentence("Try more noise, more samples or another subject."),
+            )
+        )
+    if len(lost) < len(metrics) and share.shape[-1] == 1:
+        notes.append(
+            Note(
+                sentence("There is one {drawn}, and so no standard error.", drawn=drawn),
+                sentence("Nothing tells what restoring brings back from chance, and no cell is faded."),
+                sentence("Ask for more than one {drawn}.", drawn=drawn),
+            )
+        )
+    return tuple(notes)
+
+
+def _or_the(one: Sentence, other: Sentence) -> Sentence:
+    return sentence("{one} or the {other}", one=one, other=other)
 
 
 def _traced(model: ModuleLike, stack: str | None) -> Stack:

@@ -15,6 +15,7 @@ Source: Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -58,7 +59,7 @@ class Acdc(Result):
     """The circuit that is left.
 
     Args:
-        kept: Whether an edge is in the circuit, `receiver sender`.
+        in_circuit: Whether an edge is in the circuit, `receiver sender`.
         edges: The same as pairs of labels.
         log: Every decision, in order; edges that a prefilter took away are not in it.
         cost: Of the circuit, mean over prompts: KL divergence in nats, or minus the metric.
@@ -72,9 +73,9 @@ class Acdc(Result):
         passes: How many forward passes it took.
     """
 
-    HEADLINE = ("kept",)
+    HEADLINE = ("in_circuit",)
 
-    kept: Labelled
+    in_circuit: Labelled
     edges: tuple[Edge, ...]
     log: tuple[Pruned, ...]
     cost: float
@@ -89,14 +90,15 @@ class Acdc(Result):
 
     @property
     def faithfulness(self) -> float:
-        """How far the circuit goes from the corrupt run (0) to the whole model (1)."""
-        return (self.cost - self.cost_empty) / (self.cost_full - self.cost_empty)
+        """How far the circuit goes from the corrupt run (0) to the whole model (1); NaN where the two cost the same."""
+        whole = self.cost_full - self.cost_empty
+        return (self.cost - self.cost_empty) / whole if whole else math.nan
 
     @property
     def nodes(self) -> list[str]:
         """Labels of the senders that the circuit's edges start from, in the order of the forward pass."""
-        used = self.kept.values.any(0).tolist()
-        return [str(label) for label, here in zip(self.kept.labels("sender"), used) if here]
+        used = self.in_circuit.values.any(0).tolist()
+        return [str(label) for label, here in zip(self.in_circuit.labels("sender"), used) if here]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,9 +228,9 @@ def _prune(
         waiting = waiting[count:]
         if report is not None:
             report(len(search.log), len(search.log) + len(waiting))
-    kept = allowed & ~search.cut
+    left = allowed & ~search.cut
     return Acdc(
-        dataclasses.replace(runs.graph.allowed, values=kept), tuple(runs.graph.named(kept)), tuple(search.log),
+        dataclasses.replace(runs.graph.allowed, values=left), tuple(runs.graph.named(left)), tuple(search.log),
         search.cost, full, empty, threshold, absolute, int((allowed & cut).sum()), ORDER, runs.metric.name,
         search.passes,
     )  # fmt: skip

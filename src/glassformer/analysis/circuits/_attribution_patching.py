@@ -106,7 +106,7 @@ class NodeAttribution(Result):
             cuts[i, :, u] = runs.graph.allowed.values[:, u]
         exact = (runs.evaluate(cuts, report=report) - self.clean.values).mean(-1)
         labels = [str(label) for label in self.effect.labels("sender")]
-        return _verified(estimate[order], exact, [labels[i] for i in order], min(k, len(labels)))
+        return _of(self, seed, _verified(estimate[order], exact, [labels[i] for i in order], min(k, len(labels))))
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         return _without_runs(self, packed)
@@ -162,7 +162,7 @@ class EdgeAttribution(Result):
         chosen = [edges[i] for i in order]
         exact = (patch_edges(self.runs, chosen, report=report) - self.clean.values).mean(-1)
         labels = [f"{sender} -> {receiver}" for sender, receiver in chosen]
-        return _verified(estimate[order], exact, labels, min(k, len(edges)))
+        return _of(self, seed, _verified(estimate[order], exact, labels, min(k, len(edges))))
 
     def to_dict(self, packed: bool = False) -> dict[str, Any]:
         return _without_runs(self, packed)
@@ -334,6 +334,12 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """Return ranks from 0; equal values share the mean of theirs."""
     above = (values[:, None] > values).double()
     return above.sum(1) + ((values[:, None] == values).double().sum(1) - 1) / 2
+
+
+def _of(estimates: Result, seed: int, found: Verified) -> Verified:
+    """Return a check with what the estimates that it checks are of, and what must be known of them."""
+    bound = estimates._bound
+    return found.noted(*estimates.notes).bound(None if bound is None else bound.of("verified", seed=seed))
 
 
 def _chosen(estimate: Tensor, k: int, sample: int, seed: int) -> list[int]:

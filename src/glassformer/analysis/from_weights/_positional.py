@@ -25,7 +25,7 @@ from glassformer import weights
 from glassformer.analysis._run import run_for
 from glassformer.analysis.from_weights._selection import LeftOut, layers_for
 from glassformer.analysis.question import question
-from glassformer.arguments import Count, Several
+from glassformer.arguments import Count, Several, checked
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
@@ -136,11 +136,13 @@ def positional_heads(
     )  # fmt: skip
 
 
+@checked
 def position_scores(w: HeadWeights, layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
     """Return the scores that position alone gives, scale included, no mask."""
     return _parts(w, layer, length).scores()
 
 
+@checked
 def position_bias(layer: AttentionWeights, length: int) -> Float[Tensor, "head *stream query key"]:
     """Return what is added to the scores by distance alone (ALiBi, relative bias), or zeros: `head query key`."""
     bias = layer.Q.new_zeros(len(layer.Q), length, length)

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from glassformer.analysis.prepare import readable, readable_outputs
 from glassformer.errors import AnalysisUnavailable, TokenOutOfRange
 from glassformer.labelled import Labelled
+from glassformer.models.readable import readable, readable_outputs
 from glassformer.numerics.indices import asked, entries, is_mask
 from glassformer.weights import AttentionWeights, HeadWeights
 

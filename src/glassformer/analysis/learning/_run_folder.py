@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glassformer import checkpoints
+from glassformer import checkpoints, files
+from glassformer.arguments import checked
 from glassformer.checkpoints import run_steps
 from glassformer.data import Batch, Data, DataConfig, Tokenizer
 from glassformer.data.batch import vocabularies_of
@@ -100,6 +101,7 @@ def history_of(given: Any) -> History:
     return read_history(given)
 
 
+@checked
 def read_history(folder: str | Path) -> History:
     """Read a run folder.
 
@@ -108,11 +110,8 @@ def read_history(folder: str | Path) -> History:
     """
     folder = Path(folder)
     try:
-        for name in ("config.json", "metrics.jsonl"):
-            if (folder / name).exists() and not (folder / name).is_file():
-                raise ValueError(f"{name} is no regular file")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        config = files.read_json(folder / "config.json")
+        lines = files.read_text(folder / "metrics.jsonl", files.MOST_METRICS).splitlines()
         metrics = [json.loads(line) for line in lines]
         if not isinstance(config["seed"], int) or not all(isinstance(line, dict) for line in metrics):
             raise ValueError("a seed or a line of metrics is not what training writes")

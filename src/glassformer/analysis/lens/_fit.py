@@ -212,6 +212,7 @@ class _Statistics:
         return dataclasses.replace(self.lens, weight=weight.to(self.lens.weight), bias=bias.to(self.lens.bias))
 
 
+@torch.enable_grad()
 def _gradients(
     model: ModelLike, lens: TunedLens, streams: Float[Tensor, "site n d_model"], last: Float[Tensor, "n d_model"]
 ) -> tuple[Tensor, Tensor]:

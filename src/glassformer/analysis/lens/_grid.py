@@ -20,12 +20,12 @@ from glassformer.analysis.components import entry_sites
 from glassformer.analysis.lens._logit_lens import entropy_bits, kl_bits, rank, read_logits
 from glassformer.analysis.lens._tuned import TunedLens
 from glassformer.analysis.places import Answers, Places, Positions, place_labels, places, tokens_at
-from glassformer.analysis.prepare import readable_outputs
 from glassformer.analysis.question import question
 from glassformer.arguments import Count, Several
 from glassformer.errors import UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import ModelLike, require_model
+from glassformer.models.readable import readable_outputs
 
 Measure = Literal["top", "answer", "entropy", "kl"]
 MEASURES: tuple[Measure, ...] = ("top", "answer", "entropy", "kl")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
-from glassformer.files import json_text, write
+from glassformer.files import json_text, opened, write
 from glassformer.models import ModelLike, require_model
 
 FORMAT = 1
@@ -124,7 +124,7 @@ class TunedLens:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
                 header = json.loads((file.metadata() or {})["tuned_lens"])
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
             if header["format"] != FORMAT:

@@ -16,7 +16,7 @@ from glassformer.analysis.heads import _roles as roles
 from glassformer.analysis.lens._grid import lens_grid
 from glassformer.analysis.lens._logit_lens import entropy_bits, logit_lens, rank
 from glassformer.analysis.places import position_in
-from glassformer.analysis.prepare import answer_id, decoded, require_one_prompt
+from glassformer.analysis.prepare import answer_id, require_one_prompt
 from glassformer.analysis.question import card_of, question
 from glassformer.analysis.reports import _stages as pipeline
 from glassformer.analysis.reports._explanation import (
@@ -40,7 +40,8 @@ from glassformer.analysis.reports._model_facts import model_facts
 from glassformer.data import Marks
 from glassformer.models import Encoder, EncoderDecoder, ModelLike, Sampling, require_model, sampling_steps
 from glassformer.models.evaluation import require_gradients
-from glassformer.models.generate import generable
+from glassformer.models.passes import generable
+from glassformer.models.readable import decoded
 from glassformer.provenance import Note
 from glassformer.words import listed, sentence
 
@@ -157,6 +158,7 @@ def _without_graph(run: Run) -> Run:
     return dataclasses.replace(run, sites=sites, logits=None if run.logits is None else run.logits.detach())
 
 
+@torch.enable_grad()
 def _inputs(run: Run, answer: int, against: int | None, at: int) -> InputAttribution:
     """Say what each token's vector does for the answer: gradient times input; the run is one of `_run_with_graph`.
 

@@ -20,6 +20,7 @@ from glassformer import weights
 from glassformer.analysis._run import Run, run_for
 from glassformer.analysis.prepare import prepare, real_lengths
 from glassformer.analysis.question import question
+from glassformer.arguments import Count, checked
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike, require_model
@@ -92,6 +93,7 @@ def rotation_test(model: ModelLike, ids: Any, source: Any = None, *, seed: int =
     return RotationTest(changes[0], changes[1], left, seed)
 
 
+@checked
 def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
     """Return copies of matrices for a stream turned at random; the direction of the mean stays if a norm takes it out.
 
@@ -127,7 +129,8 @@ def rotate(w: HeadWeights, seed: int = 0) -> HeadWeights:
     )  # fmt: skip
 
 
-def rotation(d_model: int, seed: int = 0, *, keep_mean: bool = False) -> Float[Tensor, "d_model d_model"]:
+@checked
+def rotation(d_model: Count, seed: int = 0, *, keep_mean: bool = False) -> Float[Tensor, "d_model d_model"]:
     """Return a uniformly drawn orthogonal matrix, float64; with `keep_mean` it leaves (1, 1, …, 1) where it is."""
     generator = torch.Generator().manual_seed(seed)
     size = d_model - keep_mean

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer.analysis._run import Run
 from glassformer.analysis.prepare import answer_id
+from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
@@ -71,11 +72,13 @@ MetricLike = Metric | Callable[[Tensor], Tensor] | str
 MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 
 
+@checked
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer"."""
     return Metric(sentence("logit"), _at, (answer,), pos)
 
 
+@checked
 def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer less that of the wrong one": linear in the final stream."""
     return Metric(
@@ -83,16 +86,19 @@ def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
     )
 
 
+@checked
 def probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "probability of the answer"; it saturates, and hides what pushes a likely answer down."""
     return Metric(sentence("probability"), lambda logits, a: _at(_log_probs(logits), a).exp(), (answer,), pos)
 
 
+@checked
 def log_probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "log-probability of the answer", in nats."""
     return Metric(sentence("log-probability"), lambda logits, a: _at(_log_probs(logits), a), (answer,), pos)
 
 
+@checked
 def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "rank of the answer": 1 is the likeliest; ties do not count."""
 
@@ -102,6 +108,7 @@ def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
     return Metric(sentence("rank"), rank, (answer,), pos)
 
 
+@checked
 def accuracy(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "accuracy": 1 where the answer is likelier than every other token, else 0; ties are 0."""
 
@@ -152,6 +159,7 @@ def metric_named(
     return OF_ANSWERS[name](*tokens, pos=pos)
 
 
+@checked
 def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -1) -> Metric:
     """Return the metric KL(reference || row) of next-token distributions, in nats.
 
@@ -175,6 +183,7 @@ def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -
     return Metric(sentence("KL divergence"), divergence, (), pos)
 
 
+@checked
 def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = None) -> Metric:
     """Return the metric "mean cross-entropy per prompt", in nats.
 
@@ -191,6 +200,7 @@ def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = N
     return Metric(sentence("loss"), loss, (), None)
 
 
+@checked
 def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
     """Return the metric "cross-entropy of each token" in nats, which keeps the axis `pos`.
 

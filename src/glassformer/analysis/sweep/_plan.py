@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Coordinate
 from glassformer.trace import Edit
@@ -45,6 +46,7 @@ class Plan:
         return plan if isinstance(plan, Plan) else cls(plan, {"row": range(len(plan))})
 
 
+@checked
 def grid(edits: Callable[..., Sequence[EditLike]], **axes: Iterable[Any]) -> Plan:
     """Return the plan with a row for every combination of coordinates.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
-from glassformer.files import json_text, write
+from glassformer.files import json_text, opened, write
 from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site
 
@@ -68,7 +68,7 @@ class SavedRows:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
                 identity = (file.metadata() or {}).get("sweep")
                 rows, values = file.get_tensor("rows"), file.get_tensor("values")
         except (OSError, SafetensorError) as error:

@@ -35,7 +35,7 @@ from glassformer.analysis.from_weights._token_reads import Through, TokenReads, 
 from glassformer.analysis.prepare import token_id
 from glassformer.analysis.question import question
 from glassformer.analysis.vocabulary._ranked import ranked_panels
-from glassformer.arguments import Count, Several
+from glassformer.arguments import Count, Several, checked
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.weights import AttentionWeights, Factored, HeadWeights, WeightsLike
@@ -256,6 +256,7 @@ def token_circuits(
     )  # fmt: skip
 
 
+@checked
 def frequent_tokens(documents: Iterable[Sequence[int]], least: int = 10) -> Int[Tensor, " n"]:
     """Return the ids that occur at least so often in some documents, in rising order."""
     found = [torch.as_tensor(ids, dtype=torch.long).flatten() for ids in documents]

@@ -28,12 +28,12 @@ from glassformer.checkpoints.families import FIELD, Family, Fields, Source, sour
 from glassformer.checkpoints.loading import model_folder
 from glassformer.checkpoints.names import folder_of
 from glassformer.checkpoints.own import TOKENIZERS, envelope, sha256_of
-from glassformer.checkpoints.packaged import CONFIG
 from glassformer.checkpoints.tensors import INDEX, WEIGHTS
 from glassformer.config import require
 from glassformer.data import Tokenizer
 from glassformer.errors import CheckpointError, SaveError, nearest
 from glassformer.files import json_text
+from glassformer.files.packaged import CONFIG
 from glassformer.models.norms import Norm
 from glassformer.numerics.placement import NumberType, number_type
 

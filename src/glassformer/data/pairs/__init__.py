@@ -5,12 +5,14 @@ from glassformer.data.pairs.files import read_pairs, write_pairs
 from glassformer.data.pairs.prompt_pairs import Misfit, Pair, Pairs
 from glassformer.data.pairs.templates import (
     TemplateFit,
+    colours_of_things,
     greater_than,
     indirect_objects,
     induction,
     repeated_arguments,
     subject_verb_agreement,
     templates_for,
+    word_senses,
 )
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Pair",
     "Pairs",
     "TemplateFit",
+    "colours_of_things",
     "greater_than",
     "indirect_objects",
     "induction",
@@ -26,5 +29,6 @@ __all__ = [
     "repeated_arguments",
     "subject_verb_agreement",
     "templates_for",
+    "word_senses",
     "write_pairs",
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import files
+from glassformer.arguments import checked
 from glassformer.data.pairs.prompt_pairs import Pair, Pairs
 from glassformer.data.text.sources import read_text
 from glassformer.errors import DataError, nearest
@@ -22,6 +23,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _JSON = (".jsonl", ".ndjson")
 
 
+@checked
 def read_pairs(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Pairs:
     """Read pairs from a file.
 
@@ -51,6 +53,7 @@ def read_pairs(path: str | Path, *, columns: Mapping[str, str] | None = None) ->
     return Pairs(pairs, path.stem)
 
 
+@checked
 def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> Path:
     """Write pairs to a `.csv`, `.tsv` or `.jsonl` file, whole or not at all; tables hold no roles.
 

@@ -4,25 +4,32 @@ indirect_objects        When Mary and John went to the market, John gave a lamp 
 greater_than            The siege lasted from the year 1732 to the year 17                58, not 17
 subject_verb_agreement  The keys beside the lamp                                          are, not is
 repeated_arguments      def read(path, mode):\\n    return open(path,                      mode, not size
+colours_of_things       The lamp is green and the coat is red. The colour of the coat is  red, not green
+word_senses             They say that often in the garden the mole                        digs, not spies
 induction               … A B … A, as token ids of any vocabulary                         B, not C
 
 With a tokenizer, only pairs that fit it are kept: every answer one token, both prompts of one length. `templates_for`
 says which templates a tokenizer has words for.
+
+Whoever trains on templates (`TemplateText`) and asks about them keeps the two apart: of each, one frame and an eighth
+of the combinations of words that decide the answer are held out.
 
 Source: Wang et al. 2022 (indirect objects), Hanna et al. 2023 (greater-than), Linzen et al. 2016 (agreement), Olsson et
 al. 2022 (induction); frames and words are our own.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from random import Random
 from string import Formatter
 
 from glassformer.config import require
-from glassformer.data.batch import hash64
+from glassformer.data.batch import Split, check_split, hash64, is_heldout
 from glassformer.data.pairs.prompt_pairs import Pair, Pairs, Span
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
+
+_HELDOUT = 1 / 8  # of the combinations of words
 
 
 def _words(text: str) -> list[str]:
@@ -43,6 +50,7 @@ _PASSING = [
 ]
 _EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
 _SPANNING = [
+    "The {event} that began in the year {century}{year} went on until the year {again}",
     "The {event} lasted from the year {century}{year} to the year {again}",
     "The {event} began in the year {century}{year} and ended in the year {again}",
 ]
@@ -53,6 +61,32 @@ _AGREEING = [
     "The {subject} beside the {attractor}",
     "The {subject} that we saw behind the {attractor}",
     "The {subject} next to the {attractor}",
+]
+_COLOURS = _words("red green blue black white brown grey yellow")
+_OBJECTS = _words("lamp coat door book chair cup car boat hat box wall ball")
+_COLOURING = [
+    "The {one} is {colour} and the {other} is {second}. The colour of the {asked} is",
+    "There is a {colour} {one} and a {second} {other}. The {asked} is",
+    "I saw that the {one} was {colour} and the {other} was {second}, so the {asked} is",
+]
+# noun -> what it does -> places where it is the one that does so
+_SENSES = {
+    "model": {
+        " poses": _words("studio boutique gallery salon workshop"),
+        " predicts": _words("laboratory computer notebook program server"),
+    },
+    "mole": {
+        " digs": _words("garden meadow field orchard park"),
+        " spies": _words("embassy ministry agency army palace"),
+    },
+    "bat": {" flies": _words("cave forest night attic tower"), " breaks": _words("stadium match game school club")},
+    "crane": {" nests": _words("marsh lake swamp river valley"), " lifts": _words("harbour factory yard dock port")},
+}
+_OFTEN = _words("now today often again sometimes tonight")
+_SENSING = [
+    "In the {place} {often} the {noun}",
+    "They say that {often} in the {place} the {noun}",
+    "It is known that in the {place} the {noun} {often}",
 ]
 _ARGUMENTS = _words(
     "name value key path data file line text index result item size start end mode type msg args obj code func cls "
@@ -65,7 +99,9 @@ _CALLING = [
 ]
 
 
-def indirect_objects(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Pairs:
+def indirect_objects(
+    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+) -> Pairs:
     """Who is given something: the one of two names that does not give. The corrupt prompt lets the other one give.
 
     Either name may stand first. Roles: `indirect_object`, `first_subject`, `subject` (where the prompts differ).
@@ -74,37 +110,62 @@ def indirect_objects(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None 
         n: How many pairs, all different.
         seed: Of the words.
         tokenizer: Keep only pairs that fit it.
+        split: Only what `TemplateText` trains on ("train"), or only what it never shows ("heldout"); either by default.
 
     Raises:
         DataError: There are not that many that fit.
     """
-    return _collect("indirect_objects", n, seed, tokenizer)
+    return _collect("indirect_objects", n, seed, tokenizer, split)
 
 
-def greater_than(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Pairs:
+def greater_than(
+    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+) -> Pairs:
     """When something ended: not before it began. The answer is a later year and the wrong answer an earlier one.
 
     In the corrupt prompt the beginning lies before both, so that neither is wrong. Only for tokenizers that split a
     year in the middle. Roles: `event`, `century`, `year`, `again`; arguments and errors as in `indirect_objects`.
     """
-    return _collect("greater_than", n, seed, tokenizer)
+    return _collect("greater_than", n, seed, tokenizer, split)
 
 
-def subject_verb_agreement(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Pairs:
+def subject_verb_agreement(
+    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+) -> Pairs:
     """A verb agrees with its subject, whatever noun stands between. The corrupt subject has the other number.
 
     Roles: `subject`, `attractor`; arguments and errors as in `indirect_objects`.
     """
-    return _collect("subject_verb_agreement", n, seed, tokenizer)
+    return _collect("subject_verb_agreement", n, seed, tokenizer, split)
 
 
-def repeated_arguments(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None) -> Pairs:
+def repeated_arguments(
+    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+) -> Pairs:
     """Python that names its arguments again: after the first one, the second follows. Induction on natural code.
 
     The corrupt prompt has another second argument. Roles: `first`, `second`, `again`; arguments and errors as in
     `indirect_objects`.
     """
-    return _collect("repeated_arguments", n, seed, tokenizer)
+    return _collect("repeated_arguments", n, seed, tokenizer, split)
+
+
+def colours_of_things(
+    n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None
+) -> Pairs:
+    """Which of two colours a thing has. The corrupt prompt asks for the other thing.
+
+    Roles: `one`, `colour`, `other`, `second`, `asked`; arguments and errors as in `indirect_objects`.
+    """
+    return _collect("colours_of_things", n, seed, tokenizer, split)
+
+
+def word_senses(n: int = 32, *, seed: int = 0, tokenizer: Tokenizer | None = None, split: Split | None = None) -> Pairs:
+    """What a word of two meanings does where it is. In the corrupt prompt it is where it has its other meaning.
+
+    Roles: `place`, `noun`; arguments and errors as in `indirect_objects`.
+    """
+    return _collect("word_senses", n, seed, tokenizer, split)
 
 
 def induction(
@@ -176,18 +237,23 @@ def templates_for(tokenizer: Tokenizer, *, draws: int = 200, seed: int = 0) -> t
     found = []
     for name, draw in TEMPLATES.items():
         random = Random(hash64(name, seed))
-        misfits = Pairs(tuple(draw(random) for _ in range(draws)), name).misfits(tokenizer)
+        misfits = Pairs(tuple(draw(random).pair for _ in range(draws)), name).misfits(tokenizer)
         found.append(TemplateFit(name, 1 - len(misfits) / draws, misfits[0].why if misfits else ""))
     return tuple(found)
 
 
-def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None) -> Pairs:
+def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None, split: Split | None) -> Pairs:
+    if split is not None:
+        check_split(split)
     random, found = Random(hash64(name, seed)), dict[tuple[object, ...], Pair]()
     draws, why = 200 + 100 * n, "every other was drawn before"
     for _ in range(draws):
         if len(found) >= n:
             break
-        pair = TEMPLATES[name](random)
+        drawn = TEMPLATES[name](random)
+        if split is not None and drawn.split != split:
+            continue
+        pair = drawn.pair
         misfits = Pairs((pair,)).misfits(tokenizer) if tokenizer is not None else []
         if misfits:
             why = misfits[0].why
@@ -202,7 +268,20 @@ def _collect(name: str, n: int, seed: int, tokenizer: Tokenizer | None) -> Pairs
     return Pairs(tuple(found.values()), name)
 
 
-def _indirect_object(random: Random) -> Pair:
+@dataclasses.dataclass(frozen=True)
+class DrawnPair:
+    """A pair as a template drew it.
+
+    Args:
+        pair: The pair.
+        split: Where it belongs: "heldout" if its frame or the combination of words that decides its answer is.
+    """
+
+    pair: Pair
+    split: Split
+
+
+def _indirect_object(random: Random) -> DrawnPair:
     receiver, giver = random.sample(_NAMES, 2)
     one, other = random.sample([receiver, giver], 2)
     words = {"one": one, "other": other, "place": random.choice(_PLACES), "thing": random.choice(_THINGS)}
@@ -211,55 +290,84 @@ def _indirect_object(random: Random) -> Pair:
         roles = {"one": "first_subject", "other": "indirect_object"}
     roles |= {"subject": "subject"}
     answers = f" {receiver}", f" {giver}"
-    return _pair(random.choice(_PASSING), words | {"subject": giver}, {"subject": receiver}, answers, roles)
+    changed = {"subject": receiver}
+    return _drawn(random, _PASSING, words | {"subject": giver}, changed, answers, roles, {receiver, giver})
 
 
-def _greater_than(random: Random) -> Pair:
+def _greater_than(random: Random) -> DrawnPair:
     before, wrong, year, answer = sorted(random.sample(range(2, 99), 4))
     century = str(random.randint(11, 18))
     words = {"event": random.choice(_EVENTS), "century": century, "year": f"{year:02}", "again": century}
     answers = f"{answer:02}", f"{wrong:02}"
-    return _pair(random.choice(_SPANNING), words, {"year": f"{before:02}"}, answers, {slot: slot for slot in words})
+    changed, decided = {"year": f"{before:02}"}, {words["event"], f"{century}{year:02}"}
+    return _drawn(random, _SPANNING, words, changed, answers, {slot: slot for slot in words}, decided)
 
 
-def _agreement(random: Random) -> Pair:
+def _agreement(random: Random) -> DrawnPair:
     subject, attractor = random.sample(_NOUNS, 2)
     number = random.randrange(2)
     verb = random.choice(_VERBS)
     words = {"subject": subject[number], "attractor": random.choice(attractor)}
     answers = verb[number], verb[1 - number]
-    return _pair(
-        random.choice(_AGREEING), words, {"subject": subject[1 - number]}, answers, {slot: slot for slot in words}
-    )
+    changed, decided = {"subject": subject[1 - number]}, {subject[0], verb[0]}
+    return _drawn(random, _AGREEING, words, changed, answers, {slot: slot for slot in words}, decided)
 
 
-def _repeated_argument(random: Random) -> Pair:
+def _repeated_argument(random: Random) -> DrawnPair:
     first, second, third = random.sample(_ARGUMENTS, 3)
     function, called = random.sample(_FUNCTIONS, 2)
     words = {"function": function, "called": called, "first": first, "second": second, "again": first}
     roles = {slot: slot for slot in ("first", "second", "again")}
-    return _pair(random.choice(_CALLING), words, {"second": third}, (f" {second}", f" {third}"), roles)
+    answers = f" {second}", f" {third}"
+    return _drawn(random, _CALLING, words, {"second": third}, answers, roles, {first, second})
 
 
-TEMPLATES: dict[str, Callable[[Random], Pair]] = {
+def _colour_of_thing(random: Random) -> DrawnPair:
+    things, colours = random.sample(_OBJECTS, 2), random.sample(_COLOURS, 2)
+    which = random.randrange(2)
+    words = {"one": things[0], "colour": colours[0], "other": things[1], "second": colours[1], "asked": things[which]}
+    answers = f" {colours[which]}", f" {colours[1 - which]}"
+    changed, decided = {"asked": things[1 - which]}, {things[which], colours[which]}
+    return _drawn(random, _COLOURING, words, changed, answers, {slot: slot for slot in words}, decided)
+
+
+def _word_sense(random: Random) -> DrawnPair:
+    noun, often = random.choice([*_SENSES]), random.choice(_OFTEN)
+    answer, wrong = random.sample([*_SENSES[noun]], 2)
+    place, elsewhere = random.choice([*zip(_SENSES[noun][answer], _SENSES[noun][wrong], strict=True)])
+    words, roles = {"place": place, "noun": noun, "often": often}, {"place": "place", "noun": "noun"}
+    return _drawn(random, _SENSING, words, {"place": elsewhere}, (answer, wrong), roles, {place, noun})
+
+
+TEMPLATES: dict[str, Callable[[Random], DrawnPair]] = {
     "indirect_objects": _indirect_object,
     "greater_than": _greater_than,
     "subject_verb_agreement": _agreement,
     "repeated_arguments": _repeated_argument,
+    "colours_of_things": _colour_of_thing,
+    "word_senses": _word_sense,
 }
 
 
-def _pair(
-    frame: str,
+def _drawn(
+    random: Random,
+    frames: Sequence[str],
     words: Mapping[str, str],
     changed: Mapping[str, str],
     answers: tuple[str, str],
     roles: Mapping[str, str],
-) -> Pair:
-    """Fill a frame with words, and once more with some of them changed; slots named in `roles` become roles."""
+    decided: Set[str],
+) -> DrawnPair:
+    """Fill a frame with words, and once more with some of them changed; slots named in `roles` become roles.
+
+    `decided` are the words that decide the answer: in whatever order they stand, they are one combination.
+    """
+    frame = random.choice(frames)
     clean, spans = _fill(frame, words)
     corrupt, _ = _fill(frame, {**words, **changed})
-    return Pair(clean, corrupt, *answers, {role: spans[slot] for slot, role in roles.items()})
+    pair = Pair(clean, corrupt, *answers, {role: spans[slot] for slot, role in roles.items()})
+    new = frame == frames[-1] or is_heldout(_HELDOUT, "combination", *sorted(decided))
+    return DrawnPair(pair, "heldout" if new else "train")
 
 
 def _fill(frame: str, words: Mapping[str, str]) -> tuple[str, dict[str, Span]]:

@@ -5,6 +5,7 @@ from glassformer.data.text.counts import BigramModel, NGramModel
 from glassformer.data.text.planted import Planted, PlantedData, PlantedRows
 from glassformer.data.text.repeated import RepeatedText, RepeatedTextData
 from glassformer.data.text.sources import Document, LeftOut, python_stdlib, read_source
+from glassformer.data.text.template_text import TemplateText, TemplateTextData
 
 __all__ = [
     "BigramModel",
@@ -16,6 +17,8 @@ __all__ = [
     "PlantedRows",
     "RepeatedText",
     "RepeatedTextData",
+    "TemplateText",
+    "TemplateTextData",
     "TextConfig",
     "TextData",
     "python_stdlib",

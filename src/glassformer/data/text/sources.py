@@ -1,5 +1,5 @@
 """Where texts come from: files, folders, globs, standard input, JSONL, the `datasets` library, the standard library,
-installed packages.
+installed packages, and the English in any of those that hold Python.
 
 A *source* is a string; reading it yields documents in a fixed order, one at a time, so a corpus need not fit in memory.
 """
@@ -16,14 +16,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from glassformer.data.batch import hash64
+from glassformer.data.text.prose import distinct, paragraphs
 from glassformer.errors import DataError, MissingExtra, TextError, nearest
+from glassformer.files import opened
 
 STANDARD_LIBRARY = "python-stdlib"
 PACKAGE = "python-package:"
+PROSE = "prose:"
 _NOT_SHIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -71,7 +75,8 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
     Args:
         source: `python-stdlib`, `python-package:NAME==VERSION` for an installed package, `-` for standard input,
             `datasets:NAME[:CONFIG]`, a file, a folder (every file below it, hidden ones excepted) or a glob. A `.jsonl`
-            file holds one document per line, any other file is one.
+            file holds one document per line, any other file is one. `prose:` before any of them gives the docstrings,
+            comments and help texts of its Python, a document per file, each paragraph once.
         text_field: The field that holds the text, in JSONL and datasets.
         left_out: Counts what was left out; without one, a warning says it.
 
@@ -81,7 +86,9 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
         TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
-    if source == STANDARD_LIBRARY:
+    if source.startswith(PROSE):
+        yield from _prose(source, text_field, left_out)
+    elif source == STANDARD_LIBRARY:
         yield from python_stdlib()
     elif source.startswith(PACKAGE):
         yield from _package(source, left_out)
@@ -138,6 +145,19 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
         warnings.warn(f'"{source}": left out {noted}.', stacklevel=2)
 
 
+def _prose(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
+    """Yield the English of a source's Python; the split goes by the Python, as it does where that is read itself."""
+    documents, ours = tee(read_source(source.removeprefix(PROSE), text_field, left_out))
+    found = False
+    for document, texts in zip(documents, distinct(paragraphs(code.text) for code in ours), strict=True):
+        if texts:
+            found = True
+            key = document.text if document.key is None else document.key
+            yield Document(document.name, "\n\n".join(texts), key=key)
+    if not found:
+        raise DataError(f'"{source}": no docstrings or comments in English, or no Python.')
+
+
 def _named(source: str) -> Path:
     path = Path(source)
     if not path.is_file():
@@ -182,7 +202,8 @@ def _matching(pattern: str) -> list[Path]:
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
-            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION" or "{STANDARD_LIBRARY}".'
+            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION", "{STANDARD_LIBRARY}", or "{PROSE}" '
+            "before one."
         )
     return paths
 
@@ -268,7 +289,8 @@ def read_text(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with opened(path) as file:
+            return file.read()
     except OSError as error:
         raise DataError(f'cannot read "{path}": {error.strerror or error}.') from error
 

@@ -26,5 +26,5 @@ def colour_script() -> str:
 
 
 def _variables(palette: Palette) -> str:
-    names = ("positive", "negative", "bar", "undefined")
+    names = ("positive", "negative", "bar", "undefined", "trained")
     return " ".join(f"--{name}: {getattr(palette, name)};" for name in names)

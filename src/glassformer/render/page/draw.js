@@ -305,6 +305,10 @@ const contextOf = (model) => (model.trained_length
 
 // ---- what must be known, and what everything is of
 
+// what the line on maps is, where a text goes beyond the rows that the model was trained on
+const trainedWords = (trained, longest) => (trained !== null && longest > trained
+  ? [[spoken("red line"), spoken("On maps over tokens, before position {place}: from there on the text is longer than any in training.", { place: count(trained) })]] : []);
+
 const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },
   notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).map((words) => spoken(words)).join(spoken(" "))))) : null);
 

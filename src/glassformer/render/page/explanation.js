@@ -452,7 +452,7 @@ const WORDS = [
 ];
 
 const words = () => section("words", spoken("Words on this page"), spoken("One line for each term, and the roles of heads."),
-  el("dl", { class: "words" }, [...WORDS, ...Object.values(ROLES).map(([name, line]) => [spoken("{role} head", { role: name }), line])]
+  el("dl", { class: "words" }, [...WORDS, ...trainedWords(TRAINED, Math.max(data.tokens.length, data.source_tokens?.length ?? 0)), ...Object.values(ROLES).map(([name, line]) => [spoken("{role} head", { role: name }), line])]
     .map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
 
 // ---- the page

@@ -143,7 +143,7 @@ class HeatMap {
     const at = (axis, labels) => (TRAINED !== null && TOKENS.has(axis)
       ? labels.findIndex((label) => Number(typeof label === "number" ? label : placed(label)?.[2] ?? -1) >= TRAINED) : -1);
     const [r, c] = [at(this.rowAxis, this.rows), at(this.columnAxis, this.columns)];
-    context.fillStyle = style.getPropertyValue("--pick");
+    context.fillStyle = style.getPropertyValue("--trained");
     if (r > 0) context.fillRect(this.left, this.top + r * this.height - 1, this.width * this.columns.length, 1.5);
     if (c > 0) context.fillRect(this.left + c * this.width - 1, this.top, 1.5, this.height * this.rows.length);
   }

@@ -77,7 +77,7 @@ function drawPixels(canvas, pattern, size) {
 
 // lines where the text goes beyond the rows that the model was trained on
 function drawTrained(context, { left, top, cell, line }, pattern) {
-  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--pick");
+  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--trained");
   const [width, height] = [pattern.columns * cell, pattern.rows * cell];
   if (TRAINED < pattern.columns) context.fillRect(Math.floor(left + TRAINED * cell), top, line, height);
   if (TRAINED < pattern.rows) context.fillRect(left, Math.floor(top + TRAINED * cell), width, line);

@@ -9,7 +9,7 @@ const NAMES = { Acdc: spoken("ACDC: the circuit that is left"), Patched: spoken(
   NodeAttribution: spoken("Attribution patching"), DirectLogitAttribution: spoken("Direct logit attribution") };
 
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["kept"],
+const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
   TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
   TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };
 
@@ -58,8 +58,7 @@ function wordLists(result) {
 
 // ---- tensors
 
-const OF_A_WHOLE = new Set(["carried", "recovered", "fraction", "share"]);
-const figureOf = (result, name, said = true) => tensorFigure({ ...(result.derived[name] ?? result[name]), share: OF_A_WHOLE.has(name) }, sentence(name), said ? meaning(result, name) : "");
+const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
 
 // what the class of a result draws first is drawn at once; the others wait behind a heading
 const MOST_MAIN = 4;
@@ -143,8 +142,10 @@ const READING = [
   [spoken("maps"), spoken("Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens.")],
 ];
 
+const longestRead = () => Math.max(0, ...Object.values(data.reading?.tokens ?? {}).flat().map((row) => row.length));
+
 const reading = () => section("reading", spoken("How to read this page"), spoken("One line for each convention."),
-  el("dl", { class: "words" }, READING.map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
+  el("dl", { class: "words" }, [...READING, ...trainedWords(TRAINED, longestRead())].map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
 
 function build() {
   const sections = [];

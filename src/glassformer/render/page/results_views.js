@@ -53,16 +53,9 @@ const unpackedEdges = (entry) => {
 };
 
 // what cutting an edge changed, where it was tried
-function keptEdges(result) {
+function circuitEdges(result) {
   const tried = new Map((result.log ?? []).map((p) => [p.edge.join(" → "), p.change]));
   return result.edges.map(([sender, receiver]) => ({ sender, receiver, value: tried.get(`${sender} → ${receiver}`) ?? null }));
-}
-
-// noise that takes nothing leaves nothing to bring back
-function traceView(result) {
-  const share = new Tensor(result.derived.share);
-  const told = share.labels("metric").filter((_, i) => share.pick("metric", i).values.every(Number.isNaN));
-  return told.length ? el("p", { class: "warning" }, spoken("The noise does not lower the {metrics} by more than two standard errors: there is nothing to bring back, and no share of it.", { metrics: told.map((name) => spoken(name)).join(spoken(" or the ")) })) : null;
 }
 
 // ---- what heads join: lists of tokens with a number, head by head
@@ -89,11 +82,9 @@ const VIEWS = {
   SkipTrigrams: (result) => rankedTokens(result, "contribution", [["sources", "names"], ["destinations", "names"], ["outputs", "output_names"]]),
   TokenCircuits: (result) => el("div", { class: "stack" }, [["raised", "output_names"], ["lowered", "output_names"], ["sought", "names"]]
     .filter(([name]) => new Tensor(result[name]).values.length).map(([name, words]) => rankedTokens(result, name, [[`${name}_tokens`, words]]))),
-  CausalTrace: traceView,
-  TracesByRole: traceView,
   LensGrid: lensView,
   FlowRoutes: routesGraph,
   DirectLogitAttribution: componentsView,
   EdgeAttribution: (result) => circuitGraph(unpackedEdges(result.effect)),
-  Acdc: (result) => circuitGraph(keptEdges(result)),
+  Acdc: (result) => circuitGraph(circuitEdges(result)),
 };

@@ -9,8 +9,18 @@ from rich.text import Text
 from glassformer.analysis.causal import CausalTrace, Patched, Patching, TracesByRole
 from glassformer.analysis.uncertainty import mean, standard_error
 from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.terminal.matrix import label_of, matrix
-from glassformer.render.terminal.tables import NEGATIVE, QUIET, STRONG, bar, largest, section, table, tables
+from glassformer.render.terminal.matrix import matrix
+from glassformer.render.terminal.tables import (
+    QUIET,
+    STRONG,
+    bar,
+    label_of,
+    largest,
+    section,
+    table,
+    tables,
+    visible,
+)
 from glassformer.words import sentence, spoken, spoken_each
 
 # entries of a table; the smallest share that is more than nothing beside a whole of 1
@@ -44,7 +54,7 @@ def _(result: TracesByRole) -> RenderableType:
         spoken("  noise on the subject costs {lost}", lost=lost),
     )
     if not bool(result.share.values[0].isfinite().any()):
-        return Group(*spaced([title, Text(_not_lowered(str(metrics[0])), style=NEGATIVE)]))
+        return title
     share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
     maps = [
         section(
@@ -87,8 +97,8 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
             f"{effect:+.2g}",
         )
     title = Text.assemble(
-        (spoken("Causal trace of {answer}", answer=label_of(result.answer)), STRONG),
-        spoken(" against {wrong}", wrong=label_of(result.wrong)),
+        (spoken("Causal trace of {answer}", answer=visible(result.answer)), STRONG),
+        spoken(" against {wrong}", wrong=visible(result.wrong)),
     )
     about = spoken(
         "noise of {noise:.3g} on the subject (*), {draws}, seed {seed}; windows of {layers}",
@@ -99,7 +109,6 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
     metrics = [str(name) for name in result.values.labels("metric")]
     told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
-    parts += [Text(_not_lowered(name), style=NEGATIVE) for i, name in enumerate(metrics) if i not in told]
     share, off = _starred(mean(result.share), result.subject), standard_error(result.share)
     for i, kind in enumerate(share.labels("kind") if told else ()):
         at = {"metric": told[0], "kind": i}
@@ -110,14 +119,6 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     return Group(*spaced(parts))
 
 
-def _not_lowered(metric: str) -> str:
-    return spoken(
-        "The noise does not lower the {metric} by more than two standard errors: there is nothing to bring back, and "
-        "no share of it. Try more noise, more samples or another subject.",
-        metric=spoken(metric),
-    )
-
-
 def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
     """Return what a cell is called: `L1H6`, `L0 2:cat`, `L3N70`."""
     at = dict(zip(axes, where))
@@ -126,7 +127,7 @@ def cell_name(axes: Sequence[str], where: Sequence[Coordinate]) -> str:
         if axis in at and name:
             name += f"{letter}{at.pop(axis)}"
     bare = ("pos", "site", "role")
-    rest = [label_of(x, 32) if axis in bare else f"{axis} {label_of(x)}" for axis, x in at.items()]
+    rest = [label_of(axis, x, 32) if axis in bare else f"{axis} {label_of(axis, x)}" for axis, x in at.items()]
     return " ".join(filter(None, [name, *rest]))
 
 

@@ -7,13 +7,12 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
-from glassformer.labelled import Coordinate, Labelled
-from glassformer.render.terminal.tables import NEGATIVE, POSITIVE, QUIET, STRONG, table, visible
+from glassformer.labelled import Labelled
+from glassformer.render.terminal.tables import NEGATIVE, POSITIVE, QUIET, STRONG, label_of, table
 from glassformer.words import spoken
 
-TOKENS = ("pos", "query", "key")
 WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56
-SHADES, SOURCE = " ░▒▓█", "source "
+SHADES = " ░▒▓█"
 
 
 def matrix(
@@ -41,13 +40,13 @@ def matrix(
     most = float(sizes.max()) if defined else 0.0
     largest = most if scale is None else scale
     faint = torch.zeros_like(values, dtype=torch.bool) if error is None else values.abs() < 2 * error.values
-    names = [label_of(down[i]) if found.axes[0] in TOKENS else str(down[i]) for i in chosen]
+    names = [label_of(found.axes[0], down[i]) for i in chosen]
     cells = (
         [[_number(x, largest, off) for x, off in zip(values[i].tolist(), faint[i].tolist())] for i in chosen]
         if len(across) <= NUMBERS
         else []
     )
-    heads = [_short(label) for label in across]
+    heads = [label_of(found.axes[1], label, 8) for label in across]
     columns = zip(heads, *([cell.plain for cell in row] for row in cells))
     room = WIDTH - max(map(cell_len, [corner, *names])) - 2 * len(across)
     numbers = len(across) <= NUMBERS and sum(max(map(cell_len, column)) for column in columns) <= room
@@ -65,13 +64,6 @@ def matrix(
         fate = spoken("nowhere above {n:.1g} in size", n=rest) if rest > 0 else spoken("all zero")
         notes.append(Text(spoken("{n} more rows, {fate}", n=defined - len(chosen), fate=fate), style=QUIET))
     return [grid, *notes]
-
-
-def label_of(label: Coordinate, width: int = 18) -> str:
-    """Return a coordinate as a row's label; tokens are shown as signs that do not move the cursor."""
-    # a space of ours, and not of the token
-    source = str(label).startswith(SOURCE)
-    return (SOURCE if source else "") + visible(str(label).removeprefix(SOURCE), width)
 
 
 def short(x: float, digits: int = 2) -> str:
@@ -110,7 +102,3 @@ def _ruler(n: int) -> str:
     for first in range(0, n, 10 * step):
         ruler = ruler.ljust(first // step) + str(first)
     return ruler
-
-
-def _short(label: Coordinate) -> str:
-    return visible(str(label), 8)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any
@@ -14,7 +15,7 @@ from rich.text import Text
 from glassformer.analysis.reports._model_facts import ModelFacts
 from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
-from glassformer.labelled import Labelled, Result, spaced
+from glassformer.labelled import Coordinate, Labelled, Result, spaced
 from glassformer.provenance import Note
 from glassformer.words import spoken
 
@@ -29,6 +30,9 @@ def tables(result: Result) -> RenderableType:
     return _any_result(result, MOST) if view is largest.dispatch(object) else view(result)
 
 
+# axes of places in a text; tokens of the vocabulary stand behind their ids, whatever the axis
+TOKENS, SOURCE = ("pos", "query", "key"), "source "
+_BEHIND_ID = re.compile(r"\d+:")
 # axes along which numbers are in units of their own, so that there is no largest among them
 UNLIKE = ("measure", "outcome")
 
@@ -55,10 +59,9 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
         return _columns(name, value, top)
     numbers = dataclasses.replace(value, values=value.values.detach().double().nan_to_num(0.0, 0.0, 0.0))
     found = numbers.top(top, by_size=True)
-    grid = table(_name_of(name), " ".join(map(_name_of, value.axes)), "", left=(0, 2))
+    grid = table(_name_of(name), "  ".join(map(_name_of, value.axes)), "", left=(0, 2))
     for places, number in found:
-        words = " ".join(visible(str(place), 24) for place in places)
-        grid.add_row(words, f"{number:.3g}", bar(number, abs(found[0][1])))
+        grid.add_row(labels_of(value.axes, places), f"{number:.3g}", bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
     return Group(grid, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
 
@@ -80,7 +83,7 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
         grid = table(_name_of(name), *heads[first : first + WIDE])
         for i in order:
             numbers = values[i, first : first + WIDE].tolist()
-            grid.add_row(visible(str(rows[i]), 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
+            grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
         grids.append(grid)
     rest = len(rows) - len(order)
     return Group(*grids, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
@@ -112,9 +115,24 @@ def lines(result: Result, width: int = 100) -> Iterator[str]:
     yield from capture.get().splitlines()
 
 
-def visible(text: str, width: int = 16) -> str:
+def label_of(axis: str, label: Coordinate, width: int = 18) -> str:
+    """Return a coordinate as it is shown in a table: a token's spaces as signs, names as they are."""
+    text = str(label)
+    if axis not in TOKENS and not _BEHIND_ID.match(text):
+        return visible(text, width, space=" ")
+    # a space of ours, and not of the token
+    ours = SOURCE if text.startswith(SOURCE) else ""
+    return ours + visible(text.removeprefix(SOURCE), width)
+
+
+def labels_of(axes: Sequence[str], places: Sequence[Coordinate]) -> str:
+    """Return the coordinates of an entry beside each other, further apart than the words of a name."""
+    return "  ".join(label_of(axis, place, 24) for axis, place in zip(axes, places))
+
+
+def visible(text: str, width: int = 16, *, space: str = "·") -> str:
     """Return a token as it can be shown in a table: spaces and line breaks as signs, nothing that moves the cursor."""
-    signs = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+    signs = {" ": space, "\n": "⏎", "\t": "⇥", "\r": "␍"}
     shown = "".join(signs.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
     return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
 

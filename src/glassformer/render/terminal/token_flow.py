@@ -10,8 +10,8 @@ from glassformer.analysis.attribution import InputGradients, NeuronEffects, Sour
 from glassformer.analysis.token_flow import AverageRoutes, FlowRoutes, TokenFlow, ValueNorms
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.causal import spaced
-from glassformer.render.terminal.matrix import label_of, short
-from glassformer.render.terminal.tables import QUIET, STRONG, bar, largest, section, table
+from glassformer.render.terminal.matrix import short
+from glassformer.render.terminal.tables import QUIET, STRONG, bar, label_of, largest, section, table, visible
 from glassformer.words import sentence, spoken, spoken_each
 
 N_TOKENS, N_EDGES = 12, 20
@@ -40,7 +40,7 @@ def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
         title = spoken(
             "{method}: what moves the {metric} after {query}" if result.method == "saliency"
             else "{method}: what adds to the {metric} after {query}",
-            method=METHODS[result.method], metric=spoken(result.metric_name), query=label_of(query),
+            method=METHODS[result.method], metric=spoken(result.metric_name), query=label_of("query", query),
         )  # fmt: skip
         at = whole.select(query=q)
         if "layer" in whole.axes:
@@ -104,7 +104,7 @@ def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
         ranked = shown.top(top, by_size=True)
         most = max((abs(value) for _, value in ranked), default=0.0)
         for (head, key), value in ranked:
-            grid.add_row(str(head), label_of(key), f"{value:+.3f}", bar(value, most))
+            grid.add_row(str(head), label_of("key", key), f"{value:+.3f}", bar(value, most))
         parts.append(section(title, grid))
     return Group(*spaced(parts))
 
@@ -132,10 +132,8 @@ def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> Rendera
     notes = [Text(told, style=QUIET)] if odd else []
     about = spoken("norms frozen" if result.norms == "frozen" else "attention weights alone")
     method = result.method.upper() if result.method == "alti" else result.method.capitalize()
-    title = spoken(
-        "{method} ({about}): shares of position {place}",
-        method=method, about=about, place=label_of(result.final.labels("query")[position]),
-    )  # fmt: skip
+    where = label_of("query", result.final.labels("query")[position])
+    title = spoken("{method} ({about}): shares of position {place}", method=method, about=about, place=where)
     return section(title, *_by_token(row, top), *notes)
 
 
@@ -149,8 +147,8 @@ def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> Rende
     most = max((value for _, value in ranked), default=0.0)
     for (head, key), value in ranked:
         other = float(weighted.values[index[0][head], index[1][key]])
-        grid.add_row(str(head), label_of(key), short(value), bar(value, most), short(other))
-    where = label_of(result.written.labels("query")[position])
+        grid.add_row(str(head), label_of("key", key), short(value), bar(value, most), short(other))
+    where = label_of("query", result.written.labels("query")[position])
     return section(spoken("Sizes of what heads bring to position {place}", place=where), grid)
 
 
@@ -162,7 +160,7 @@ def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[Renderab
     grid = table(*spoken_each("token", "adds" if signed else "share", ""), left=(0, 2))
     for i in chosen:
         x = float(values[i])
-        grid.add_row(label_of(labels[i], 24), f"{x:+.3f}" if signed else short(x, 3), bar(x, most, 32))
+        grid.add_row(label_of("key", labels[i], 24), f"{x:+.3f}" if signed else short(x, 3), bar(x, most, 32))
     if len(chosen) < len(values):
         rest = float(values.sum() - values[chosen].sum())
         number = f"{rest:+.3f}" if signed else short(rest, 3)
@@ -191,4 +189,4 @@ def _promise(result: InputGradients, q: int) -> Sequence[RenderableType]:
 
 def _node(label: str) -> str:
     place, _, token = label.partition(" | ")
-    return f"{place} {label_of(token, 14)}" if token else label
+    return f"{place} {visible(token, 14)}" if token else label

@@ -131,6 +131,8 @@ def test_calibration_error_is_the_gap_of_each_bin_weighted_by_its_tokens() -> No
     # neighbours among fifteen bins do not make up for each other
     apart = calibration_error(torch.tensor([0.99, 0.92]), torch.tensor([1.0, 0.0]))
     close(apart, torch.tensor((0.01 + 0.92) / 2))
+    # a model whose weights are not finite is sure of nothing
+    assert calibration_error(torch.tensor([0.9, math.nan]), torch.ones(2)).isnan()
 
 
 def test_the_induction_model_suppresses_nothing() -> None:

@@ -60,7 +60,7 @@ def test_chains_of_worlds_give_what_one_pass_per_edge_gives(name: str, absolute:
     found = pair(name)
     kept, changes = _one_by_one(found, 0.004, absolute)
     result = acdc(*found.args, threshold=0.004, absolute=absolute)
-    assert torch.equal(result.kept.values, kept)
+    assert torch.equal(result.in_circuit.values, kept)
     close(torch.tensor([step.change for step in result.log]), torch.tensor(changes), 1e-6)
     assert 0 < len(result.edges) < len(result.log)
 
@@ -75,7 +75,7 @@ def test_behind_a_prefilter_the_loop_is_that_of_one_pass_per_edge_too(name: str,
     # what the last norm reads has lost edges, too, before the first is tried
     assert 0 < sum(step.edge.receiver == "logits" for step in result.log) < len(graph.read_by(len(graph.receivers) - 1))
     kept, changes = _one_by_one(found, 0.001, among=[step.edge for step in result.log])
-    assert torch.equal(result.kept.values, kept)
+    assert torch.equal(result.in_circuit.values, kept)
     close(torch.tensor([step.change for step in result.log]), torch.tensor(changes), 1e-6)
     assert 0 < len(result.edges) < len(result.log)
 
@@ -199,3 +199,10 @@ def test_progress_counts_edges() -> None:
 def test_a_prefilter_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(AnalysisUnavailable, match="candidates=0"):
         acdc(induction_model(), *repetition(), threshold=1e-3, candidates=0)
+
+
+def test_where_both_prompts_cost_the_same_no_share_of_the_way_between_them_is_defined() -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    found = acdc_curve(induction_model(), (ids, ids), thresholds=[1e-3, 1.0])
+    assert found.faithfulness.values.isnan().all()
+    assert [circuit.cost_full - circuit.cost_empty for circuit in found.circuits] == [0, 0]

@@ -91,6 +91,12 @@ def test_rare_tokens_can_be_left_out():
             AnalysisUnavailable,
             "unembedding",
         ),
+        (
+            "translator_apart",
+            lambda m: analysis.vocabulary.token_pairs(m, "QK", ["enc L0H0"]),
+            AnalysisUnavailable,
+            r"enc L0H0 reads sources, a vocabulary of their own(.|\n)*full_qk",
+        ),
         ("gpt2", lambda m: analysis.vocabulary.token_pairs(m, tokens=[11]), TokenOutOfRange, "0 to 10"),
     ],
 )
