@@ -62,9 +62,10 @@ TIMES_FASTER = {
     ),
     ("lens-64", "transformer_lens 4.3.0"): (
         "logit lens, five likeliest, 64 tokens / TransformerLens 4.3",
-        "logit lens，前五项，64 个词元 / TransformerLens 4.3",
+        "logit 透镜，前五项，64 个词元 / TransformerLens 4.3",
     ),
 }
+MET = {"yes": ("yes", "是"), "no": ("no", "否")}
 ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
@@ -108,10 +109,10 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
         minutes, threads = f"{card['seconds'] / 60:.0f}", card["threads"]
         trained = f"{card['tokens'] / 1e6:.1f} M tokens, {minutes} min, {threads} CPU thread" + "s" * (threads > 1)
         if chinese:
-            trained = f"{card['tokens'] / 1e4:.0f} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
+            trained = f"{10 * round(card['tokens'] / 1e5)} 万词元，{minutes} 分钟，{threads} 个 CPU 线程"
         trained += _made_up(card.get("synthetic", {}), chinese=chinese)
-        size = f"{card['parameters']:,}{(' parameters', ' 个参数')[language]}"
-        rows.append((f"`{card['name']}`, {size}<br>{about}", trained, ("; ", "；")[language].join(measured)))
+        size = (f", {card['parameters']:,} parameters", f"，{card['parameters']:,} 个参数")[language]
+        rows.append((f"`{card['name']}`{size}<br>{about}", trained, ("; ", "；")[language].join(measured)))
     return _table(rows)
 
 
@@ -122,7 +123,7 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
         "Sentence pairs from the Chinese-English grammar": ("sentences of a grammar", "由语法生成的句子"),
     }
     said = [f"{100 * share:.3g} % {called.get(about, (about, about))[int(chinese)]}" for about, share in shares.items()]
-    return "".join(("，每批其中 " if chinese else "; of every batch ") + part for part in said)
+    return "".join(("，每批中有 " if chinese else "; of every batch ") + part for part in said)
 
 
 def catalogue(*, chinese: bool) -> str:
@@ -142,14 +143,15 @@ def headlines(*, chinese: bool) -> str:
     for key, names in RATIOS.items():
         row = ours[key]
         faster, sign = row["ratio_of"] == "speeds", "≥" if row["ratio_of"] == "speeds" else "≤"
-        said = (("x the time", "倍时间"), ("x the speed", "倍速度"))[faster][language]
-        measured, aim = f"{row['cpu']['median']:.3g} {said}", f"{sign} {row['aim']:g}"
-        rows.append((names[language], measured, aim, row["met"]))
+        said = (("{} x the time", "{} 倍的时间"), ("{} x the speed", "{} 倍的速度"))[faster][language]
+        measured, aim = said.format(f"{row['cpu']['median']:.3g}"), f"{sign} {row['aim']:g}"
+        rows.append((names[language], measured, aim, MET[row["met"]][language]))
     theirs = {(row["task"], row["peer"]): row for row in _sweeps() if row["threads"] == 1}
     for key, names in TIMES_FASTER.items():
-        row, faster = theirs[key], ("x faster", "倍快")[language]
+        row, said = theirs[key], ("{:.3g} x faster", "快 {:.3g} 倍")[language]
         found = row["faster"]["cpu"]
-        rows.append((names[language], f"{found:.3g} {faster}", f"≥ {row['aim']:g}", _met(found, row["aim"])))
+        met = MET[_met(found, row["aim"])][language]
+        rows.append((names[language], said.format(found), f"≥ {row['aim']:g}", met))
     return _table(rows)
 
 

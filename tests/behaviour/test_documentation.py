@@ -75,21 +75,31 @@ def test_a_card_becomes_a_row_in_both_languages() -> None:
     english, chinese = (tables.models([card], chinese=chinese).splitlines()[-1] for chinese in (False, True))
     about = "<br>A model. | "
     assert english == f"| `tiny`, 1,234,567 parameters{about}2.5 M tokens, 2 min, 2 CPU threads | bits per byte 1.23 |"
-    assert chinese == f"| `tiny`, 1,234,567 个参数{about}250 万词元，2 分钟，2 个 CPU 线程 | 每字节比特数 1.23 |"
+    assert chinese == f"| `tiny`，1,234,567 个参数{about}250 万词元，2 分钟，2 个 CPU 线程 | 每字节比特数 1.23 |"
 
 
-def test_the_chinese_readme_has_the_sections_code_links_and_lists_of_the_english_one() -> None:
-    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+@pytest.mark.parametrize(
+    "names", [("README.md", "README.zh.md"), ("docs/getting-started.md", "docs/zh/getting-started.md")]
+)
+def test_a_page_in_chinese_has_the_sections_code_links_and_lists_of_the_english_one(names: tuple[str, str]) -> None:
+    english, chinese = (ROOT / name for name in names)
 
-    def shape(page: str) -> tuple[list[str], list[str], list[str], int]:
-        prose = FENCED.sub("", page)
-        # comments in code are translated; what runs is the same
-        code = [re.sub(r" *# .*", "", body) for _, body in FENCED.findall(page)]
-        links = [link for link in LINK.findall(prose) if not link.startswith("README")]
-        return re.findall(r"^#+(?= )", prose, re.MULTILINE), code, links, len(re.findall(r"^- ", prose, re.MULTILINE))
+    def links(page: Path) -> list[Path]:
+        found = LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+        return [(page.parent / link).resolve() for link in found]
+
+    def shape(page: Path) -> tuple[list[str], list[str], list[Path], int]:
+        text = page.read_text(encoding="utf-8")
+        prose = FENCED.sub("", text)
+        # what is read is translated, comments and what is printed; what runs is the same, but speaks Chinese
+        code = [re.sub(r" *# .*| --lang zh|print\(f\".*", "", body) for _, body in FENCED.findall(text)]
+        # a page that there is in Chinese too stands for the English one
+        to = [DOCS / link.relative_to(DOCS / "zh") if DOCS / "zh" in link.parents else link for link in links(page)]
+        to = [link for link in to if link not in (english, chinese)]
+        return re.findall(r"^#+(?= )", prose, re.MULTILINE), code, to, len(re.findall(r"^- ", prose, re.MULTILINE))
 
     assert shape(chinese) == shape(english)
-    assert "(README.zh.md)" in english and "(README.md)" in chinese
+    assert chinese in links(english) and english in links(chinese)
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))

@@ -19,6 +19,7 @@ from glassformer.attention.projections import ProjectionConfig, Separate, Which
 from glassformer.attention.sub_layer import SubLayerConfig, SubLayerModule
 from glassformer.config import require
 from glassformer.trace import Site, Tape, declare, full_names, site, wants
+from glassformer.words import sentence
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,12 @@ class Attention(SubLayerConfig, kind="attention"):
         Compared is what the paper says of the slots: `merge.norm=None, as published "head"`.
         """
         return [
-            f"{slot}.{field.name}={_shown(ours)}, as published {_shown(theirs)}"
+            sentence(
+                "{field}={ours}, as published {theirs}",
+                field=f"{slot}.{field.name}",
+                ours=_shown(ours),
+                theirs=_shown(theirs),
+            )
             for slot, published in self.mixer.as_published(layer).items()
             for field in fields(published)
             if (ours := getattr(getattr(self, slot), field.name, None)) != (theirs := getattr(published, field.name))

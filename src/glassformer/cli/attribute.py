@@ -169,10 +169,11 @@ def _name(model: "ModelLike", id: int) -> str:
 
 def _heading(run: Any, place: int, answer: int, against: int | None) -> Any:
     from glassformer.render.terminal.tables import section, table, visible
+    from glassformer.words import spoken, spoken_each
 
     logits = run.logits[0, place].double()
-    grid = table("", "", "logit", "probability", left=(0, 1))
-    for word, id in (("next", answer), ("against", against)):
+    grid = table(*spoken_each("", "", "logit", "probability"), left=(0, 1))
+    for word, id in ((spoken("next"), answer), (spoken("against"), against)):
         if id is not None:
             grid.add_row(
                 word,

@@ -66,6 +66,7 @@ def explain(
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.explanation import N_COMPONENTS
     from glassformer.render.terminal.tables import noted, tables
+    from glassformer.words import spoken
 
     check(output)
     sampling = Sampling(temperature, top_k, top_p, seed=seed)
@@ -74,7 +75,7 @@ def explain(
     found = analysis.reports.explain(
         loaded, given, target=target, answer=answer, against=against, position=position, sampling=sampling
     )
-    rest = "--all shows the rest: the logit lens, the way from text to answer, sampling."
+    rest = spoken("--all shows the rest: the logit lens, the way from text to answer, sampling.")
     shown = [tables(found)] if all else [largest(found, N_COMPONENTS), rest]
     finish(
         [*shown, *noted(found.notes)], JSON=(output.json, found.to_json),

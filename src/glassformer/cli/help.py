@@ -29,8 +29,8 @@ BEFORE = (
     "pairs", "fitting", "columns", "task", "n", "clean", "corrupt", "answer", "against", "wrong", "target", "position",
 )  # fmt: skip
 BEHIND = (
-    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "save_to", "html",
-    "json",
+    "top", "seed", "specials", "allow_unknown", "allow_nonfinite", "stream", "device", "dtype", "save_to", "lang",
+    "html", "json",
 )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ def lens(
     from glassformer.config import require
     from glassformer.render.terminal.lens import answers_by_depth, depth
     from glassformer.render.terminal.tables import tables
+    from glassformer.words import spoken
 
     require(text is not None or train is not None or pairs is not None, "give a text, --pairs FILE or --train FILE.")
     if pairs is not None or columns:
@@ -82,7 +83,7 @@ def lens(
     followed = None if answer is None else token_of(loaded, answer)
     if train is not None:
         translators, measured = _trained(loaded, model, data, steps, seed)
-        printed += [f"tuned lens: {translators.save(train).absolute()}", tables(measured)]
+        printed += [spoken("tuned lens: {path}", path=translators.save(train).absolute()), tables(measured)]
         found.append(measured)
     if run is not None and place is not None:
         shown = analysis.lens.lens_grid(run, answer=followed, k=max(top, 5), translators=translators)

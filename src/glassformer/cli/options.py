@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from glassformer.words import Language
+
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="A shipped model, or a folder.")]
 Text = Annotated[
     str | None,
@@ -70,13 +72,15 @@ class Opening(Placement):
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go besides the terminal.
+    """Where results go besides the terminal, and in which language people read them.
 
     Args:
+        lang: Language of what is printed and of the page: en, zh. JSON and messages of errors are English.
         html: Write a page that opens in a browser, with pictures.
         json: Write everything as JSON, as docs/results-json.md, explain-json.md and circuits-json.md describe it.
     """
 
+    lang: Language = "en"
     html: Path | None = None
     json: Path | None = None
 

@@ -12,6 +12,7 @@ from glassformer.cli.options import Output
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.files import check_writable, json_text, write
+from glassformer.words import spoken
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -96,7 +97,7 @@ def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Call
         else:
             console.print(part)
     for name, path in written:
-        say(f"{name}: {path.absolute()}")
+        say(spoken("page: {path}" if name == "page" else "JSON: {path}", path=path.absolute()))
 
 
 def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:

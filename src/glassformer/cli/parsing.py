@@ -10,8 +10,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from glassformer.cli.help import Printed, choices_of, rank, shown
+from glassformer.cli.options import Output
 from glassformer.config import require
 from glassformer.errors import ConfigError, nearest
+from glassformer.words import speaking
 
 # option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
 BOUNDS: dict[str, tuple[int, int]] = {
@@ -77,7 +79,9 @@ def call_of(verb: str, function: Callable[..., None], arguments: Sequence[str]) 
 def _call(function: Callable[..., None], values: Mapping[str, Any]) -> None:
     parameters = inspect.signature(function).parameters.values()
     positional = [values[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    function(*positional, **{p.name: values[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY})
+    output = values.get("output")
+    with speaking(output.lang if isinstance(output, Output) else "en"):
+        function(*positional, **{p.name: values[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY})
 
 
 def _declared(function: Callable[..., None], receive: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from glassformer.cli.output import deliver
 from glassformer.cli.tokens_read import TokensRead
 from glassformer.config import require
 from glassformer.errors import ConfigError, DataError, nearest
+from glassformer.words import sentence
 
 if TYPE_CHECKING:
     from glassformer.models import ModelLike
@@ -47,8 +48,10 @@ class ComparedPrompts:
         if not clean.source_rows:
             notes = distinct(self.notes, clean.notes, corrupt.notes)
             marks = {"clean": clean.marks, "corrupt": corrupt.marks}
-            return TokensRead({"clean": clean.token_rows, "corrupt": corrupt.token_rows}, notes, marks)
-        sides = {"clean": clean.source_rows, "corrupt": corrupt.source_rows, "target": clean.token_rows}
+            rows: dict[str, Any] = {sentence("clean"): clean.token_rows, sentence("corrupt"): corrupt.token_rows}
+            return TokensRead(rows, notes, marks)
+        sides: dict[str, Any] = {sentence("clean"): clean.source_rows, sentence("corrupt"): corrupt.source_rows}
+        sides[sentence("target")] = clean.token_rows
         marks = {"clean": clean.source_marks, "corrupt": corrupt.source_marks, "target": clean.marks}
         return TokensRead(sides, distinct(self.notes, clean.notes, corrupt.notes), marks)
 
@@ -116,10 +119,11 @@ def present(
 
     from glassformer.render.terminal import largest
     from glassformer.render.terminal.tables import STRONG
+    from glassformer.words import spoken
 
     read, n = prompts.read(model), len(prompts.pairs)
-    about = f"  {n} pair{'s' * (n != 1)} of prompts: {prompts.name}"
-    shown = [Text.assemble((model.name, STRONG), about), read.shown()]
+    about = spoken("{n} pair of prompts: {name}" if n == 1 else "{n} pairs of prompts: {name}", n=n, name=prompts.name)
+    shown = [Text.assemble((model.name, STRONG), f"  {about}"), read.shown()]
     for result in results:
         if not any(result is other for other in aside):
             shown += ["", largest(result, top)]

@@ -25,12 +25,19 @@ class TokensRead:
 
     def shown(self) -> Any:
         """Return the first row of each, every token behind its index, for a rich console."""
+        from rich.cells import cell_len, set_cell_size
         from rich.console import Group
 
         from glassformer.render.terminal.tables import noted, numbered
+        from glassformer.words import spoken
 
-        width = max(map(len, self.rows), default=0)
-        lines = [numbered(name.ljust(width), rows[0], self.marks.get(name)) for name, rows in self.rows.items() if rows]
+        names = {name: spoken(name) for name in self.rows}
+        width = max(map(cell_len, names.values()), default=0)
+        lines = [
+            numbered(set_cell_size(names[name], width), rows[0], self.marks.get(name))
+            for name, rows in self.rows.items()
+            if rows
+        ]
         return Group(*lines, *noted(self.notes))
 
     def further(self, *results: Any) -> Any:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from glassformer.errors import TextError
 from glassformer.files.packaged import shipped, shipped_folder
 from glassformer.provenance import Note
+from glassformer.words import Sentence, sentence
 
 if TYPE_CHECKING:
     from glassformer.data.tokenizer import Tokenizer
 
 # characters and words that a message names
 SHOWN = 8
-OTHERWISE = "Use characters that it has tokens for."
+OTHERWISE = sentence("Use characters that it has tokens for.")
 # UTF-8 gives no character more bytes
 LONGEST = 4
 
@@ -142,33 +143,41 @@ def mark_notes(found: Marks, side: str, model: str) -> tuple[Note, ...]:
     """
     notes: list[Note] = []
     if found.unknown:
+        n = len(found.unknown)
+        seen = sentence(
+            "{n} of {all} tokens of the {side} is unknown to this model." if n == 1
+            else "{n} of {all} tokens of the {side} are unknown to this model.",
+            n=n, all=found.words, side=sentence(side),
+        )  # fmt: skip
         notes.append(
             Note(
-                f"{_unknown(found, f'tokens of the {side}')}.",
-                "It read one and the same token for all of them, so what it says cannot depend on which they were.",
-                "Use words that it knows.",
+                seen,
+                sentence(
+                    "It read one and the same token for all of them, so what it says cannot depend on which they were."
+                ),
+                sentence("Use words that it knows."),
             )
         )
     if found.by_bytes:
         better = fitting_model(found.text, model)
-        notes.append(Note(*_bytes_read(found, side), f"A shipped model that fits: {better}." if better else OTHERWISE))
+        advice = sentence("A shipped model that fits: {name}.", name=better) if better else OTHERWISE
+        notes.append(Note(*_bytes_read(found, side), advice))
     return tuple(notes)
 
 
-def _bytes_read(found: Marks, side: str) -> tuple[str, str]:
+def _bytes_read(found: Marks, side: str) -> tuple[Sentence, Sentence]:
     """Return in words which characters are spelled byte by byte, and what that means."""
     characters = list(dict.fromkeys(one.character for one in found.by_bytes))
     return (
-        f"{found.byte_tokens} of {found.words} tokens of the {side} are single bytes of characters: "
-        f"{_first(characters)}.",
-        "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to read "
-        "them.",
-    )
-
-
-def _unknown(found: Marks, tokens: str) -> str:
-    n = len(found.unknown)
-    return f"{n} of {found.words} {tokens} {'is' if n == 1 else 'are'} unknown to this model"
+        sentence(
+            "{n} of {all} tokens of the {side} are single bytes of characters: {characters}.",
+            n=found.byte_tokens, all=found.words, side=sentence(side), characters=_first(characters),
+        ),
+        sentence(
+            "The vocabulary learnt no token for them, so its text held hardly any, and the model was not trained to "
+            "read them."
+        ),
+    )  # fmt: skip
 
 
 def _first(words: Sequence[str]) -> str:
@@ -184,7 +193,8 @@ def check_known(tokenizer: "Tokenizer", text: str, ids: Sequence[int], model: st
     if found.mostly_unknown:
         words = [text[first:end] for first, end in tokenizer.spans(text)]
         unknown = list(dict.fromkeys(words[i] for i in found.unknown if i < len(words)))
-        seen = f"{_unknown(found, 'tokens')}: {_first(unknown)}"
+        n = len(found.unknown)
+        seen = f"{n} of {found.words} tokens {'is' if n == 1 else 'are'} unknown to this model: {_first(unknown)}"
         meaning, otherwise = "What it makes of them says nothing about the text.", "Use words that it knows."
     elif found.mostly_bytes:
         seen, meaning = _bytes_read(found, "text")

@@ -29,6 +29,7 @@ from glassformer.data.marks import check_known, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
 from glassformer.provenance import Note
+from glassformer.words import sentence
 
 FILE_NAME = "tokenizer.json"
 WORD_SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -195,12 +196,16 @@ class Tokenizer:
         # a model's start token may be one that the tokenizer does not have
         ids = ((*first, *around[0]), around[1])
         begin, end = (" ".join(self.token(i) if i < self.vocab_size else f"<{i}>" for i in side) for side in ids)
-        whole = reading if reading in ("source", "target") else "text"
+        sides = {"source": sentence("source"), "target": sentence("target")}
+        whole = sides.get(reading, sentence("text"))
         if begin and end:
-            return f"The tokenizer added {begin} in front of the {whole} and {end} behind it."
+            return sentence(
+                "The tokenizer added {begin} in front of the {text} and {end} behind it.",
+                begin=begin, text=whole, end=end,
+            )  # fmt: skip
         if begin:
-            return f"The tokenizer added {begin} in front of the {whole}."
-        return f"The tokenizer added {end} behind the {whole}." if end else ""
+            return sentence("The tokenizer added {begin} in front of the {text}.", begin=begin, text=whole)
+        return sentence("The tokenizer added {end} behind the {text}.", end=end, text=whole) if end else ""
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of a text lies in it, as (first character, character behind the last).

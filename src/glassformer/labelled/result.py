@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from glassformer import figures, files
+from glassformer.arguments import checked
 from glassformer.errors import ShapeMismatch, UnknownAxis, nearest
 from glassformer.figures import viewers
 from glassformer.files import json_text
 from glassformer.labelled.tensor import Labelled, numbers
 from glassformer.provenance import Bound, Note, Provenance, distinct
+from glassformer.words import Language, speaking
 
 # numbers that say how far others can be trusted, or what they are compared with
 _ASIDE = re.compile("spread|error|gap|unexplained|clean|corrupt|undefined|baseline")
@@ -166,17 +168,30 @@ class Result:
             panels.append(figures.Panel("numbers" if panels else "", values))
         return panels + nested
 
-    def show(self) -> None:
-        """Display the result: its page in a notebook, elsewhere tables on the terminal, as the command line prints."""
-        viewers.viewer().show(self)
+    @checked
+    def show(self, lang: Language = "en") -> None:
+        """Display the result: its page in a notebook, elsewhere tables on the terminal, as the command line prints.
 
-    def html(self, path: str | Path) -> Path:
+        Args:
+            lang: Language of what is shown: `en`, `zh`.
+        """
+        with speaking(lang):
+            viewers.viewer().show(self)
+
+    @checked
+    def html(self, path: str | Path, lang: Language = "en") -> Path:
         """Write the result as a page that opens in any browser and loads nothing, whole or not at all.
 
+        Args:
+            path: File to write.
+            lang: Language of the page: `en`, `zh`. The document it carries is English.
+
         Raises:
+            WrongArgument: There are no words in a language.
             SaveError: The file cannot be written.
         """
-        return files.write(path, viewers.viewer().page(self))
+        with speaking(lang):
+            return files.write(path, viewers.viewer().page(self))
 
     def _repr_html_(self) -> str:
         return viewers.viewer().summary(self)

@@ -19,6 +19,7 @@ from glassformer.config import Config, require
 from glassformer.errors import AnalysisUnavailable
 from glassformer.models.norms import LayerNorm, Norm, NormConfig, ScaleOnly
 from glassformer.trace import Site, Tape, changes, declare, site, wants
+from glassformer.words import Sentence, sentence
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class BlockConfig(Config):
         require(0 <= self.dropout < 1, f"block: dropout must be in [0, 1), found {self.dropout}.")
 
     @property
-    def described(self) -> str:
+    def described(self) -> Sentence:
         """How sub-layers, norms and the stream are connected, in words for people."""
-        return f"{self.wiring} norm"
+        return sentence("{wiring} norm", wiring=self.wiring)
 
     def names(self) -> list[str]:
         """Return one name per part: its role, numbered from the second of its kind."""

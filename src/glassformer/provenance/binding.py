@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.provenance.digest import digest, is_cheap, known_digest, state
 from glassformer.version import __version__
+from glassformer.words import sentence
 
 SHOWN_CHARACTERS, SHOWN_IDS, SHOWN_INPUTS = 240, 64, 8
 
@@ -135,11 +136,13 @@ class Binding:
             return self._digest, ""
         model = None if self._model is None else self._model()
         if model is None:
-            return "", "the model is gone, and its digest was not asked for while it was there"
+            return "", sentence("the model is gone, and its digest was not asked for while it was there")
         if state(model) != self._state:
-            return "", "the weights were changed since"
+            return "", sentence("the weights were changed since")
         if not known_digest(model, self._state) and not is_cheap(model):
-            return "", "the weights are large or lie in their files: model.digest() reads them once, and is remembered"
+            return "", sentence(
+                "the weights are large or lie in their files: model.digest() reads them once, and is remembered"
+            )
         self._digest = digest(model)
         return self._digest, ""
 
@@ -183,7 +186,8 @@ def given(inputs: Sequence[Any]) -> tuple[Given, ...]:
     shown = [_given(one) for one in flat[:SHOWN_INPUTS]]
     if rest := flat[SHOWN_INPUTS:]:
         whole = hashlib.sha256("".join(_sha256(one) for one in rest).encode()).hexdigest()
-        shown.append(Given(f"… and {len(rest)} more", f"{len(rest)} inputs", whole))
+        n = len(rest)
+        shown.append(Given(sentence("… and {n} more", n=n), sentence("{n} inputs", n=n), whole))
     return tuple(shown)
 
 
@@ -205,9 +209,10 @@ def _flat(value: Any) -> list[str | Tensor]:
 def _given(one: str | Tensor) -> Given:
     if isinstance(one, str):
         short = len(one) <= SHOWN_CHARACTERS
-        size = f"{len(one)} characters"
+        size = sentence("{n} characters", n=len(one))
         return Given(one, size) if short else Given(one[:SHOWN_CHARACTERS] + "…", size, _sha256(one))
-    size = " × ".join(str(n) for n in one.shape) + (" ids" if not one.is_floating_point() else " numbers")
+    shape = " × ".join(str(n) for n in one.shape)
+    size = sentence("{shape} numbers" if one.is_floating_point() else "{shape} ids", shape=shape)
     if one.is_floating_point() or one.is_complex():
         return Given("", size, _sha256(one))
     flat = one.detach().flatten()

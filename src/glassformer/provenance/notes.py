@@ -6,10 +6,12 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glassformer.words import Sentence, sentence, spoken
+
 
 @dataclass(frozen=True)
 class Note:
-    """One warning, as whole sentences; printed one after the other.
+    """One warning, as whole sentences; printed one after the other, in the language that is spoken.
 
     Args:
         seen: What was seen.
@@ -22,7 +24,7 @@ class Note:
     advice: str = ""
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.seen, self.meaning, self.advice) if part)
+        return " ".join(spoken(part) for part in (self.seen, self.meaning, self.advice) if part)
 
     def to_dict(self) -> dict[str, str]:
         """Return JSON data: `seen`, `meaning`, `advice`, to be read one after the other."""
@@ -79,18 +81,21 @@ def length_note(length: int, trained: int | None) -> tuple[Note, ...]:
     """
     if trained is None or length <= trained:
         return ()
-    advice = f"Give at most {trained:,} tokens, or go by the positions before {trained}."
-    return (Note(f"{length:,} tokens, trained on {trained:,}.", _beyond(trained), advice),)
+    seen = sentence("{length:,} tokens, trained on {trained:,}.", length=length, trained=trained)
+    advice = sentence("Give at most {trained:,} tokens, or go by the positions before {trained}.", trained=trained)
+    return (Note(seen, _beyond(trained), advice),)
 
 
 def outgrown_note(trained: int) -> Note:
     """Return what to know of a text that became longer than the rows a model was trained on while it was generated."""
-    seen = f"The text has outgrown the {trained:,} tokens that the model was trained on."
-    return Note(seen, _beyond(trained), f"Generate fewer tokens, or go by those before position {trained}.")
+    seen = sentence("The text has outgrown the {trained:,} tokens that the model was trained on.", trained=trained)
+    advice = sentence("Generate fewer tokens, or go by those before position {trained}.", trained=trained)
+    return Note(seen, _beyond(trained), advice)
 
 
-def _beyond(trained: int) -> str:
-    return (
-        f"From position {trained} on the model stands where training never put it: heads may look elsewhere than "
-        "they do before, and its probabilities deserve less trust."
+def _beyond(trained: int) -> Sentence:
+    return sentence(
+        "From position {trained} on the model stands where training never put it: heads may look elsewhere than "
+        "they do before, and its probabilities deserve less trust.",
+        trained=trained,
     )

@@ -32,6 +32,7 @@ from glassformer.models import ModelLike, require_model
 from glassformer.models.evaluation import evaluating, require_gradients
 from glassformer.numerics.indices import asked, entries
 from glassformer.trace import Edit, Set, Tape
+from glassformer.words import sentence
 
 Method = Literal["saliency", "gradient_x_input", "integrated"]
 Report = Callable[[int, int], None]
@@ -220,12 +221,12 @@ def _baseline(model: ModelLike, baseline: Any) -> tuple[Tensor, str]:
                     f"input_gradients: the baseline has shape {tuple(baseline.shape)}; token vectors have "
                     f"d_model={embed.weight.shape[1]}."
                 )
-            return baseline.to(embed.weight), "a given vector"
+            return baseline.to(embed.weight), sentence("a given vector")
         if baseline == "zero":
-            return torch.zeros_like(embed.weight[0]), "zero"
+            return torch.zeros_like(embed.weight[0]), sentence("zero")
         if baseline == "mean":
-            return embed.weight.mean(0) * embed.factor, "mean token vector"
-        return embed.weight[token_id(model, baseline)] * embed.factor, f"token {baseline!r}"
+            return embed.weight.mean(0) * embed.factor, sentence("mean token vector")
+        return embed.weight[token_id(model, baseline)] * embed.factor, sentence("token {token!r}", token=baseline)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ Source: Meng et al. 2022, "Locating and Editing Factual Associations in GPT", se
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ from glassformer.models.embedding import require_ids
 from glassformer.models.readable import readable_outputs
 from glassformer.provenance import Note, distinct, of_several
 from glassformer.trace import Add, At, Set, parts_of
+from glassformer.words import Sentence, sentence
 
 Kind = Literal["state", "mlp", "attn", "state_without_mlp", "state_without_attn"]
 KINDS: tuple[Kind, ...] = ("state", "mlp", "attn", "state_without_mlp", "state_without_attn")
@@ -109,7 +111,7 @@ class CausalTrace(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """What must be known to read the numbers right, such as that the noise takes nothing."""
-        return distinct(super().notes, _share_notes(self.share, "draw of noise"))
+        return distinct(super().notes, _share_notes(self.share, sentence("draw of noise")))
 
     def _title(self) -> str:
         return f"Causal trace of {self.answer!r}"
@@ -139,7 +141,7 @@ class TracesByRole(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """What must be known to read the numbers right, such as that the noise takes nothing."""
-        return distinct(super().notes, _share_notes(self.share, "prompt"))
+        return distinct(super().notes, _share_notes(self.share, sentence("prompt")))
 
     def _title(self) -> str:
         return "Average indirect effect"
@@ -331,28 +333,35 @@ def _share(change: Labelled, total: Labelled, error: Labelled) -> Labelled:
     return dataclasses.replace(change, values=change.values / beside)
 
 
-def _share_notes(share: Labelled, drawn: str) -> tuple[Note, ...]:
+def _share_notes(share: Labelled, drawn: Sentence) -> tuple[Note, ...]:
     """Return what must be known of shares, `metric … sample`: that there are none, or that nothing says how sure."""
     metrics = share.labels("metric")
-    lost = [str(name) for name, one in zip(metrics, share.values) if not bool(one.isfinite().any())]
+    lost = [sentence(str(name)) for name, one in zip(metrics, share.values) if not bool(one.isfinite().any())]
     notes: list[Note] = []
     if lost:
         notes.append(
             Note(
-                f"The noise does not lower the {' or the '.join(lost)} by more than two standard errors.",
-                "There is nothing to bring back, and no share of it.",
-                "Try more noise, more samples or another subject.",
+                sentence(
+                    "The noise does not lower the {metrics} by more than two standard errors.",
+                    metrics=functools.reduce(_or_the, lost),
+                ),
+                sentence("There is nothing to bring back, and no share of it."),
+                sentence("Try more noise, more samples or another subject."),
             )
         )
     if len(lost) < len(metrics) and share.shape[-1] == 1:
         notes.append(
             Note(
-                f"There is one {drawn}, and so no standard error.",
-                "Nothing tells what restoring brings back from chance, and no cell is faded.",
-                f"Ask for more than one {drawn}.",
+                sentence("There is one {drawn}, and so no standard error.", drawn=drawn),
+                sentence("Nothing tells what restoring brings back from chance, and no cell is faded."),
+                sentence("Ask for more than one {drawn}.", drawn=drawn),
             )
         )
     return tuple(notes)
+
+
+def _or_the(one: Sentence, other: Sentence) -> Sentence:
+    return sentence("{one} or the {other}", one=one, other=other)
 
 
 def _traced(model: ModuleLike, stack: str | None) -> Stack:

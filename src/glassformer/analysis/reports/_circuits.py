@@ -52,6 +52,7 @@ from glassformer.errors import AnalysisUnavailable, GlassformerError
 from glassformer.labelled import Labelled
 from glassformer.models import ModelLike
 from glassformer.weights import HeadWeights
+from glassformer.words import sentence
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ def circuits(
         eigenvalues=() if copied is None else _spectra(copied),
         pairs=asked("token pairs", lambda: tuple(_pairs(w, label, tokens, k) for label in chosen)) or (),
         importance=() if terms is None else _orders(terms),
-        losses=() if losses is None else (LossFacts.of("the text given", losses),),
+        losses=() if losses is None else (LossFacts.of(sentence("the text given"), losses),),
         ablated_loss=None if removed is None else removed.loss,
         ablated_icl=None if removed is None else _known(removed.icl),
         together=_together(model, together, rows) if removed is not None and len(together) > 1 else None,
@@ -266,8 +267,10 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> StrongestPairs:
             rows[circuit] = (), str(error)
             continue
         name = str(found.values.labels("head")[0])
-        over = f", mean over keys {found.offsets[0]} to {found.offsets[-1]} back" if found.offsets else ""
-        words = "OV: attending to … raises …" if circuit == "OV" else f"QK: a query for … looks for …{over}"
+        words = sentence("OV: attending to … raises …" if circuit == "OV" else "QK: a query for … looks for …")
+        if circuit == "QK" and found.offsets:
+            ends = {"first": found.offsets[0], "last": found.offsets[-1]}
+            words = sentence("QK: a query for … looks for …, mean over keys {first} to {last} back", **ends)
         fields = (found.rows, found.columns, found.values)
         table = zip(*(field.select(head=name).values.tolist() for field in fields))
         second = found.output_names if circuit == "OV" else found.names
@@ -277,10 +280,13 @@ def _pairs(w: HeadWeights, label: str, tokens: Any, k: int) -> StrongestPairs:
 
 
 def _orders(found: Importance) -> tuple[OrderFacts, ...]:
-    names = {"0": "none: the direct path", "1": "one head", "2": "two heads"}
+    names = {"0": sentence("none: the direct path"), "1": sentence("one head"), "2": sentence("two heads")}
     losses, gains = (x.select(scale="frozen") for x in (found.losses, found.gains))
     rows = zip(losses.labels("order"), losses.values.tolist(), gains.values.tolist(), found.terms.values.tolist())
-    return tuple(OrderFacts(names.get(str(n), f"{n} heads"), loss, gain, int(terms)) for n, loss, gain, terms in rows)
+    return tuple(
+        OrderFacts(names.get(str(n), sentence("{n} heads", n=n)), loss, gain, int(terms))
+        for n, loss, gain, terms in rows
+    )
 
 
 def _dimensions(read: Bandwidth | None, port: str) -> float | None:

@@ -43,6 +43,7 @@ from glassformer.models.evaluation import require_gradients
 from glassformer.models.passes import generable
 from glassformer.models.readable import decoded
 from glassformer.provenance import Note
+from glassformer.words import listed, sentence
 
 N_CANDIDATES, N_LENS, N_MAP = 10, 5, 3
 # multiplications that unembedding at all positions may take: about a second of one core
@@ -193,38 +194,46 @@ def _notes(run: Run, split: DirectLogitAttribution) -> list[Note]:
     notes: list[Note] = []
     if split.cap is not None:
         notes.append(
-            Note(f"Logits are capped at {split.cap:g}.", "Contributions are to the raw logit, before the cap.")
+            Note(
+                sentence("Logits are capped at {cap:g}.", cap=split.cap),
+                sentence("Contributions are to the raw logit, before the cap."),
+            )
         )
     if isinstance(run.model, Encoder):
         notes.append(
             Note(
-                "The model reads both ways.",
-                "Its logits at a position are of the token that stands there, not of the next.",
+                sentence("The model reads both ways."),
+                sentence("Its logits at a position are of the token that stands there, not of the next."),
             )
         )
     if departures := run.model.config.departures():
         path, words = next(iter(departures.items()))
-        others = f" (and {len(departures) - 1} more layers)" if len(departures) > 1 else ""
+        layers = sentence("{path} (and {n} more layers)", path=path, n=len(departures) - 1)
+        which, differs = (layers if len(departures) > 1 else path), listed(words)
         notes.append(
             Note(
-                f"{path}{others} is not the layer of its mechanism's paper: {'; '.join(words)}.",
-                "What is said of it is of the layer as it is.",
-                "models.published_block builds the paper's.",
+                sentence("{layer} is not the layer of its mechanism's paper: {words}.", layer=which, words=differs),
+                sentence("What is said of it is of the layer as it is."),
+                sentence("models.published_block builds the paper's."),
             )
         )
     if not run.model.one_vocabulary():
         read, predicted = run.model.config.vocab_size, run.model.config.n_outputs
         notes.append(
             Note(
-                f"The {predicted} tokens that are predicted are not the {read} that are read.",
-                "What is predicted here does not go on with the text.",
+                sentence(
+                    "The {predicted} tokens that are predicted are not the {read} that are read.",
+                    predicted=predicted,
+                    read=read,
+                ),
+                sentence("What is predicted here does not go on with the text."),
             )
         )
     if run.model.unembed.readout is not None:
         notes.append(
             Note(
-                "Between the last norm and the unembedding stands one more layer.",
-                "Contributions pass it with its norm's scale and its activation's slopes frozen.",
+                sentence("Between the last norm and the unembedding stands one more layer."),
+                sentence("Contributions pass it with its norm's scale and its activation's slopes frozen."),
             )
         )
     return notes
@@ -322,7 +331,9 @@ def _lens_map(run: Run, at: int) -> tuple[LensMap | None, list[Note]]:
         if found is not None
     )
     labels = ("embed", *(f"block {i}" for i in range(len(sites) - 1)))
-    short = Note(f"The lens over positions shows {len(chosen)} of {length}, up to the explained one.")
+    short = Note(
+        sentence("The lens over positions shows {n} of {all}, up to the explained one.", n=len(chosen), all=length)
+    )
     found = LensMap(labels, chosen, top, probability, entropy, kl, grid.words)
     return found, [] if len(chosen) == length else [short]
 

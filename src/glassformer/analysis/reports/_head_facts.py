@@ -15,6 +15,7 @@ from glassformer.analysis.reports._explanation import HeadFacts, Pattern, RoleSc
 from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, NoPattern
 from glassformer.provenance import Note
+from glassformer.words import sentence
 
 N_TOP_HEADS = 6
 # a head belongs among the top heads for its role, whatever it adds itself, from this score on
@@ -42,10 +43,16 @@ def head_facts(run: Run, split: DirectLogitAttribution) -> tuple[tuple[HeadFacts
         for h in roles.heads(run.model)
     )
     without = sorted({h.mechanism for h in facts if h.reading is None})
-    notes += [Note(f'Heads of "{kind}" have no pattern.', "They have no roles and no picture.") for kind in without]
+    notes += [
+        Note(sentence('Heads of "{kind}" have no pattern.', kind=kind), sentence("They have no roles and no picture."))
+        for kind in without
+    ]
     signed = sorted({h.mechanism for h in facts if h.reading == "signed"})
     notes += [
-        Note(f'Rows of "{kind}" patterns do not sum to one.', "Role scores are signed mass over absolute mass.")
+        Note(
+            sentence('Rows of "{kind}" patterns do not sum to one.', kind=kind),
+            sentence("Role scores are signed mass over absolute mass."),
+        )
         for kind in signed
     ]
     return facts, notes

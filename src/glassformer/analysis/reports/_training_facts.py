@@ -10,15 +10,16 @@ from glassformer.analysis.learning._phase_change import MEASURES, PhaseChange, T
 from glassformer.analysis.reports._circuits_document import Chart, Curve, TrainingFacts
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled
+from glassformer.words import sentence
 
 LOGGED = {"loss": "heldout_loss", "icl_score": "icl_score", "prefix_matching": "prefix_matching"}
 CHARTS = {
-    "Held-out loss, nats": {"heldout_loss": ""},
-    "In-context-learning score, nats (negative is good)": {"icl_score": ""},
-    "Best head by role, share of attention": {
-        "prefix_matching": "prefix matching",
-        "previous_token": "previous token",
-        "duplicate_token": "duplicate token",
+    sentence("Held-out loss, nats"): {"heldout_loss": ""},
+    sentence("In-context-learning score, nats (negative is good)"): {"icl_score": ""},
+    sentence("Best head by role, share of attention"): {
+        "prefix_matching": sentence("prefix matching"),
+        "previous_token": sentence("previous token"),
+        "duplicate_token": sentence("duplicate token"),
     },
 }
 

@@ -27,6 +27,7 @@ from glassformer.arguments import checked
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, nearest
 from glassformer.models import ModuleLike
 from glassformer.trace import At, Site
+from glassformer.words import sentence
 
 Token = str | int
 Tokens = Token | Sequence[Token] | Int[Tensor, " batch"]
@@ -74,25 +75,27 @@ MetricsLike = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike]
 @checked
 def logit(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer"."""
-    return Metric("logit", _at, (answer,), pos)
+    return Metric(sentence("logit"), _at, (answer,), pos)
 
 
 @checked
 def logit_difference(answer: Tokens, wrong: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "logit of the answer less that of the wrong one": linear in the final stream."""
-    return Metric("logit difference", lambda logits, a, b: _at(logits, a) - _at(logits, b), (answer, wrong), pos)
+    return Metric(
+        sentence("logit difference"), lambda logits, a, b: _at(logits, a) - _at(logits, b), (answer, wrong), pos
+    )
 
 
 @checked
 def probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "probability of the answer"; it saturates, and hides what pushes a likely answer down."""
-    return Metric("probability", lambda logits, a: _at(_log_probs(logits), a).exp(), (answer,), pos)
+    return Metric(sentence("probability"), lambda logits, a: _at(_log_probs(logits), a).exp(), (answer,), pos)
 
 
 @checked
 def log_probability(answer: Tokens, *, pos: int = -1) -> Metric:
     """Return the metric "log-probability of the answer", in nats."""
-    return Metric("log-probability", lambda logits, a: _at(_log_probs(logits), a), (answer,), pos)
+    return Metric(sentence("log-probability"), lambda logits, a: _at(_log_probs(logits), a), (answer,), pos)
 
 
 @checked
@@ -102,7 +105,7 @@ def answer_rank(answer: Tokens, *, pos: int = -1) -> Metric:
     def rank(logits: Tensor, ids: Tensor) -> Tensor:
         return (logits > _at(logits, ids)[..., None]).sum(-1).to(logits.dtype) + 1
 
-    return Metric("rank", rank, (answer,), pos)
+    return Metric(sentence("rank"), rank, (answer,), pos)
 
 
 @checked
@@ -112,7 +115,7 @@ def accuracy(answer: Tokens, *, pos: int = -1) -> Metric:
     def right(logits: Tensor, ids: Tensor) -> Tensor:
         return ((logits >= _at(logits, ids)[..., None]).sum(-1) == 1).to(logits.dtype)
 
-    return Metric("accuracy", right, (answer,), pos)
+    return Metric(sentence("accuracy"), right, (answer,), pos)
 
 
 # measures of answers by the names they have on the command line; `kl` compares with the clean run
@@ -177,7 +180,7 @@ def kl_divergence(reference: Run | Float[Tensor, "batch vocab"], *, pos: int = -
     def divergence(found: Tensor) -> Tensor:
         return (target.exp() * (target - _log_probs(found))).nan_to_num(0.0).sum(-1)
 
-    return Metric("KL divergence", divergence, (), pos)
+    return Metric(sentence("KL divergence"), divergence, (), pos)
 
 
 @checked
@@ -194,7 +197,7 @@ def next_token_loss(targets: Int[Tensor, "batch pos"], weight: Tensor | None = N
         counted = torch.ones_like(losses) if weight is None else weight.to(losses.dtype).expand_as(losses)
         return (losses * counted).sum(-1) / counted.sum(-1)
 
-    return Metric("loss", loss, (), None)
+    return Metric(sentence("loss"), loss, (), None)
 
 
 @checked
@@ -204,7 +207,7 @@ def token_loss(targets: Int[Tensor, "batch pos"]) -> Metric:
     Args:
         targets: The token that follows each position.
     """
-    return Metric("token loss", lambda logits: _losses(logits, targets), (), None, axes=("pos",))
+    return Metric(sentence("token loss"), lambda logits: _losses(logits, targets), (), None, axes=("pos",))
 
 
 def named_metrics(metric: MetricsLike) -> dict[str, Metric]:

@@ -72,7 +72,7 @@ function planeChart(label, values, largest, note) {
     return [middle + (far * re) / r, middle - (far * im) / r];
   };
   return el("figure", { class: "plane" },
-    picture(size, size, `${label}: ${values.length} eigenvalues in the complex plane, ${note}`,
+    picture(size, size, spoken("{head}: {n} eigenvalues in the complex plane, {note}", { head: label, n: values.length, note }),
       svg("circle", { cx: middle, cy: middle, r: middle - 6, class: "rim" }),
       svg("line", { x1: middle, x2: middle, y1: 4, y2: size - 4, class: "rule" }),
       svg("line", { x1: 4, x2: size - 4, y1: middle, y2: middle, class: "rule" }),
@@ -99,7 +99,7 @@ function headGraph(layers, edges, words) {
     const side = { Q: -5, K: 0, V: 5 }[e.kind];
     const d = `M${x1 + side} ${y1 - 15}C${x1 + side} ${y1 - 15 - bend} ${x2 + side} ${y2 + 15 + bend} ${x2 + side} ${y2 + 15}`;
     const line = svg("path", { d, class: `edge kind-${e.kind}`, "stroke-width": (1 + (4 * e.excess) / strongest).toFixed(2) });
-    line.append(svg("title", {}, `${e.kind}-composition ${e.earlier} → ${e.later}: ${e.score.toFixed(3)}`));
+    line.append(svg("title", {}, spoken("{kind}-composition {earlier} → {later}: {score}", { ...e, score: e.score.toFixed(3) })));
     return line;
   });
   const nodes = layers.flatMap((l) => l.heads).map((head) => {
@@ -108,8 +108,8 @@ function headGraph(layers, edges, words) {
       svg("rect", { x: x - half, y: y - 15, width: 2 * half, height: 30, rx: 8 }),
       svg("text", { x, y: y + 4.5, class: "middle" }, head.label));
   });
-  const kinds = [["Q", "into the query"], ["K", "into the key"], ["V", "into the value"]];
+  const kinds = [["Q", spoken("into the query")], ["K", spoken("into the key")], ["V", spoken("into the value")]];
   return el("div", {},
     el("p", { class: "key" }, kinds.map(([k, meaning]) => el("span", {}, el("span", { class: `swatch kind-${k}` }), `${k}: ${meaning}`))),
-    scroller("composition graph", picture(width, height, words, lines, nodes)));
+    scroller(spoken("composition graph"), picture(width, height, words, lines, nodes)));
 }

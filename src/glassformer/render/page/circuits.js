@@ -5,14 +5,14 @@ const headByLabel = new Map(data.heads.map((head) => [head.label, head]));
 const score = (x, digits = 2) => (x === null || x === undefined ? "–" : plain(x, digits));
 
 const ROLES = {
-  previous_token: ["previous token", "looks at the token just before"],
-  prefix_matching: ["prefix matching", "looks at what followed an earlier copy of the present token"],
-  duplicate_token: ["duplicate token", "looks at earlier copies of the present token"],
-  first_token: ["first token", "rests on the first token"],
-  current_token: ["current token", "looks at the present token itself"],
+  previous_token: [spoken("previous token"), spoken("looks at the token just before")],
+  prefix_matching: [spoken("prefix matching"), spoken("looks at what followed an earlier copy of the present token")],
+  duplicate_token: [spoken("duplicate token"), spoken("looks at earlier copies of the present token")],
+  first_token: [spoken("first token"), spoken("rests on the first token")],
+  current_token: [spoken("current token"), spoken("looks at the present token itself")],
 };
 
-const SHORT = { previous_token: "previous", prefix_matching: "prefix", duplicate_token: "duplicate", first_token: "first", current_token: "current" };
+const SHORT = { previous_token: spoken("previous"), prefix_matching: spoken("prefix"), duplicate_token: spoken("duplicate"), first_token: spoken("first"), current_token: spoken("current") };
 
 const cell = (text, attributes = {}) => el("td", { class: "number", ...attributes }, text);
 const heading = (names) => el("thead", {}, el("tr", {}, names.map((name, i) => el("th", { scope: "col", class: i ? "number" : "" }, name))));
@@ -27,14 +27,14 @@ function shadedCell(value, limit, isSigned) {
 function header() {
   const m = data.model;
   const rows = [
-    ["parameters", count(m.parameters)], ["layers", m.n_layers], ["heads", m.n_heads], ["width", m.d_model],
-    ["vocabulary", vocabularies(m)], ["context", contextOf(m)], ["attention", m.mechanisms.join(", ")],
+    [spoken("parameters"), count(m.parameters)], [spoken("layers"), m.n_layers], [spoken("heads"), m.n_heads], [spoken("width"), m.d_model],
+    [spoken("vocabulary"), vocabularies(m)], [spoken("context"), contextOf(m)], [spoken("attention"), m.mechanisms.join(spoken(", "))],
   ];
   return el("header", { class: "top" },
-    el("p", { class: "brand" }, el("strong", {}, "glassformer"), " · circuits, from weights and from activations"),
-    el("h1", {}, `The circuits of ${m.name}`),
+    el("p", { class: "brand" }, el("strong", {}, "glassformer"), spoken(" · circuits, from weights and from activations")),
+    el("h1", {}, spoken("The circuits of {model}", { model: m.name })),
     el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))),
-    data.findings.length ? el("ul", { class: "findings card" }, data.findings.map((line) => el("li", {}, line))) : null,
+    data.findings.length ? el("ul", { class: "findings card" }, data.findings.map((line) => el("li", {}, spoken(line)))) : null,
     notesCard(data.notes), ofCard(data.provenance));
 }
 
@@ -42,7 +42,7 @@ function header() {
 
 function headTable() {
   const roles = Object.keys(ROLES).filter((role) => data.heads.some((h) => h.roles[role] !== undefined));
-  const columns = ["head", ...roles.map((r) => SHORT[r]), "copies", "OV", "OV behind", "offset", "on it", "loss", "ICL", "reads", "writes"];
+  const columns = [spoken("head"), ...roles.map((r) => SHORT[r]), spoken("copies"), "OV", spoken("OV behind"), spoken("offset"), spoken("on it"), spoken("loss"), spoken("ICL"), spoken("reads"), spoken("writes")];
   const rows = data.heads.map((h) => el("tr", { class: h.verdict.length ? "current" : "" },
     el("th", { scope: "row", class: "mono" }, h.label),
     roles.map((r) => shadedCell(h.roles[r], 1, data.heads.some((other) => other.reading === "signed"))),
@@ -50,13 +50,13 @@ function headTable() {
     cell(h.offset === null ? "–" : String(h.offset)), cell(score(h.offset_score)),
     cell(h.ablation_loss === null ? "–" : signed(h.ablation_loss, 3)), cell(h.ablation_icl === null ? "–" : signed(h.ablation_icl, 3)),
     cell(score(h.read_dimensions, 1)), cell(score(h.write_dimensions, 1))));
-  return section("heads", "Heads by role",
-    [el("strong", {}, "Seen on repeated random tokens: "), "the share of attention (signed over absolute where rows do not sum to one) on the previous token, on what followed earlier copies (prefix matching), on earlier copies, on the first token, on the token itself; and how many times as much the head raises the token it attends to as the average one (copies). ",
-      el("strong", {}, "By weights: "), "copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for tokens as they reach the head (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. ",
-      el("strong", {}, "By ablation: "), "loss and in-context-learning score without the head, less those of the whole model, in nats."],
-    scroller("table of heads", el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
+  return section("heads", spoken("Heads by role"),
+    [el("strong", {}, spoken("Seen on repeated random tokens: ")), spoken("the share of attention (signed over absolute where rows do not sum to one) on the previous token, on what followed earlier copies (prefix matching), on earlier copies, on the first token, on the token itself; and how many times as much the head raises the token it attends to as the average one (copies). "),
+      el("strong", {}, spoken("By weights: ")), spoken("copying as an eigenvalue ratio Σλ / Σ|λ| of the token-to-logit circuit, from −1 to 1 (OV), the same for tokens as they reach the head (OV behind), the offset that position alone would send it to, with the share, and effective dimensions read and written. "),
+      el("strong", {}, spoken("By ablation: ")), spoken("loss and in-context-learning score without the head, less those of the whole model, in nats.")],
+    scroller(spoken("table of heads"), el("table", { class: "grid heads-table" }, heading(columns), el("tbody", {}, rows))),
     el("ul", { class: "findings later" }, data.heads.filter((h) => h.verdict.length || h.doubts.length).map((h) =>
-      el("li", {}, el("span", { class: "mono" }, h.label), ": ", [...h.verdict, ...h.doubts].join("; ")))));
+      el("li", {}, el("span", { class: "mono" }, h.label), spoken(": "), [...h.verdict, ...h.doubts].map((words) => spoken(words)).join(spoken("; "))))));
 }
 
 // ---- composition
@@ -74,111 +74,111 @@ function composition() {
     name: el("span", { class: "mono" }, `${e.earlier} → ${e.later} `, el("span", { class: `kind-${e.kind}` }, e.kind)),
     value: e.excess, cells: [plain(e.score, 3), plain(e.baseline, 3), plain(e.excess / e.spread, 1)],
   }));
-  return section("composition", "What heads read of earlier heads",
-    "How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is.",
-    headGraph([...layers.values()], data.edges.slice(0, DRAWN), `The ${Math.min(DRAWN, data.edges.length)} strongest edges: heads by layer, joined where a later one reads what an earlier one writes`),
-    el("details", { open: true }, el("summary", {}, "Strongest edges"),
-      scroller("strongest edges", bars({ heads: ["edge", "score", "baseline", "spreads above"], rows }))));
+  return section("composition", spoken("What heads read of earlier heads"),
+    spoken("How much of a later head’s query, key or value circuit lies in what an earlier head writes: the norm of the product over the product of norms. Random matrices score the baseline; shown are the strongest edges above it. Weights alone: an edge says what could be used, not what is."),
+    headGraph([...layers.values()], data.edges.slice(0, DRAWN), spoken("The {n} strongest edges: heads by layer, joined where a later one reads what an earlier one writes", { n: Math.min(DRAWN, data.edges.length) })),
+    el("details", { open: true }, el("summary", {}, spoken("Strongest edges")),
+      scroller(spoken("strongest edges"), bars({ heads: [spoken("edge"), spoken("score"), spoken("baseline"), spoken("spreads above")], rows }))));
 }
 
 function induction() {
   const rows = data.induction.map((c) => el("tr", {},
     el("th", { scope: "row", class: "mono" }, `${c.previous} → ${c.induction} `, el("span", { class: `kind-${c.kind}` }, c.kind)),
     cell(score(c.role)), cell(score(c.match)), cell(score(c.copy)), cell(score(c.composition, 3)), cell(score(c.role_seen)), cell(score(c.prefix_matching))));
-  return section("induction", "Wired for induction",
-    "From weights alone: an earlier head that looks one token back by position (K; or Q, one that looks at copies), and a later head whose query-key circuit matches what the earlier one brings and which copies what it finds. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. What the two were seen to do stands beside.",
-    scroller("induction circuits", el("table", { class: "data" },
-      heading(["circuit", "role", "match", "copy", "composition", "role (seen)", "prefix matching (seen)"]), el("tbody", {}, rows))));
+  return section("induction", spoken("Wired for induction"),
+    spoken("From weights alone: an earlier head that looks one token back by position (K; or Q, one that looks at copies), and a later head whose query-key circuit matches what the earlier one brings and which copies what it finds. Match and copy are eigenvalue ratios from −1 to 1; an induction circuit has both near 1. What the two were seen to do stands beside."),
+    scroller(spoken("induction circuits"), el("table", { class: "data" },
+      heading([spoken("circuit"), spoken("role"), spoken("match"), spoken("copy"), spoken("composition"), spoken("role (seen)"), spoken("prefix matching (seen)")]), el("tbody", {}, rows))));
 }
 
 // ---- spectra and tables
 
 function spectra() {
   const largest = Math.max(...data.eigenvalues.flatMap((e) => e.values.map(([re, im]) => Math.hypot(re, im))));
-  return section("eigenvalues", "Copying, as eigenvalues",
-    "Each head’s token-to-logit circuit (OV) as eigenvalues in the complex plane; the radius is logarithmic over three decades. Points on the right raise the token itself, points on the left lower it. Non-normal matrices can mislead: the measured columns above decide.",
+  return section("eigenvalues", spoken("Copying, as eigenvalues"),
+    spoken("Each head’s token-to-logit circuit (OV) as eigenvalues in the complex plane; the radius is logarithmic over three decades. Points on the right raise the token itself, points on the left lower it. Non-normal matrices can mislead: the measured columns above decide."),
     el("div", { class: "planes" }, data.eigenvalues.map((e) => planeChart(e.label, e.values, largest, score(e.ratio)))));
 }
 
 function pairTable(head, caption, names, rows) {
-  return scroller(`${head}, ${caption}`, el("table", { class: "data" }, el("caption", {}, caption), heading(names),
+  return scroller(`${head}, ${spoken(caption)}`, el("table", { class: "data" }, el("caption", {}, spoken(caption)), heading(names),
     el("tbody", {}, rows.map((r) => el("tr", {}, el("th", { scope: "row" }, chip(r.first)), el("td", { class: "number" }, chip(r.second)), cell(signed(r.value)))))));
 }
 
 function pairs() {
-  return section("pairs", "What heads look for, and what they then raise",
-    "Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score.",
+  return section("pairs", spoken("What heads look for, and what they then raise"),
+    spoken("Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score."),
     data.pairs.map((p, i) => el("details", { open: i < 2 }, el("summary", {}, el("span", { class: "mono" }, p.label)),
       el("div", { class: "columns" },
-        p.ov.length ? pairTable(p.label, p.ov_caption, ["source", "raises", "logits"], p.ov) : el("p", { class: "soft" }, p.ov_caption),
-        p.qk.length ? pairTable(p.label, p.qk_caption, ["query", "looks for", "score"], p.qk) : el("p", { class: "soft" }, p.qk_caption)))));
+        p.ov.length ? pairTable(p.label, p.ov_caption, [spoken("source"), spoken("raises"), "logits"], p.ov) : el("p", { class: "soft" }, spoken(p.ov_caption)),
+        p.qk.length ? pairTable(p.label, p.qk_caption, [spoken("query"), spoken("looks for"), spoken("score")], p.qk) : el("p", { class: "soft" }, spoken(p.qk_caption))))));
 }
 
 function trigrams() {
   const rows = data.trigrams.map((t) => el("tr", {},
     el("th", { scope: "row", class: "mono" }, t.head), el("td", {}, chip(t.source)), el("td", {}, "… ", chip(t.destination)), el("td", {}, "→ ", chip(t.out)),
     cell(percent(t.attention)), cell(signed(t.effect)), cell(signed(t.score, 3))));
-  return section("trigrams", "Skip-trigrams",
-    "Rules “source … destination → out” that single heads of the first layer implement: attention on the source against a reference context, times the logit it raises. One head cannot choose: every out of a source goes with every destination that looks for it.",
-    scroller("table of skip-trigrams", el("table", { class: "data" }, heading(["head", "source", "destination", "out", "attention", "logit", "score"]), el("tbody", {}, rows))));
+  return section("trigrams", spoken("Skip-trigrams"),
+    spoken("Rules “source … destination → out” that single heads of the first layer implement: attention on the source against a reference context, times the logit it raises. One head cannot choose: every out of a source goes with every destination that looks for it."),
+    scroller(spoken("table of skip-trigrams"), el("table", { class: "data" }, heading([spoken("head"), spoken("source"), spoken("destination"), spoken("out"), spoken("attention"), "logit", spoken("score")]), el("tbody", {}, rows))));
 }
 
 // ---- terms, losses, training
 
 function importance() {
   const rows = data.importance.map((o) => ({
-    name: o.name, value: Math.max(0, o.marginal), cells: [plain(o.loss, 3), signed(o.marginal, 3), count(o.terms)],
+    name: spoken(o.name), value: Math.max(0, o.marginal), cells: [plain(o.loss, 3), signed(o.marginal, 3), count(o.terms)],
   }));
-  return section("importance", "How much each order of paths matters",
-    "Loss in nats with only paths through at most so many heads, patterns frozen as in the real run; each row’s gain over the row before.",
-    scroller("table of term importance", bars({ heads: ["paths", "loss", "gain", "terms"], rows })));
+  return section("importance", spoken("How much each order of paths matters"),
+    spoken("Loss in nats with only paths through at most so many heads, patterns frozen as in the real run; each row’s gain over the row before."),
+    scroller(spoken("table of term importance"), bars({ heads: [spoken("paths"), spoken("loss"), spoken("gain"), spoken("terms")], rows })));
 }
 
 function losses() {
-  return section("losses", "Loss by position",
-    "Mean loss at each place of the text, in nats: how much a longer context helps. The in-context-learning score is the late mean less the early one; negative is good.",
+  return section("losses", spoken("Loss by position"),
+    spoken("Mean loss at each place of the text, in nats: how much a longer context helps. The in-context-learning score is the late mean less the early one; negative is good."),
     el("div", { class: "charts" }, data.losses.map((l) => curveChart({
-      series: [{ name: "", x: l.positions, y: l.loss }], x: "position", y: `${l.name}: in-context-learning score ${signed(l.icl, 3)} nats (95 %: ${signed(l.low, 3)} to ${signed(l.high, 3)})`, words: `loss by position on ${l.name}` }))));
+      series: [{ name: "", x: l.positions, y: l.loss }], x: spoken("position"), y: spoken("{name}: in-context-learning score {icl} nats (95 %: {low} to {high})", { name: spoken(l.name), icl: signed(l.icl, 3), low: signed(l.low, 3), high: signed(l.high, 3) }), words: spoken("loss by position on {name}", { name: spoken(l.name) }) }))));
 }
 
 function phase() {
   const p = data.training;
   const marks = p.change ? [p.change] : [];
-  return section("phase", "While it was trained",
-    p.change ? `The steepest fall of the in-context-learning score lies at ${count(p.change)} tokens (dashed).` : "No phase change was located.",
-    el("div", { class: "charts" }, p.charts.map((c) => curveChart({ ...c, x: "tokens seen", marks, words: c.y }))));
+  return section("phase", spoken("While it was trained"),
+    p.change ? spoken("The steepest fall of the in-context-learning score lies at {n} tokens (dashed).", { n: count(p.change) }) : spoken("No phase change was located."),
+    el("div", { class: "charts" }, p.charts.map((c) => curveChart({ ...c, series: c.series.map((s) => ({ ...s, name: spoken(s.name) })), x: spoken("tokens seen"), y: spoken(c.y), marks, words: spoken(c.y) }))));
 }
 
 function unavailable() {
-  return section("unavailable", "What could not be said",
-    "Analyses that are not defined for this model, or that weights and one run cannot answer.",
-    el("ul", { class: "findings" }, data.unavailable.map((u) => el("li", {}, el("strong", {}, u.analysis), ": ", u.why))));
+  return section("unavailable", spoken("What could not be said"),
+    spoken("Analyses that are not defined for this model, or that weights and one run cannot answer."),
+    el("ul", { class: "findings" }, data.unavailable.map((u) => el("li", {}, el("strong", {}, u.analysis), spoken(": "), u.why))));
 }
 
 const WORDS = [
-  ["head, L1H6", "One attention head: layer 1, head 6, both counted from 0. L1X6 is a head of cross-attention."],
-  ["QK circuit", "Where a head looks: the score it gives each key token for each query token."],
-  ["OV circuit", "What a head moves: the logits it raises when it attends to a token."],
-  ["composition", "A later head reading, in its query, key or value, what an earlier head wrote."],
-  ["ablation", "The head’s output is set to zero; everything after it reacts."],
-  ["in-context-learning score", "Loss late in a text less loss early in it."],
-  ["effective dimensions", "Participation ratio of the singular values: how many directions share the work."],
-  ["nat", "Unit of loss: the natural logarithm of how many equally likely tokens there might have been."],
+  [spoken("head, L1H6"), spoken("One attention head: layer 1, head 6, both counted from 0. L1X6 is a head of cross-attention.")],
+  [spoken("QK circuit"), spoken("Where a head looks: the score it gives each key token for each query token.")],
+  [spoken("OV circuit"), spoken("What a head moves: the logits it raises when it attends to a token.")],
+  [spoken("composition"), spoken("A later head reading, in its query, key or value, what an earlier head wrote.")],
+  [spoken("ablation"), spoken("The head’s output is set to zero; everything after it reacts.")],
+  [spoken("in-context-learning score"), spoken("Loss late in a text less loss early in it.")],
+  [spoken("effective dimensions"), spoken("Participation ratio of the singular values: how many directions share the work.")],
+  [spoken("nat"), spoken("Unit of loss: the natural logarithm of how many equally likely tokens there might have been.")],
 ];
 
-const words = () => section("words", "Words on this page", "One line for each term.",
+const words = () => section("words", spoken("Words on this page"), spoken("One line for each term."),
   el("dl", { class: "words" }, WORDS.map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
 
 frame(header(), [
-  ["Heads", headTable()],
-  data.edges.length ? ["Composition", composition()] : null,
-  data.induction.length ? ["Induction", induction()] : null,
-  data.eigenvalues.length ? ["Eigenvalues", spectra()] : null,
-  data.pairs.length ? ["Token pairs", pairs()] : null,
-  data.trigrams.length ? ["Skip-trigrams", trigrams()] : null,
-  data.importance.length ? ["Term importance", importance()] : null,
-  data.losses.length ? ["Loss by position", losses()] : null,
-  data.training ? ["Training", phase()] : null,
-  data.unavailable.length ? ["Not available", unavailable()] : null,
-  ["Words", words()],
-], `Drawn from the weights and runs of ${data.model.name}.`);
+  [spoken("Heads"), headTable()],
+  data.edges.length ? [spoken("Composition"), composition()] : null,
+  data.induction.length ? [spoken("Induction"), induction()] : null,
+  data.eigenvalues.length ? [spoken("Eigenvalues"), spectra()] : null,
+  data.pairs.length ? [spoken("Token pairs"), pairs()] : null,
+  data.trigrams.length ? [spoken("Skip-trigrams"), trigrams()] : null,
+  data.importance.length ? [spoken("Term importance"), importance()] : null,
+  data.losses.length ? [spoken("Loss by position"), losses()] : null,
+  data.training ? [spoken("Training"), phase()] : null,
+  data.unavailable.length ? [spoken("Not available"), unavailable()] : null,
+  [spoken("Words"), words()],
+], spoken("Drawn from the weights and runs of {model}.", { model: data.model.name }));

@@ -12,6 +12,26 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+// ---- words in the language of the page: DICTIONARY stands before this script, and is empty on an English page
+
+// English words with a slot in braces for each value, said; with a node among the values a list, as `el` takes it
+function spoken(english, values) {
+  const said = DICTIONARY.get(english) ?? english;
+  if (!values) return said;
+  const parts = said.split(/\{(\w+)\}/).map((part, i) => (i % 2 ? values[part] : part));
+  return parts.some((part) => typeof part === "object" && part !== null) ? parts : parts.join("");
+}
+
+// the names of components and of places in the model are said word by word
+const LABELS = new Map(Object.entries({
+  enc: spoken("enc"), embed: spoken("embed"), block: spoken("block"), token: spoken("token"), position: spoken("position"), attn: spoken("attn"),
+  cross: spoken("cross"), mlp: spoken("mlp"), "norm bias": spoken("norm bias"), bias: spoken("bias"), final: spoken("final"), readout: spoken("readout"),
+  unembed: spoken("unembed"),
+}));
+const spokenLabel = (label) => String(label).replace(/norm bias|\b[a-z]+\b/g, (word) => LABELS.get(word) ?? word);
+
+const listed = (parts) => parts.flatMap((part, i) => [i ? spoken(", ") : "", part]);
+
 // ---- tokens: white space and control characters get a visible mark
 
 const MARKS = { " ": "·", "\n": "⏎", "\r": "␍", "\t": "⇥" };
@@ -54,7 +74,8 @@ const fixed = (x, digits = 2) => Math.abs(x).toFixed(digits);
 const plain = (x, digits = 2) => (x < 0 && Number(fixed(x, digits)) !== 0 ? "−" : "") + fixed(x, digits);
 const signed = (x, digits = 2) => (Number(fixed(x, digits)) === 0 ? "" : x < 0 ? "−" : "+") + fixed(x, digits);
 const count = (n) => Math.round(n).toLocaleString("en-US");
-const vocabularies = (m) => m.output_vocab_size == null ? count(m.vocab_size) : `${count(m.vocab_size)} read, ${count(m.output_vocab_size)} predicted`;
+const vocabularies = (m) => m.output_vocab_size == null ? count(m.vocab_size)
+  : spoken("{read} read, {predicted} predicted", { read: count(m.vocab_size), predicted: count(m.output_vocab_size) });
 const number = (text, attributes = {}) => el("span", { class: "number", ...attributes }, text);
 
 function percent(p) {
@@ -229,7 +250,7 @@ function tellingPlaces(tokens, weights, here) {
 function tellingStrip(tokens, options) {
   const places = tellingPlaces(tokens, options.weights, options.here ?? null);
   if (places === null) return strip(tokens, options);
-  return [strip(tokens, { ...options, places }), waiting(`All ${count(tokens.length)} tokens`, () => strip(tokens, options))];
+  return [strip(tokens, { ...options, places }), waiting(spoken("All {n} tokens", { n: count(tokens.length) }), () => strip(tokens, options))];
 }
 
 // drawn when it is first opened: a page may carry dozens of them
@@ -252,7 +273,7 @@ function strip(tokens, { places = null, weights = null, limit = 1, isSigned = fa
     const unknown = oddities.get(tokens)?.get(i)?.unknown;
     const classes = [i === here && "here", unknown && "unknown", ahead && i > here && "ahead"].filter(Boolean).join(" ");
     const [line, indent] = atBreak(text);
-    const node = token(line || text, { class: classes, title: `${i} “${visible(text)}”${unknown ? ", unknown to the model" : ""}${value}` });
+    const node = token(line || text, { class: classes, title: `${i} “${visible(text)}”${unknown ? spoken(", unknown to the model") : ""}${value}` });
     if (line && indent) {
       node.append(el("br"), ...token(indent).childNodes);
       node.classList.add("broken");
@@ -273,30 +294,32 @@ function inWords(tokens, weights, { isSigned = false, most = 4, rest: summed = t
   const named = order.filter((i) => Math.abs(weights[i]) >= 0.005);
   const rest = weights.reduce((sum, w) => sum + w, 0) - named.reduce((sum, i) => sum + weights[i], 0);
   const value = (w) => number(isSigned ? signed(w, 3) : percent(w));
-  const parts = named.map((i, n) => [chip(tokens[i]), " ", el("span", { class: "soft" }, `at ${i} `), value(weights[i]), summed || n < named.length - 1 ? ", " : "."]);
+  const parts = named.map((i, n) => [chip(tokens[i]), " ", el("span", { class: "soft" }, spoken("at {place} ", { place: i })), value(weights[i]), summed || n < named.length - 1 ? spoken(", ") : spoken(".")]);
   if (!summed) return el("p", {}, parts);
-  return el("p", {}, parts, `${weights.length - named.length} others `, value(Math.max(isSigned ? rest : 0, rest)), ".");
+  return el("p", {}, parts, spoken("{n} others ", { n: weights.length - named.length }), value(Math.max(isSigned ? rest : 0, rest)), spoken("."));
 }
 
 // how many tokens a model takes, and how many its training gave it at once
-const contextOf = (model) => `${count(model.max_len)} tokens` + (model.trained_length ? `, trained on ${count(model.trained_length)}` : "");
+const contextOf = (model) => (model.trained_length
+  ? spoken("{n} tokens, trained on {trained}", { n: count(model.max_len), trained: count(model.trained_length) }) : spoken("{n} tokens", { n: count(model.max_len) }));
 
 // ---- what must be known, and what everything is of
 
 // what the line on maps is, where a text goes beyond the rows that the model was trained on
 const trainedWords = (trained, longest) => (trained !== null && longest > trained
-  ? [["red line", `On maps over tokens, before position ${count(trained)}: from there on the text is longer than any in training.`]] : []);
+  ? [[spoken("red line"), spoken("On maps over tokens, before position {place}: from there on the text is longer than any in training.", { place: count(trained) })]] : []);
 
 const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },
-  notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).join(" ")))) : null);
+  notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).map((words) => spoken(words)).join(spoken(" "))))) : null);
 
 function ofCard(of) {
   if (!of) return null;
-  const weights = of.digest || (of.why ? `not known: ${of.why}` : null);
-  const rows = [["analysis", of.analysis], ["model", of.model], ["weights", weights], ["trained on", of.trained_length ? `${count(of.trained_length)} tokens` : null],
-    ["dtype", of.dtype], ["device", of.device], ["seed", of.seed], ["glassformer", of.version], ["PyTorch", of.torch],
-    ...(of.input ?? []).map(({ shown, size, sha256 }) => ["input", `${visible(shown)} (${size}${sha256 ? `, sha256 ${sha256.slice(0, 16)}` : ""})`])];
-  return el("details", { class: "of" }, el("summary", {}, "Model, weights and versions behind these numbers"),
+  const weights = of.digest || (of.why ? spoken("not known: {why}", { why: spoken(of.why) }) : null);
+  const rows = [[spoken("analysis"), of.analysis], [spoken("model"), of.model], [spoken("weights"), weights],
+    [spoken("trained on"), of.trained_length ? spoken("{n} tokens", { n: count(of.trained_length) }) : null],
+    [spoken("dtype"), of.dtype], [spoken("device"), of.device], [spoken("seed"), of.seed], ["glassformer", of.version], ["PyTorch", of.torch],
+    ...(of.input ?? []).map(({ shown, size, sha256 }) => [spoken("input"), `${visible(spoken(shown))} (${spoken(size)}${sha256 ? `, sha256 ${sha256.slice(0, 16)}` : ""})`])];
+  return el("details", { class: "of" }, el("summary", {}, spoken("Model, weights and versions behind these numbers")),
     el("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
       .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value))))));
 }
@@ -328,9 +351,9 @@ function frame(header, sections, source) {
   const present = sections.filter(Boolean);
   const links = present.map(([name, node]) => el("li", {}, el("a", { href: `#${node.id}` }, name)));
   document.body.append(
-    el("a", { class: "skip", href: "#main" }, "Skip to the sections"),
+    el("a", { class: "skip", href: "#main" }, spoken("Skip to the sections")),
     el("div", { class: "frame" }, header,
-      el("nav", { "aria-label": "Sections" }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
+      el("nav", { "aria-label": spoken("Sections") }, el("div", {}, el("p", { class: "title" }, "glassformer"), el("ul", {}, links))),
       el("main", { id: "main" }, present.map(([, node]) => node)),
-      el("footer", {}, `${source} Everything shown is in this file, as the JSON document “${data.format}”, version ${data.version}.`)));
+      el("footer", {}, source, spoken(" Everything shown is in this file, as the JSON document “{format}”, version {version}.", { format: data.format, version: data.version }))));
 }

@@ -25,14 +25,14 @@ function oneAxis(tensor, error, scale, name) {
     name: labelNode(axis, labels[i]), value: values[i],
     cells: [beside(values[i], scale.limit, scale.isSigned), ...(spread ? [`± ${compact(error.at(i))}`] : [])],
   });
-  const draw = (indices) => bars({ heads: [axis.replaceAll("_", " "), "number", ...(spread ? ["error"] : [])], rows: indices.map(row), isSigned: scale.isSigned });
-  const text = isText(tensor, axis) ? [legend(scale.limit, scale.isSigned, "every token by its number"),
+  const draw = (indices) => bars({ heads: [axisName(axis), spoken("number"), ...(spread ? [spoken("error")] : [])], rows: indices.map(row), isSigned: scale.isSigned });
+  const text = isText(tensor, axis) ? [legend(scale.limit, scale.isSigned, spoken("every token by its number")),
     strip(labels.map(textOfToken), { weights: values, ...scale, format: (x) => compact(x, scale.isSigned) })] : null;
   const others = bySize.slice(shown.length).map((i) => values[i]);
-  const table = room(name, order.length ? draw(shown) : el("p", {}, "Nothing here is defined."));
+  const table = room(name, order.length ? draw(shown) : el("p", {}, spoken("Nothing here is defined.")));
   const note = others.length ? el("p", { class: "soft small" },
-    `the ${shown.length} largest of ${order.length}; the others sum to ${compact(others.reduce((a, b) => a + b), scale.isSigned)}`) : null;
-  return el("div", { class: "stack" }, text, text ? el("details", {}, el("summary", {}, "As bars"), note, table) : [note, table]);
+    spoken("the {n} largest of {all}; the others sum to {sum}", { n: shown.length, all: order.length, sum: compact(others.reduce((a, b) => a + b), scale.isSigned) })) : null;
+  return el("div", { class: "stack" }, text, text ? el("details", {}, el("summary", {}, spoken("As bars")), note, table) : [note, table]);
 }
 
 function curves(tensor, name) {
@@ -40,7 +40,7 @@ function curves(tensor, name) {
   const labels = tensor.labels(axis);
   const numeric = labels.every((x) => typeof x === "number" || (x !== "" && Number.isFinite(Number(x))));
   const x = labels.map((label, i) => (numeric ? Number(label) : i));
-  const title = numeric ? axis : `${axis}: ${labels.map((label, i) => `${i} ${label}`).join(", ")}`;
+  const title = numeric ? axisName(axis) : `${axisName(axis)}: ${labels.map((label, i) => `${i} ${label}`).join(", ")}`;
   if (tensor.axes.length === 1) return curveChart({ series: [{ name: "", x, y: labels.map((_, i) => tensor.at(i)) }], x: cut(title, 70), y: name, words: name });
   const rows = tensor.labels(tensor.axes[0]);
   const all = rows.map((row, r) => ({ name: String(row), x, y: labels.map((_, c) => tensor.at(r, c)) }));
@@ -50,7 +50,7 @@ function curves(tensor, name) {
   const values = present.flatMap((s) => s.y).filter((y) => y !== null);
   const span = { low: Math.min(0, ...values), high: Math.max(...values) };
   return el("div", { class: "charts" }, (present.length <= 6 ? groups.slice(0, 1) : groups).map((series) =>
-    curveChart({ series, x: cut(title, 70), y: name, words: `${name}, by ${axis}`, ...span })));
+    curveChart({ series, x: cut(title, 70), y: name, words: spoken("{name}, by {axis}", { name, axis: axisName(axis) }), ...span })));
 }
 
 // ---- two axes
@@ -68,8 +68,8 @@ function unitTable(tensor, error, name) {
     return shaded(node, value, scales[c].limit, scales[c].isSigned);
   };
   return tallRoom(name, el("table", { class: "grid fixed" },
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, rowAxis.replaceAll("_", " ")),
-      columns.map((label) => el("th", { scope: "col" }, String(label).replaceAll("_", " "))))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, axisName(rowAxis)),
+      columns.map((label) => el("th", { scope: "col" }, spoken(String(label).replaceAll("_", " ")))))),
     el("tbody", {}, tensor.labels(rowAxis).map((label, r) => el("tr", {}, el("th", { scope: "row" }, labelNode(rowAxis, label)), columns.map((_, c) => cell(r, c)))))));
 }
 
@@ -114,12 +114,12 @@ function tensorFigure(entry, name, words = "") {
   const figure = (...content) => el("figure", { class: "result" }, caption, content);
   const alone = [];
   for (const axis of [...tensor.axes]) {
-    if (tensor.size(axis) === 0) return figure(el("p", { class: "soft" }, `There is no ${axis} here.`));
+    if (tensor.size(axis) === 0) return figure(el("p", { class: "soft" }, spoken("There is no {axis} here.", { axis: axisName(axis) })));
     if (tensor.size(axis) !== 1) continue;
     if (!AVERAGED.has(axis) && axis in tensor.coords) alone.push(labelNode(axis, tensor.labels(axis)[0]));
     tensor = tensor.pick(axis, 0);
   }
-  if (alone.length) caption.append(el("p", { class: "soft small" }, alone.map((node, i) => [i ? ", " : "", node])));
+  if (alone.length) caption.append(el("p", { class: "soft small" }, listed(alone)));
   if (!tensor.axes.length) return figure(el("p", { class: "alone number" }, compact(tensor.at(), tensor.range().isSigned)));
   return figure(new Figure(tensor, name).node);
 }
@@ -174,8 +174,8 @@ class Figure {
       const kept = this.beside ? [this.pictured] : [];
       const [now, error] = [this.now(kept), this.error(kept)];
       this.maps.forEach((map, i) => map.show(pick(now, i), pick(error, i), scale));
-      const pale = this.maps.some((map) => map.hasNoise) ? "; pale: within two standard errors of zero" : "";
-      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, `rows: ${this.drawn[0].replaceAll("_", " ")}, columns: ${last.replaceAll("_", " ")}${pale}`));
+      const pale = this.maps.some((map) => map.hasNoise) ? spoken("; pale: within two standard errors of zero") : "";
+      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, spoken("rows: {rows}, columns: {columns}", { rows: axisName(this.drawn[0]), columns: axisName(last) }) + pale));
       return;
     }
     const now = this.now();
@@ -195,7 +195,7 @@ class Figure {
   get node() {
     const chosen = (axis) => (i) => { this.at[axis] = i; this.draw(); this.drawSmall(); };
     const lists = [
-      ...this.averaged.map((axis) => choice(axis, this.tensor.labels(axis), `mean of ${this.tensor.size(axis)}`, chosen(axis))),
+      ...this.averaged.map((axis) => choice(axis, this.tensor.labels(axis), spoken("mean of {n}", { n: this.tensor.size(axis) }), chosen(axis))),
       ...this.chosen.filter((axis) => axis !== this.pictured).map((axis) => choice(axis, this.tensor.labels(axis), null, chosen(axis), this.at[axis])),
     ];
     return el("div", { class: "stack" }, lists.length ? el("div", { class: "choices" }, lists) : null, this.smallMaps, this.content);

@@ -68,7 +68,7 @@ function routesPicture(routes, threshold) {
     const side = { stream: 0, mlp: 5, head: -3 }[kind] * (x(above) === x(below) ? 1 : 0);
     const d = `M${x(below) + side} ${y(below)}C${x(below) + side} ${y(below) - bend} ${x(above) + side} ${y(above) + bend} ${x(above) + side} ${y(above)}`;
     return titled(svg("path", { d, class: `edge via-${kind}`, "stroke-width": (0.8 + 6 * carried).toFixed(2) }),
-      `${visible(e.below)} → ${visible(e.above)} by ${e.via}: ${percent(e.share)} of it`);
+      spoken("{below} → {above} by {via}: {share} of it", { below: visible(e.below), above: visible(e.above), via: e.via, share: percent(e.share) }));
   });
   // names stand on the middle of the strongest edges, where none stands already
   const named = [];
@@ -79,38 +79,38 @@ function routesPicture(routes, threshold) {
   }
   const heads = named.map((n) => svg("text", { x: n.x, y: n.y, class: "middle via" }, n.via));
   const dots = nodes.map((n) => titled(svg("circle", { cx: x(n), cy: y(n), r: (2.5 + 5 * Math.sqrt(Math.min(1, n.importance))).toFixed(1), class: "stop" }),
-    `${visible(n.label)}: importance ${compact(n.importance)}`));
-  const names = places.map((p, i) => svg("text", { x: left - 12, y: height - bottom - rowGap * (i + 0.5) + 4, class: "end" }, p));
+    spoken("{place}: importance {n}", { place: visible(n.label), n: compact(n.importance) })));
+  const names = places.map((p, i) => svg("text", { x: left - 12, y: height - bottom - rowGap * (i + 0.5) + 4, class: "end" }, spokenLabel(p)));
   const rules = places.map((p, i) => { const at = height - bottom - rowGap * (i + 0.5); return svg("line", { x1: left, x2: width - 8, y1: at, y2: at, class: "rule" }); });
   const tokens = columns.map((name, i) => {
     const at = [left + gap * (i + 0.5) + 4, height - bottom + 8];
     return svg("text", { x: at[0], y: at[1], class: "end code", transform: `rotate(-55 ${at[0]} ${at[1]})` }, labelText("key", name, 18));
   });
-  const words = `Routes of at least ${percent(threshold)}: ${edges.length} edges between ${nodes.length} places; the table below says which`;
+  const words = spoken("Routes of at least {share}: {edges} edges between {places} places; the table below says which", { share: percent(threshold), edges: edges.length, places: nodes.length });
   return picture(width, height, words, rules, lines, dots, heads, names, tokens);
 }
 
-const VIAS = [["stream", "stays in the stream"], ["head", "through a head"], ["mlp", "through an MLP"]];
+const VIAS = [["stream", spoken("stays in the stream")], ["head", spoken("through a head")], ["mlp", spoken("through an MLP")]];
 
 function routesGraph(routes) {
   if (!routes.nodes.length) return null;
-  const graph = room("routes graph", routesPicture(routes, routes.threshold));
+  const graph = room(spoken("routes graph"), routesPicture(routes, routes.threshold));
   // any higher, and nothing would leave the top
   const most = Math.max(...routes.edges.filter((e) => topsOf(routes).includes(e.above)).map((e) => e.whole_share), routes.threshold);
   const changed = (t) => graph.replaceChildren(routesPicture(routes, t));
   const places = new Map(routes.nodes.map((n) => [n.label, n]));
   const carried = (e) => (places.get(e.above)?.importance ?? 0) * e.share;
-  const split = (label) => { const at = label.indexOf(" | "); return at < 0 ? [label] : [`${label.slice(0, at)} `, labelNode("position", label.slice(at + 3)).slice(1)]; };
+  const split = (label) => { const at = label.indexOf(" | "); return at < 0 ? [label] : [`${spokenLabel(label.slice(0, at))} `, labelNode("position", label.slice(at + 3)).slice(1)]; };
   const rows = routes.edges.filter((e) => e.via !== "stream").sort((a, b) => carried(b) - carried(a)).slice(0, 12).map((e) => ({
     name: [el("span", { class: "mono" }, e.via), " ← ", split(e.below)].flat(), value: carried(e), cells: [percent(e.share), compact(carried(e))],
   }));
   return el("div", { class: "stack" },
-    el("div", { class: "choices" }, slider("draw edges from", {
+    el("div", { class: "choices" }, slider(spoken("draw edges from"), {
       low: routes.threshold, high: most, step: "any", value: routes.threshold, said: percent, changed })),
     el("p", { class: "key" }, VIAS.map(([kind, words]) => el("span", {}, el("span", { class: `swatch via-${kind}` }), words))),
     graph,
-    rows.length ? el("details", {}, el("summary", {}, "What comes in by heads and MLPs, most important first"),
-      room("edges by importance", bars({ heads: ["edge", "share of what it enters", "importance"], rows }))) : null);
+    rows.length ? el("details", {}, el("summary", {}, spoken("What comes in by heads and MLPs, most important first")),
+      room(spoken("edges by importance"), bars({ heads: [spoken("edge"), spoken("share of what it enters"), spoken("importance")], rows }))) : null);
 }
 
 // ---- circuits: senders below, receivers above
@@ -128,6 +128,8 @@ function rowOf(label) {
   const layer = /L(\d+)/.exec(label);
   return layer ? 1 + 3 * Number(layer[1]) + (/X/.test(label) ? 1 : /mlp|part/.test(label) ? 2 : 0) : label.startsWith("source") ? -1 : 0;
 }
+
+const joins = (e) => `${spokenLabel(e.sender)} → ${spokenLabel(e.receiver)}`;
 
 const signsDiffer = (edges) => edges.some((e) => e.value > 0) && edges.some((e) => e.value < 0);
 
@@ -155,34 +157,34 @@ function circuitPicture(edges, words) {
     const d = `M${x1} ${y1 - 14}C${x1} ${y1 - 14 - bend} ${x2 + side} ${y2 + 14 + bend} ${x2 + side} ${y2 + 14}`;
     const size = e.value === null ? 1.8 : 1 + (5 * Math.abs(e.value)) / strongest;
     return titled(svg("path", { d, class: `edge kind-${SLOTS[e.slot] ?? "other"}`, "stroke-width": size.toFixed(2), "stroke-dasharray": both && e.value > 0 ? "5 4" : null }),
-      `${e.sender} → ${e.receiver}${e.value === null ? "" : `: ${compact(e.value, true)}`}`);
+      `${joins(e)}${e.value === null ? "" : `: ${compact(e.value, true)}`}`);
   });
   const nodes = labels.map((label) => {
     const [x, y] = at.get(label), half = Math.max(26, 4 * label.length + 6);
     return svg("g", { class: "node" }, svg("rect", { x: x - half, y: y - 14, width: 2 * half, height: 28, rx: 8 }),
-      svg("text", { x, y: y + 4.5, class: "middle" }, label));
+      svg("text", { x, y: y + 4.5, class: "middle" }, spokenLabel(label)));
   });
   return picture(width, height, words, lines, nodes);
 }
 
-const INPUTS = [["Q", "into a query"], ["K", "into a key"], ["V", "into a value"], ["other", "into an MLP or the logits"]];
+const INPUTS = [["Q", spoken("into a query")], ["K", spoken("into a key")], ["V", spoken("into a value")], ["other", spoken("into an MLP or the logits")]];
 const FIRST_EDGES = 24, MOST_EDGES = 200;
 
 function circuitGraph(edges) {
-  if (!edges.length) return el("p", {}, "There is no edge in it.");
+  if (!edges.length) return el("p", {}, spoken("There is no edge in it."));
   const valued = edges.some((e) => e.value !== null);
   const ordered = [...edges].sort((a, b) => Math.abs(b.value ?? 0) - Math.abs(a.value ?? 0)).slice(0, MOST_EDGES);
-  const words = (n) => `The ${n} strongest edges of ${edges.length}: parts of the model by layer, joined where a later one reads an earlier one`;
+  const words = (n) => spoken("The {n} strongest edges of {all}: parts of the model by layer, joined where a later one reads an earlier one", { n, all: edges.length });
   const first = valued ? Math.min(FIRST_EDGES, ordered.length) : ordered.length;
-  const graph = room("circuit graph", circuitPicture(ordered.slice(0, first), words(first)));
+  const graph = room(spoken("circuit graph"), circuitPicture(ordered.slice(0, first), words(first)));
   const changed = (n) => graph.replaceChildren(circuitPicture(ordered.slice(0, n), words(n)));
-  const rows = ordered.slice(0, 40).map((e) => ({ name: el("span", { class: "mono" }, `${e.sender} → ${e.receiver}`), value: e.value ?? 0, cells: [compact(e.value, true)] }));
+  const rows = ordered.slice(0, 40).map((e) => ({ name: el("span", { class: "mono" }, joins(e)), value: e.value ?? 0, cells: [compact(e.value, true)] }));
   return el("div", { class: "stack" },
-    ordered.length > 1 ? el("div", { class: "choices" }, slider("edges drawn", { low: 1, high: ordered.length, step: 1, value: first, said: String, changed })) : null,
+    ordered.length > 1 ? el("div", { class: "choices" }, slider(spoken("edges drawn"), { low: 1, high: ordered.length, step: 1, value: first, said: String, changed })) : null,
     el("p", { class: "key" }, INPUTS.map(([kind, meaning]) => el("span", {}, el("span", { class: `swatch kind-${kind}` }), meaning)),
-      signsDiffer(ordered) ? el("span", {}, "dashed: a positive number") : null),
+      signsDiffer(ordered) ? el("span", {}, spoken("dashed: a positive number")) : null),
     graph,
-    valued ? el("details", {}, el("summary", {}, `The ${rows.length} strongest edges in numbers`),
-      room("edges in numbers", bars({ heads: ["edge", "number"], rows, isSigned: true })))
-      : el("details", {}, el("summary", {}, `All ${edges.length} edges`), el("ul", { class: "edges mono" }, edges.map((e) => el("li", {}, `${e.sender} → ${e.receiver}`)))));
+    valued ? el("details", {}, el("summary", {}, spoken("The {n} strongest edges in numbers", { n: rows.length })),
+      room(spoken("edges in numbers"), bars({ heads: [spoken("edge"), spoken("number")], rows, isSigned: true })))
+      : el("details", {}, el("summary", {}, spoken("All {n} edges", { n: edges.length })), el("ul", { class: "edges mono" }, edges.map((e) => el("li", {}, joins(e))))));
 }

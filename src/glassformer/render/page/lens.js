@@ -1,7 +1,7 @@
 // The lens over all positions: a token in every cell, shaded by a number to choose, and the likeliest tokens of one cell.
 
-const LENS_SHADES = [["top_probability", "probability of the token shown"], ["kl_bits", "bits from the last prediction"],
-  ["entropy_bits", "entropy, bits"], ["probability", "probability of the answer"]];
+const LENS_SHADES = [["top_probability", spoken("probability of the token shown")], ["kl_bits", spoken("bits from the last prediction")],
+  ["entropy_bits", spoken("entropy, bits")], ["probability", spoken("probability of the answer")]];
 
 class LensTable {
   // words: texts by id; tensors: `top` and, as far as they are known, the others, `site pos` and `site pos k`
@@ -15,8 +15,8 @@ class LensTable {
     this.legend = el("div", {});
     this.cells = this.sites.map((_, s) => this.places.map((_, p) => this.cell(s, p)));
     this.table = el("table", { class: "grid lenses", onkeydown: (event) => this.key(event) },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "place"), this.places.map((place, p) => el("th", { scope: "col", class: this.isBeyond(p) ? "beyond" : null }, labelNode("pos", place).slice(1))))),
-      el("tbody", {}, this.sites.map((site, s) => el("tr", {}, el("th", { scope: "row" }, placeOf(site)), this.cells[s]))));
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("place")), this.places.map((place, p) => el("th", { scope: "col", class: this.isBeyond(p) ? "beyond" : null }, labelNode("pos", place).slice(1))))),
+      el("tbody", {}, this.sites.map((site, s) => el("tr", {}, el("th", { scope: "row" }, spokenLabel(placeOf(site))), this.cells[s]))));
     painters.push(() => this.paint());
     this.paint();
     this.select(this.sites.length - 1, place < 0 ? this.places.length - 1 : place, false);
@@ -62,18 +62,19 @@ class LensTable {
   }
 
   tell(s, p) {
-    const facts = [["entropy", this.entropy_bits, " bits"], ["from the last prediction", this.kl_bits, " bits"]]
-      .filter(([, found]) => found).map(([name, found, unit]) => `${name} ${compact(found.at(s, p))}${unit}`);
+    const bits = (found) => compact(found.at(s, p));
+    const facts = [this.entropy_bits && spoken("entropy {n} bits", { n: bits(this.entropy_bits) }),
+      this.kl_bits && spoken("from the last prediction {n} bits", { n: bits(this.kl_bits) })].filter(Boolean);
     const answer = this.answers && this.probability
-      ? [chip(this.text(this.answers.at(p))), ` ${percent(this.probability.at(s, p) ?? 0)}`, this.rank ? `, rank ${count(this.rank.at(s, p))}` : ""] : null;
+      ? [chip(this.text(this.answers.at(p))), ` ${percent(this.probability.at(s, p) ?? 0)}`, this.rank ? spoken(", rank {rank}", { rank: count(this.rank.at(s, p)) }) : ""] : null;
     const rows = Array.from({ length: this.top.size("k") }, (_, k) => {
       const probability = this.top_probability?.at(s, p, k) ?? 0;
       return { name: chip(this.text(this.top.at(s, p, k))), value: probability, cells: [percent(probability)] };
     });
     this.told.replaceChildren(
-      el("p", {}, "after ", el("strong", {}, placeOf(this.sites[s])), " at ", labelNode("pos", this.places[p]), facts.length ? `: ${facts.join(", ")}` : ""),
-      answer ? el("p", {}, "the answer: ", answer) : "",
-      bars({ heads: ["token", "probability"], rows, limit: 1 }));
+      el("p", {}, spoken("after {site} at {place}", { site: el("strong", {}, spokenLabel(placeOf(this.sites[s]))), place: labelNode("pos", this.places[p]) }), facts.length ? [spoken(": "), listed(facts)] : ""),
+      answer ? el("p", {}, spoken("the answer: {answer}", { answer })) : "",
+      bars({ heads: [spoken("token"), spoken("probability")], rows, limit: 1 }));
   }
 
   // scroll so that a cell is seen, and no column before it is cut by the labels of rows
@@ -87,7 +88,7 @@ class LensTable {
 
   get node() {
     const shading = this.shades.length > 1 ? choice("shade", this.shades.map(([, words]) => words), null, (i) => { this.shade = this.shades[i][0]; this.paint(); }) : null;
-    const region = el("div", { class: "scroll", role: "region", "aria-label": distinct("table of predictions") }, this.table);
+    const region = el("div", { class: "scroll", role: "region", "aria-label": distinct(spoken("table of predictions")) }, this.table);
     const cell = this.cells[this.s][this.p];
     requestAnimationFrame(() => { this.showWhole(cell, region); });
     return el("div", { class: "stack" }, shading ? el("div", { class: "choices" }, shading) : null, this.legend, region, this.told);

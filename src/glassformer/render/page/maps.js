@@ -9,7 +9,7 @@ class HeatMap {
     this.name = name;
     [this.r, this.c] = [0, 0];
     this.canvas = el("canvas", {
-      class: "map", tabindex: 0, role: "application", "aria-roledescription": "map of numbers",
+      class: "map", tabindex: 0, role: "application", "aria-roledescription": spoken("map of numbers"),
       onkeydown: (event) => this.key(event), onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event),
     });
     this.readout = el("p", { class: "told", "aria-live": "polite" });
@@ -183,10 +183,10 @@ class HeatMap {
     const value = this.tensor.at(this.r, this.c);
     const spread = this.error?.at(this.r, this.c) ?? null;
     const words = `${compact(value, this.isSigned)}${spread === null ? "" : ` ± ${compact(spread)}`}`;
-    this.readout.replaceChildren(...labelNode(this.rowAxis, row), ", ", ...labelNode(this.columnAxis, column), ": ",
-      el("strong", { class: "number" }, value === null ? "not defined" : words));
-    const said = (axis, label) => `${axis} ${labelText(axis, label, 24)}`;
-    this.canvas.setAttribute("aria-label", `${this.name}. ${said(this.rowAxis, row)}, ${said(this.columnAxis, column)}: ${words}`);
+    this.readout.replaceChildren(...labelNode(this.rowAxis, row), spoken(", "), ...labelNode(this.columnAxis, column), spoken(": "),
+      el("strong", { class: "number" }, value === null ? spoken("not defined") : words));
+    const said = (axis, label) => `${axisName(axis)} ${labelText(axis, label, 24)}`;
+    this.canvas.setAttribute("aria-label", [this.name, spoken(". "), said(this.rowAxis, row), spoken(", "), said(this.columnAxis, column), spoken(": "), words].join(""));
     const told = `${this.r} ${theme}`;
     if (!isText(this.tensor, this.columnAxis) || this.told === told) return;
     this.told = told;
@@ -230,6 +230,6 @@ function pictures(tensor, axis, scale, chosen) {
   const buttons = labels.map((label, i) => el("button", {
     type: "button", class: "thumb", "aria-pressed": String(i === firstOf(tensor, axis)),
     onclick: () => { buttons.forEach((b, j) => b.setAttribute("aria-pressed", String(i === j))); chosen(i); },
-  }, el("span", { class: "label" }, typeof label === "number" ? `${axis.replaceAll("_", " ")} ${label}` : labelText(axis, label, 24)), smallMap(tensor.pick(axis, i), scale)));
-  return el("div", { class: "thumbs", role: "group", "aria-label": `choose the ${axis}` }, buttons);
+  }, el("span", { class: "label" }, typeof label === "number" ? `${axisName(axis)} ${label}` : labelText(axis, label, 24)), smallMap(tensor.pick(axis, i), scale)));
+  return el("div", { class: "thumbs", role: "group", "aria-label": spoken("choose the {axis}", { axis: axisName(axis) }) }, buttons);
 }

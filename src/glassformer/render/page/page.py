@@ -1,21 +1,23 @@
 """A result as one HTML file that opens from disk and asks nobody for anything.
 
 The file carries its style, its script and the JSON document of the result; the script draws the document in the
-reader's browser. A content security policy forbids every request and every script but this one, so that neither a
-token nor a later edit of the file can load or run anything else.
+reader's browser. Its words are in the language that is spoken where it is made (`glassformer.words`); an English page
+carries no others, and the document is English on every page. A content security policy forbids every request and every
+script but this one, so that neither a token nor a later edit of the file can load or run anything else.
 """
 
 import base64
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from glassformer.files import json_text
-from glassformer.labelled import Result
+from glassformer.labelled import Result, spaced
 from glassformer.render.page.colours import colour_script, colour_style
 from glassformer.render.page.results import results_document
+from glassformer.words import Sentence, language, spoken, table
 
 # in the order they run: drawing, pictures, sections
 EXPLANATION = ("draw.js", "tensors.js", "lens.js", "patterns.js", "explanation.js")
@@ -26,7 +28,7 @@ RESULTS = (
 )  # fmt: skip
 
 _DOCUMENT = """<!doctype html>
-<html lang="en">
+<html lang="{lang}">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
@@ -37,8 +39,7 @@ _DOCUMENT = """<!doctype html>
 {style}</style>
 </head>
 <body>
-<noscript><p>The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it
-loads nothing.</p></noscript>
+<noscript><p>{noscript}</p></noscript>
 <script type="application/json" id="{name}">{data}</script>
 <script>{script}</script>
 </body>
@@ -55,7 +56,7 @@ def explanation_page(payload: Mapping[str, Any]) -> str:
     Returns:
         The document, to be written as UTF-8; every value it shows is decoded from the payload in the browser.
     """
-    return _page(payload, "explanation", f"{payload['model']['name']} explained", EXPLANATION)
+    return _page(payload, "explanation", spoken("{model} explained", model=payload["model"]["name"]), EXPLANATION)
 
 
 def circuits_page(payload: Mapping[str, Any]) -> str:
@@ -64,7 +65,7 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
     Args:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
     """
-    return _page(payload, "report", f"The circuits of {payload['model']['name']}", CIRCUITS)
+    return _page(payload, "report", spoken("The circuits of {model}", model=payload["model"]["name"]), CIRCUITS)
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
@@ -78,28 +79,62 @@ def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None
         ConfigError: There is no result, or something else among them.
     """
     document = results_document(results, head)
-    kinds = list(dict.fromkeys(entry["result"] for entry in document["results"]))
-    name = document.get("model", {}).get("name")
-    return _page(document, "results", ", ".join(kinds) + (f" of {name}" if name else ""), RESULTS)
+    kinds = dict.fromkeys(spoken(spaced(entry["result"])) for entry in document["results"])
+    names, model = spoken(", ").join(kinds), document.get("model", {}).get("name")
+    return _page(
+        document, "results", spoken("{names} of {model}", names=names, model=model) if model else names, RESULTS
+    )
 
 
 def _page(payload: Mapping[str, Any], name: str, title: str, scripts: tuple[str, ...]) -> str:
-    script = '"use strict";\n{\n' + colour_script() + "\n".join(_read(part) for part in scripts) + "}\n"
+    source = "\n".join(_read(part) for part in scripts)
+    script = '"use strict";\n{\n' + colour_script() + _spoken(source, payload) + source + "}\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
+        lang=language(),
         digest=f"sha256-{digest}",
         title=html.escape(title),
         style=colour_style() + _read("page.css"),
+        noscript=spoken(
+            "The pictures on this page are drawn by its script from the numbers it carries. Please allow it to run; it "
+            "loads nothing."
+        ),
         name=name,
         data=_embedded(payload),
         script=script,
     )
 
 
+def _spoken(script: str, payload: Mapping[str, Any]) -> str:
+    """Return a script that holds what words of the page's scripts and document are in its language, unless English."""
+    said = {
+        english: words for english, words in table(language()).items() if json_text(english, ascii_only=False) in script
+    }
+    if language() != "en":
+        for text in _texts(payload):
+            # names of classes and fields are shown as words
+            found = (name for name in (text, spaced(text), text.replace("_", " ")) if name in table(language()))
+            said |= {text: spoken(text)} if isinstance(text, Sentence) else {name: spoken(name) for name in found}
+    return f"const DICTIONARY = new Map({_embedded(list(said.items()))});\n"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a document, names of fields among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, held in value.items():
+            yield name
+            yield from _texts(held)
+    elif isinstance(value, list | tuple):
+        for held in value:
+            yield from _texts(held)
+
+
 def _read(name: str) -> str:
     return files("glassformer.render.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _embedded(payload: Mapping[str, Any]) -> str:
+def _embedded(payload: Any) -> str:
     """Return JSON in which no token can close the script element or open a comment in it."""
     return json_text(payload, tight=True, finite=True).replace("<", "\\u003c")

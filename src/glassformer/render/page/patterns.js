@@ -51,6 +51,8 @@ class Pattern {
   format(weight) {
     return this.signed ? signed(weight, 3) : weight.toFixed(3);
   }
+
+  told(weight) { return weight === null ? spoken("masked") : this.format(weight); }
 }
 
 // draw a pattern into a canvas, one pixel per cell, or per square of `size` cells, which then shows the strongest
@@ -101,8 +103,9 @@ function thumb(pattern, texts, notes, open) {
   const peak = pattern.peak();
   const canvas = el("canvas", {
     role: "img",
-    "aria-label": `attention pattern, ${pattern.rows} queries by ${pattern.columns} keys, ` +
-      `strongest from ${peak[0]} “${visible(texts.query[peak[0]])}” to ${peak[1]} “${visible(texts.key[peak[1]])}”`,
+    "aria-label": spoken("attention pattern, {rows} queries by {columns} keys, strongest from {q} “{query}” to {k} “{key}”", {
+      rows: pattern.rows, columns: pattern.columns, q: peak[0], query: visible(texts.query[peak[0]]), k: peak[1], key: visible(texts.key[peak[1]]),
+    }),
   });
   painted(canvas, () => drawThumb(canvas, pattern));
   canvas.addEventListener("pointermove", (event) => {
@@ -110,12 +113,12 @@ function thumb(pattern, texts, notes, open) {
     const cell = cellUnder(event, pattern, size);
     if (cell === null) return hideTip();
     const weight = pattern.at(...cell);
-    showTip(event, `${pattern.label}: ${cell[0]} `, token(texts.query[cell[0]]), ` → ${cell[1]} `, token(texts.key[cell[1]]),
-      weight === null ? " masked" : ` ${pattern.format(weight)}`);
+    showTip(event, `${spokenLabel(pattern.label)}: ${cell[0]} `, token(texts.query[cell[0]]), ` → ${cell[1]} `, token(texts.key[cell[1]]),
+      ` ${pattern.told(weight)}`);
   });
   canvas.addEventListener("pointerleave", hideTip);
   return el("button", { type: "button", class: "thumb", "data-label": pattern.label, onclick: () => { hideTip(); open(pattern.label); } },
-    el("span", { class: "label" }, pattern.label), canvas, notes.map((note) => el("span", { class: "label" }, note)));
+    el("span", { class: "label" }, spokenLabel(pattern.label)), canvas, notes.map((note) => el("span", { class: "label" }, note)));
 }
 
 // ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
@@ -124,7 +127,7 @@ class Viewer {
   constructor(patterns, textsOf, firstQuery, describe) {
     Object.assign(this, { patterns, textsOf, firstQuery, describe, index: 0, q: 0, k: 0 });
     this.canvas = el("canvas", {
-      class: "map", tabindex: 0, role: "application", "aria-roledescription": "attention map",
+      class: "map", tabindex: 0, role: "application", "aria-roledescription": spoken("attention map"),
       onkeydown: (event) => this.key(event),
       onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event),
     });
@@ -133,21 +136,20 @@ class Viewer {
     this.readout = el("div", { class: "readout", "aria-live": "polite" });
     this.strip = el("div", {});
     this.legends = {
-      weight: legend(1, false, "weight"),
-      share: legend(1, false, "share of the head’s largest weight"),
-      signed: legend(1, true, "share of the head’s largest weight"),
+      weight: legend(1, false, spoken("weight")),
+      share: legend(1, false, spoken("share of the head’s largest weight")),
+      signed: legend(1, true, spoken("share of the head’s largest weight")),
     };
     const button = (words, label, act) => el("button", { type: "button", "aria-label": label, onclick: act }, words);
     this.dialog = el("dialog", { "aria-labelledby": "viewer-title" },
       el("div", { class: "bar-top" }, this.title,
-        button("← previous", "← previous head", () => this.step(-1)), button("next →", "next → head", () => this.step(1)),
-        button("close", "close", () => this.dialog.close())),
+        button(spoken("← previous"), spoken("← previous head"), () => this.step(-1)), button(spoken("next →"), spoken("next → head"), () => this.step(1)),
+        button(spoken("close"), spoken("close"), () => this.dialog.close())),
       this.about,
       el("div", { class: "large" },
-        el("div", {}, scroller("Attention map", this.canvas), Object.values(this.legends)),
+        el("div", {}, scroller(spoken("Attention map"), this.canvas), Object.values(this.legends)),
         el("div", {}, this.readout, this.strip,
-          el("p", { class: "hint" }, "Rows are queries, columns keys. Move with the pointer, or focus the map and use the " +
-            "arrow keys (with Shift: ten at a time); page up and page down change the head."))));
+          el("p", { class: "hint" }, spoken("Rows are queries, columns keys. Move with the pointer, or focus the map and use the arrow keys (with Shift: ten at a time); page up and page down change the head.")))));
     painters.push(() => this.dialog.open && this.draw());
     addEventListener("resize", () => this.dialog.open && this.draw());
   }
@@ -172,7 +174,7 @@ class Viewer {
     this.q = Math.min(p.query === "tokens" ? this.firstQuery : p.rows - 1, p.rows - 1);
     const row = p.row(this.q).map(Math.abs);
     this.k = row.indexOf(Math.max(...row));
-    this.title.textContent = p.label;
+    this.title.textContent = spokenLabel(p.label);
     this.about.replaceChildren(...this.describe(p));
     for (const [kind, node] of Object.entries(this.legends)) node.hidden = kind !== (p.signed ? "signed" : p.limit === 1 ? "weight" : "share");
   }
@@ -265,17 +267,16 @@ class Viewer {
   tell(p) {
     const texts = this.textsOf(p);
     const weight = p.at(this.q, this.k);
-    const words = [`query ${this.q} `, chip(texts.query[this.q]), ` → key ${this.k} `, chip(texts.key[this.k])];
+    const words = spoken("query {q} {query} → key {k} {key}", { q: this.q, query: chip(texts.query[this.q]), k: this.k, key: chip(texts.key[this.k]) });
     this.readout.replaceChildren(
       el("p", {}, words),
-      el("p", { class: "weight" }, weight === null ? "masked" : p.format(weight)));
-    this.canvas.setAttribute("aria-label", `Attention map of ${p.label}, query ${this.q}, key ${this.k}, ` +
-      `weight ${weight === null ? "masked" : p.format(weight)}`);
+      el("p", { class: "weight" }, p.told(weight)));
+    this.canvas.setAttribute("aria-label", spoken("Attention map of {head}, query {q}, key {k}, weight {weight}", { head: spokenLabel(p.label), q: this.q, k: this.k, weight: p.told(weight) }));
     if (this.told === `${p.label} ${this.q} ${theme}`) return;
     this.told = `${p.label} ${this.q} ${theme}`;
     const row = p.row(this.q);
     this.strip.replaceChildren(
-      el("h3", {}, `Where query ${this.q} looks`),
+      el("h3", {}, spoken("Where query {q} looks", { q: this.q })),
       inWords(texts.key, row, { isSigned: p.limit !== 1 }),
       strip(texts.key, { weights: row, limit: p.limit, isSigned: p.signed, here: p.query === p.key ? this.q : null, once: true }));
   }

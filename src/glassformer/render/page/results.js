@@ -4,9 +4,9 @@ const data = JSON.parse(document.getElementById("results").textContent);
 
 const TRAINED = data.model?.trained_length ?? data.provenance?.trained_length ?? null;
 
-const NAMES = { Acdc: "ACDC: the circuit that is left", Patched: "Activation patching", Patching: "Activation patching", FlowRoutes: "Information flow routes",
-  AcdcCurve: "ACDC over thresholds", EdgeAttribution: "Edge attribution patching", NodeAttribution: "Attribution patching",
-  DirectLogitAttribution: "Direct logit attribution" };
+const NAMES = { Acdc: spoken("ACDC: the circuit that is left"), Patched: spoken("Activation patching"), Patching: spoken("Activation patching"),
+  FlowRoutes: spoken("Information flow routes"), AcdcCurve: spoken("ACDC over thresholds"), EdgeAttribution: spoken("Edge attribution patching"),
+  NodeAttribution: spoken("Attribution patching"), DirectLogitAttribution: spoken("Direct logit attribution") };
 
 // tensors that a picture of its own shows already, or that are ids
 const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
@@ -15,10 +15,12 @@ const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttr
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
 const isResult = (value) => value !== null && typeof value === "object" && "result" in value;
-const sentence = (name) => { const words = name.replaceAll("_", " ").replace(/^kl /, "KL ").replace(/^n /, "number of "); return words.charAt(0).toUpperCase() + words.slice(1); };
+const capitalised = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+const factName = (name) => spoken(name.replaceAll("_", " "));
+const sentence = (name) => capitalised(factName(name).replace(/^kl /, "KL ").replace(/^n /, "number of "));
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
-const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `: ${manner(result)}` : ""}`;
+const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `${spoken(": ")}${spoken(manner(result).replaceAll("_", " "))}` : ""}`;
 const meaning = (result, field) => withoutAxes(data.about[result.result]?.fields[field] ?? "");
 const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
 
@@ -32,7 +34,7 @@ const isAsked = (result) => ([name, value]) => value === false || (name in (data
 
 function brief(value) {
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : compact(value);
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "boolean") return value ? spoken("yes") : spoken("no");
   if (typeof value === "string") return value.startsWith(" ") || value.endsWith(" ") ? visible(value) : readable(value);
   return null;
 }
@@ -40,8 +42,8 @@ function brief(value) {
 function factsOf(entries, explained = () => "") {
   const rows = entries.map(([name, value]) => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
-    const words = list ? (list.includes(null) ? null : list.join(", ")) : brief(value);
-    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, cut(words, 240)));
+    const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(value);
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, factName(name)), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
 }
@@ -51,7 +53,7 @@ function wordLists(result) {
   return entriesOf(result).filter(([name, value]) => value && typeof value === "object" && !Array.isArray(value) && !isTensor(value) && !isResult(value)
     && !["words", "names", "output_names"].includes(name) && Object.keys(value).length && Object.values(value).every((v) => typeof v === "string"))
     .map(([name, value]) => el("details", { open: name === "left_out" }, el("summary", {}, `${sentence(name)} (${Object.keys(value).length})`),
-      el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, visible(key)), ": ", inCode(words))))));
+      el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, visible(key)), spoken(": "), inCode(spoken(words)))))));
 }
 
 // ---- tensors
@@ -64,7 +66,7 @@ const MOST_MAIN = 4;
 // a result without a tensor draws the numbers that say what it says
 function numbersOf(result) {
   const names = data.about[result.result].headline.filter((name) => typeof result[name] === "number");
-  return names.length ? tensorFigure({ axes: ["number"], coords: { number: names.map(sentence) }, values: names.map((name) => result[name]) }, "Numbers") : null;
+  return names.length ? tensorFigure({ axes: ["number"], coords: { number: names.map(sentence) }, values: names.map((name) => result[name]) }, spoken("Numbers")) : null;
 }
 
 // `said`: whether main figures tell what they are, or something above them does
@@ -75,7 +77,7 @@ function tensorsOf(result, said = true) {
   const rest = names.filter((name) => free(name) && !main.includes(name));
   if (!names.length) return numbersOf(result);
   return [main.map((name) => figureOf(result, name, said)), rest.length
-    ? waiting(`Other numbers: ${rest.map((name) => name.replaceAll("_", " ")).join(", ")}`, () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
+    ? waiting(spoken("Other numbers: {names}", { names: rest.map(factName).join(spoken(", ")) }), () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
 }
 
 const content = (result) => {
@@ -86,7 +88,7 @@ const content = (result) => {
 // results within a result: tables of a sweep, circuits of a range of thresholds
 function inside(result) {
   const found = entriesOf(result).flatMap(([name, value]) => (isResult(value) ? [[name, value]]
-    : value && typeof value === "object" && !isTensor(value) ? Object.entries(value).filter(([, v]) => isResult(v)).map(([key, v]) => [Array.isArray(value) ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : `: threshold ${v.threshold}`}` : key, v]) : []));
+    : value && typeof value === "object" && !isTensor(value) ? Object.entries(value).filter(([, v]) => isResult(v)).map(([key, v]) => [Array.isArray(value) ? `${name} ${Number(key) + 1}${v.threshold === undefined ? "" : spoken(": threshold {threshold}", { threshold: v.threshold })}` : key, v]) : []));
   return found.map(([name, value], i) => (i < 2 ? el("div", { class: "nested" }, el("h3", {}, sentence(name)), content(value))
     : waiting(sentence(name), () => el("div", {}, content(value)))));
 }
@@ -99,9 +101,9 @@ function patchingSection(id, sweeps) {
     const table = sweep.tables[family];
     return table ? el("div", {}, sweeps.length > 1 ? el("h4", {}, sentence(sweep.direction)) : null, tensorsOf(table, false)) : null;
   };
-  const facts = sweeps.map((sweep) => factsOf([["direction", sweep.direction], ["cells", sweep.rows], ["work", sweep.work]], (name) => meaning(sweep, name)));
+  const facts = sweeps.map((sweep) => factsOf([["direction", spoken(sweep.direction)], ["cells", sweep.rows], ["work", sweep.work]], (name) => meaning(sweep, name)));
   return section(id, kindName("Patching"),
-    [inCode(data.about.Patched?.summary ?? ""), " ", "Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed. Carried: ",
+    [inCode(data.about.Patched?.summary ?? ""), " ", spoken("Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed. Carried: "),
       inCode((data.about.Patched?.fields.carried ?? "").replace(/^The/, "the"))],
     facts, families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
       el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))));
@@ -109,38 +111,40 @@ function patchingSection(id, sweeps) {
 
 // ---- the page
 
+const heading = (names, model) => (model ? spoken("{names} in {model}", { names, model: model.name }) : names);
+
 function header() {
   const model = data.model;
   const names = [...new Set(data.results.map((result) => kindName(result.result)))];
-  const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(", ")]] : [];
+  const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(spoken(", "))]] : [];
   // a text stands below as its tokens; what was not asked for need not be said
   const asked = Object.entries(data.given ?? {}).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
   return el("header", { class: "top" },
-    el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : " · results of analyses"),
-    el("h1", {}, names.length === 1 ? names[0] : `${names.slice(0, 3).join(", ")}${names.length > 3 ? " and more" : ""}`, model ? ` in ${model.name}` : ""),
+    el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : spoken(" · results of analyses")),
+    el("h1", {}, heading(names.length > 3 ? spoken("{names} and more", { names: names.slice(0, 3).join(spoken(", ")) }) : names.join(spoken(", ")), model)),
     factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
-    asked.length ? el("div", { class: "card given" }, el("h2", {}, "What was asked"), factsOf(asked)) : null,
+    asked.length ? el("div", { class: "card given" }, el("h2", {}, spoken("What was asked")), factsOf(asked)) : null,
     data.reading ? readingCard(data.reading) : null, notesCard(data.notes), ofCard(data.provenance));
 }
 
 // the first row of each side; a token's index shows when it is pointed at
 function readingCard({ tokens, marks }) {
-  return el("div", { class: "card" }, el("h2", {}, "What it read"),
+  return el("div", { class: "card" }, el("h2", {}, spoken("What it read")),
     Object.entries(tokens).map(([name, rows]) => el("div", {}, name === "reads" && rows.length === 1 ? null
-      : el("p", { class: "soft small" }, rows.length > 1 ? `${name}, the first of ${rows.length}` : name), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
+      : el("p", { class: "soft small" }, rows.length > 1 ? spoken("{name}, the first of {n}", { name: spoken(name), n: rows.length }) : spoken(name)), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
 }
 
 const READING = [
-  ["colour", "Blue is below zero and orange above where numbers have a sign; otherwise darker (on a dark page: lighter) is more. Colour follows the square root of size, so small numbers show."],
-  ["empty cells", "Grey cells and dashes are not defined: a position after the query, a layer with fewer heads."],
-  ["±", "Standard error of the mean over prompts or samples; a single one is chosen from the list above a picture."],
-  ["pale cells", "No surer than noise: nearer to zero than two standard errors. Their numbers are grey."],
-  ["maps", "Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens."],
+  [spoken("colour"), spoken("Blue is below zero and orange above where numbers have a sign; otherwise darker (on a dark page: lighter) is more. Colour follows the square root of size, so small numbers show.")],
+  [spoken("empty cells"), spoken("Grey cells and dashes are not defined: a position after the query, a layer with fewer heads.")],
+  [spoken("±"), spoken("Standard error of the mean over prompts or samples; a single one is chosen from the list above a picture.")],
+  [spoken("pale cells"), spoken("No surer than noise: nearer to zero than two standard errors. Their numbers are grey.")],
+  [spoken("maps"), spoken("Point at a cell, or focus the map and use the arrow keys (with Shift: ten at a time); its number stands below, with the row as a text where columns are tokens.")],
 ];
 
 const longestRead = () => Math.max(0, ...Object.values(data.reading?.tokens ?? {}).flat().map((row) => row.length));
 
-const reading = () => section("reading", "How to read this page", "One line for each convention.",
+const reading = () => section("reading", spoken("How to read this page"), spoken("One line for each convention."),
   el("dl", { class: "words" }, [...READING, ...trainedWords(TRAINED, longestRead())].map(([term, words]) => el("div", {}, el("dt", {}, term), el("dd", {}, words)))));
 
 function build() {
@@ -156,7 +160,7 @@ function build() {
       sections.push([kindName("Patching"), patchingSection(`result-${i + 1}`, sweeps)]);
     }
   });
-  frame(header(), [...sections, ["How to read", reading()]], data.model ? `Drawn from results of ${data.model.name}.` : "Drawn from results of analyses.");
+  frame(header(), [...sections, [spoken("How to read"), reading()]], data.model ? spoken("Drawn from results of {model}.", { model: data.model.name }) : spoken("Drawn from results of analyses."));
 }
 
 build();

@@ -40,7 +40,7 @@ function byLayer(tensor, components) {
 function componentsView(result) {
   const tensor = new Tensor(result.contributions);
   if (tensor.axes.at(-1) !== "component" || !result.components.some((c) => c.layer !== null)) return null;
-  return tensorFigure(byLayer(tensor, result.components), "By layer", "The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out.");
+  return tensorFigure(byLayer(tensor, result.components), spoken("By layer"), spoken("The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out."));
 }
 
 // ---- circuits
@@ -70,7 +70,7 @@ function rankedTokens(result, name, columns) {
   });
   const list = (head) => {
     const ranks = Array.from({ length: values.shape.at(-1) }, (_, rank) => rank).filter((rank) => values.at(head, rank) !== null);
-    return room(name, bars({ heads: ["tokens", name], rows: ranks.slice(0, MOST_BARS).map((rank) => row(head, rank)), isSigned: true }));
+    return room(name, bars({ heads: [spoken("tokens"), factName(name)], rows: ranks.slice(0, MOST_BARS).map((rank) => row(head, rank)), isSigned: true }));
   };
   const shown = el("div", {}, list(0));
   return el("div", { class: "stack" }, el("h3", {}, sentence(name)),

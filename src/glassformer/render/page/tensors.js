@@ -86,12 +86,18 @@ function beside(x, limit, isSigned) {
 // ---- labels: a place in a text is its index and its token
 
 const TOKENS = new Set(["pos", "query", "key", "position"]);
+const AXES = new Map(Object.entries({
+  pos: spoken("pos"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
+  component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
+  kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"),
+}));
+const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
 const LETTERS = { layer: "L", head: "H" };
 
 const placed = (label) => /^(\D*?)(\d+):([\s\S]*)$/.exec(String(label));
 const readable = (text) => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
 const placeOf = (site) => String(site).replace(/^(?:(\w+)\.)?blocks\.(\d+)\.(?:resid_)?(.+)$/, (_, stack, layer, rest) => `${stack ? `${stack} ` : ""}L${layer} ${rest}`);
-const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? placeOf(label) : readable(label));
+const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : readable(label));
 
 function cut(text, most) {
   const characters = [...text];
@@ -105,8 +111,8 @@ function labelText(axis, label, most = 18) {
 
 function labelNode(axis, label) {
   const match = TOKENS.has(axis) ? placed(label) : null;
-  if (match) return [`${axis} ${match[1]}${match[2]} `, chip(match[3])];
-  return [typeof label === "number" ? `${axis.replaceAll("_", " ")} ${label}` : el("span", { class: "mono" }, named(axis, label))];
+  if (match) return [`${axisName(axis)} ${match[1]}${match[2]} `, chip(match[3])];
+  return [typeof label === "number" ? `${axisName(axis)} ${label}` : el("span", { class: "mono" }, named(axis, label))];
 }
 
 const textOfToken = (label) => placed(label)?.[3] ?? String(label);
@@ -130,5 +136,5 @@ function choice(name, labels, first, chosen, now = 0) {
   const list = el("select", { onchange: (event) => chosen(Number(event.target.value)) },
     first === null ? null : el("option", { value: -1 }, first),
     labels.map((label, i) => el("option", { value: i, selected: first === null && i === now }, labelText(name, label, 40))));
-  return el("label", { class: "choice" }, el("span", {}, name.replaceAll("_", " ")), list);
+  return el("label", { class: "choice" }, el("span", {}, axisName(name)), list);
 }

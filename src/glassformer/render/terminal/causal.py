@@ -21,19 +21,21 @@ from glassformer.render.terminal.tables import (
     tables,
     visible,
 )
+from glassformer.words import sentence, spoken, spoken_each
 
 # entries of a table; the smallest share that is more than nothing beside a whole of 1
 N_CELLS, LEAST = 6, 0.0005
 MEANINGS = {
-    "denoising": "clean values put into the corrupt run: is the value enough?",
-    "noising": "corrupt values put into the clean run: is the value needed?",
+    "denoising": sentence("clean values put into the corrupt run: is the value enough?"),
+    "noising": sentence("corrupt values put into the clean run: is the value needed?"),
 }
+DIRECTIONS = {"denoising": sentence("denoising"), "noising": sentence("noising")}
 KINDS = {
-    "state": "the stream after a layer",
-    "mlp": "the outputs of a window of MLPs",
-    "attn": "the outputs of a window of attentions",
-    "state_without_mlp": "the stream, MLPs behind it severed",
-    "state_without_attn": "the stream, attention behind it severed",
+    "state": sentence("the stream after a layer"),
+    "mlp": sentence("the outputs of a window of MLPs"),
+    "attn": sentence("the outputs of a window of attentions"),
+    "state_without_mlp": sentence("the stream, MLPs behind it severed"),
+    "state_without_attn": sentence("the stream, attention behind it severed"),
 }
 
 
@@ -46,16 +48,18 @@ def _(result: Patched) -> RenderableType:
 @tables.register
 def _(result: TracesByRole) -> RenderableType:
     metrics, total = result.values.labels("metric"), result.average_total.values.tolist()
-    lost = ", ".join(f"{value:+.3f} {name}" for name, value in zip(metrics, total))
-    n = result.values.size("prompt")
-    title = Text.assemble((f"Causal traces of {n} prompts", STRONG), f"  noise on the subject costs {lost}")
+    lost = spoken(", ").join(f"{value:+.3f} {spoken(str(name))}" for name, value in zip(metrics, total))
+    title = Text.assemble(
+        (spoken("Causal traces of {n} prompts", n=result.values.size("prompt")), STRONG),
+        spoken("  noise on the subject costs {lost}", lost=lost),
+    )
     if not bool(result.share.values[0].isfinite().any()):
         return title
     share, off = mean(result.share).select(metric=0), standard_error(result.share).select(metric=0)
     maps = [
         section(
-            f"{_kind(kind)}: share of {metrics[0]} brought back",
-            *matrix(share.select(kind=i), "token", scale=1.0, error=off.select(kind=i)),
+            spoken("{kind}: share of {metric} brought back", kind=_kind(kind), metric=spoken(str(metrics[0]))),
+            *matrix(share.select(kind=i), spoken("token"), scale=1.0, error=off.select(kind=i)),
         )
         for i, kind in enumerate(result.values.labels("kind"))
     ]
@@ -65,8 +69,13 @@ def _(result: TracesByRole) -> RenderableType:
 @largest.register
 def _(result: Patching, top: int = N_CELLS) -> RenderableType:
     first = next(iter(result.values()))
-    title = Text.assemble((f"Patching, {result.direction}", STRONG), f"  {MEANINGS[result.direction]}")
-    work = f"{result.rows:,} cells; {100 * result.work:.0f} % of the work of one whole run each"
+    title = Text.assemble(
+        (spoken("Patching, {direction}", direction=DIRECTIONS[result.direction]), STRONG),
+        f"  {spoken(MEANINGS[result.direction])}",
+    )
+    work = spoken(
+        "{n:,} cells; {share:.0f} % of the work of one whole run each", n=result.rows, share=100 * result.work
+    )
     parts: list[RenderableType] = [Group(title, Text(work, style=QUIET)), _runs(first)]
     for i in range(first.values.size("metric")):
         parts += [_patched(name, table, i, top) for name, table in result.items()]
@@ -75,22 +84,28 @@ def _(result: Patching, top: int = N_CELLS) -> RenderableType:
 
 @largest.register
 def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
-    numbers = table("metric", "clean", "corrupted", "total effect")
+    numbers = table(*spoken_each("metric", "clean", "corrupted", "total effect"))
     n = result.corrupt.size("sample")
     for i, name in enumerate(result.clean.labels("metric")):
         corrupt = result.corrupt.values[i].double()
         spread = "" if n < 2 else f" ± {float(corrupt.std() / n**0.5):.3f}"
         effect = float(result.total_effect.values[i])
         numbers.add_row(
-            str(name), f"{float(result.clean.values[i]):.3f}", f"{float(corrupt.mean()):.3f}{spread}", f"{effect:+.2g}"
+            spoken(str(name)),
+            f"{float(result.clean.values[i]):.3f}",
+            f"{float(corrupt.mean()):.3f}{spread}",
+            f"{effect:+.2g}",
         )
     title = Text.assemble(
-        ("Causal trace of ", STRONG), (visible(result.answer), STRONG), f" against {visible(result.wrong)}"
+        (spoken("Causal trace of {answer}", answer=visible(result.answer)), STRONG),
+        spoken(" against {wrong}", wrong=visible(result.wrong)),
     )
-    about = (
-        f"noise of {result.noise:.3g} on the subject (*), {n} draw{'s' * (n != 1)}, seed {result.seed}; "
-        f"windows of {result.window} layer{'s' * (result.window != 1)}"
-    )
+    about = spoken(
+        "noise of {noise:.3g} on the subject (*), {draws}, seed {seed}; windows of {layers}",
+        noise=result.noise, seed=result.seed,
+        draws=spoken("{n} draw" if n == 1 else "{n} draws", n=n),
+        layers=spoken("{n} layer" if result.window == 1 else "{n} layers", n=result.window),
+    )  # fmt: skip
     parts: list[RenderableType] = [Group(title, Text(about, style=QUIET)), numbers]
     metrics = [str(name) for name in result.values.labels("metric")]
     told = [i for i in range(len(metrics)) if bool(result.share.values[i].isfinite().any())]
@@ -98,8 +113,9 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
     for i, kind in enumerate(share.labels("kind") if told else ()):
         at = {"metric": told[0], "kind": i}
         cells = _cells(share.select(**at), off.select(**at), top)
-        picture = matrix(share.select(**at), "token \\ layer", scale=1.0, error=off.select(**at))
-        parts.append(section(f"Restoring {_kind(kind)}: share of {metrics[told[0]]} brought back", *picture, *cells))
+        picture = matrix(share.select(**at), spoken("token \\ layer"), scale=1.0, error=off.select(**at))
+        what = {"kind": _kind(kind), "metric": spoken(metrics[told[0]])}
+        parts.append(section(spoken("Restoring {kind}: share of {metric} brought back", **what), *picture, *cells))
     return Group(*spaced(parts))
 
 
@@ -123,21 +139,23 @@ def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
 def _runs(found: Patched) -> RenderableType:
     n = found.clean.size("batch")
     without = found.undefined.values.sum(-1).tolist()
-    grid = table(f"mean of {n} ± error" if n > 1 else "", "clean run", "corrupt run", "no difference" * any(without))
+    first = spoken("mean of {n} ± error", n=n) if n > 1 else ""
+    grid = table(first, *spoken_each("clean run", "corrupt run", "no difference" if any(without) else ""))
     for i, name in enumerate(found.clean.labels("metric")):
         ends = []
         for run in (found.clean, found.corrupt):
             values = run.values[i].double()
             ends.append(f"{float(values.mean()):.3f}" + ("" if n < 2 else f" ± {float(values.std() / n**0.5):.3f}"))
-        grid.add_row(str(name), *ends, f"{without[i]} of {n}" if without[i] else "")
+        grid.add_row(spoken(str(name)), *ends, spoken("{n} of {all}", n=without[i], all=n) if without[i] else "")
     return grid
 
 
 def _patched(name: str, found: Patched, metric: int, top: int) -> RenderableType:
     carried = found.carried.select(metric=metric)
-    title = f"{name + ': ' if name else ''}share of the difference in {found.values.labels('metric')[metric]} carried"
+    measured = spoken(str(found.values.labels("metric")[metric]))
+    title = (name + spoken(": ")) * bool(name) + spoken("share of the difference in {metric} carried", metric=measured)
     flat, off = _turned(carried), found.error("fraction").select(metric=metric)
-    corner = f"{flat.axes[0]} \\ {flat.axes[1]}" if len(carried.axes) == 2 else ""
+    corner = f"{spoken(flat.axes[0])} \\ {spoken(flat.axes[1])}" if len(carried.axes) == 2 else ""
     picture = matrix(flat, corner, scale=1.0, error=_turned(off)) if corner else []
     return section(title, *picture, *_cells(carried, off, top))
 
@@ -152,7 +170,7 @@ def _turned(found: Labelled) -> Labelled:
 def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
     """Return the cells with the largest shares, and how sure they are; those below two standard errors faintly."""
     ranked = Labelled(share.values.nan_to_num(0.0), share.axes, share.coords).top(top, by_size=True)
-    grid = table("largest", "share", "", left=(0, 2))
+    grid = table(*spoken_each("largest", "share", ""), left=(0, 2))
     index = {axis: {label: i for i, label in enumerate(share.labels(axis))} for axis in share.axes}
     for where, value in ranked:
         if abs(value) < LEAST:
@@ -162,7 +180,7 @@ def _cells(share: Labelled, error: Labelled, top: int) -> list[RenderableType]:
         told = f"{value:.{digits}f}" + ("" if math.isnan(off) else f" ± {off:.{digits}f}")
         style = QUIET if abs(value) < 2 * off else ""
         grid.add_row(cell_name(share.axes, where), told, bar(value, 1.0), style=style)
-    return [Text("nothing changes it", style=QUIET)] if not grid.rows else [grid]
+    return [Text(spoken("nothing changes it"), style=QUIET)] if not grid.rows else [grid]
 
 
 def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:
@@ -171,4 +189,4 @@ def _starred(found: Labelled, subject: Sequence[int]) -> Labelled:
 
 
 def _kind(kind: Coordinate) -> str:
-    return KINDS.get(str(kind), str(kind))
+    return spoken(KINDS.get(str(kind), str(kind)))

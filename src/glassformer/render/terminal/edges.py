@@ -8,6 +8,7 @@ from rich.text import Text
 from glassformer.analysis.circuits import Acdc, EdgeAttribution, PathPatching, Verified
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import QUIET, bar, largest, section, table, tables
+from glassformer.words import sentence, spoken, spoken_each
 
 N_ROWS = 12
 
@@ -16,24 +17,25 @@ N_ROWS = 12
 def _(result: Verified) -> RenderableType:
     exact, estimate = result.exact.values.tolist(), result.estimate.values.tolist()
     most = max((abs(x) for x in (*exact, *estimate)), default=0.0)
-    grid = table("edge or part", "estimate", "exact", "", left=(0, 3))
+    grid = table(*spoken_each("edge or part", "estimate", "exact", ""), left=(0, 3))
     for i, label in enumerate(result.exact.labels("component")):
         if i < result.largest:
             grid.add_row(str(label), f"{estimate[i]:+.3f}", f"{exact[i]:+.3f}", bar(exact[i], most))
     drawn = len(exact) - result.largest
-    correlation = "" if math.isnan(result.rank_correlation) else f"; ranks correlate {result.rank_correlation:.2f}"
-    note = (
-        f"These and {drawn} drawn at random: off by {result.error:.3f} on average, {result.worst:.3f} at worst"
-        f"{correlation}."
-    )
-    return section("Estimates by gradients beside exact patching", grid, Text(note, style=QUIET))
+    known = not math.isnan(result.rank_correlation)
+    ranks = sentence("; ranks correlate {correlation:.2f}", correlation=result.rank_correlation)
+    note = spoken(
+        "These and {n} drawn at random: off by {error:.3f} on average, {worst:.3f} at worst{ranks}.",
+        n=drawn, error=result.error, worst=result.worst, ranks=ranks if known else "",
+    )  # fmt: skip
+    return section(spoken("Estimates by gradients beside exact patching"), grid, Text(note, style=QUIET))
 
 
 @largest.register
 def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
     mean = Labelled(result.effect.values.mean(-1), ("sender",), {"sender": result.effect.labels("sender")})
     error, share = result.spread.values.tolist(), result.share.values.tolist()
-    grid = table("sender", "effect", "share", "", left=(0, 3))
+    grid = table(*spoken_each("sender", "effect", "share", ""), left=(0, 3))
     ranked, index = mean.top(top, by_size=True), {label: i for i, label in enumerate(mean.labels("sender"))}
     most = max((abs(value) for _, value in ranked), default=0.0)
     for (label,), value in ranked:
@@ -41,12 +43,12 @@ def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
         grid.add_row(str(label), _with_error(value, error[i]), _percent(share[i]), _of_gap(share[i], value, most))
     rest = mean.size("sender") - len(ranked)
     clean, corrupt = (float(run.values.mean()) for run in (result.clean, result.corrupt))
-    note = (
-        f"{result.metric}: {clean:.3f} in the clean run, {corrupt:.3f} in the corrupt one; share: of that difference. "
-        f"Heads between keep what they wrote, MLPs are {result.mlps}; norms {result.norm}."
-        + (f" {rest} other senders do less." if rest else "")
-    )
-    title = f"Corrupt values along the paths into {', '.join(result.receivers)}"
+    note = spoken(
+        "{metric}: {clean:.3f} in the clean run, {corrupt:.3f} in the corrupt one; share: of that difference. Heads "
+        "between keep what they wrote, MLPs are {mlps}; norms {norm}.",
+        metric=spoken(result.metric), clean=clean, corrupt=corrupt, mlps=result.mlps, norm=result.norm,
+    ) + (spoken(" {n} other senders do less.", n=rest) if rest else "")  # fmt: skip
+    title = spoken("Corrupt values along the paths into {receivers}", receivers=", ".join(result.receivers))
     return section(title, grid, Text(note, style=QUIET))
 
 
@@ -54,16 +56,17 @@ def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
 def _(result: EdgeAttribution, top: int = N_ROWS) -> RenderableType:
     ranked, spread = result.top(top), result.spread
     most = max((abs(value) for _, value in ranked), default=0.0)
-    grid = table("edge", "estimated effect", "", left=(0, 2))
+    grid = table(*spoken_each("edge", "estimated effect", ""), left=(0, 2))
     for edge, value in ranked:
         off = float(spread.select(receiver=edge.receiver, sender=edge.sender).values)
         grid.add_row(f"{edge.sender} → {edge.receiver}", _with_error(value, off), bar(value, most))
     total = int((~result.effect.values.isnan()).sum())
-    note = (
-        f"On {result.metric}, of patching each of {total:,} edges with corrupt values: first order, gradients at "
-        f"{result.gradient_at}. An estimate, which fails where attention is saturated."
-    )
-    return section("Edges by attribution patching", grid, Text(note, style=QUIET))
+    note = spoken(
+        "On {metric}, of patching each of {n:,} edges with corrupt values: first order, gradients at {where}. An "
+        "estimate, which fails where attention is saturated.",
+        metric=spoken(result.metric), n=total, where=result.gradient_at,
+    )  # fmt: skip
+    return section(spoken("Edges by attribution patching"), grid, Text(note, style=QUIET))
 
 
 @largest.register
@@ -71,21 +74,26 @@ def _(result: Acdc, top: int = N_ROWS) -> RenderableType:
     changes = {decision.edge: decision.change for decision in result.log}
     order = sorted(result.edges, key=lambda edge: -abs(changes.get(edge, 0.0)))
     most = max((abs(changes.get(edge, 0.0)) for edge in result.edges), default=0.0)
-    grid = table("edge", "cutting it costs", "", left=(0, 2))
+    grid = table(*spoken_each("edge", "cutting it costs", ""), left=(0, 2))
     for edge in order[:top]:
         cost = changes.get(edge, 0.0)
         grid.add_row(f"{edge.sender} → {edge.receiver}", f"{cost:+.4f}", bar(cost, most))
     tried = len(result.log) + result.prefiltered
     rest = len(order) - min(top, len(order))
-    lines = [
-        f"{len(result.edges):,} of {tried:,} edges are left, at most {result.threshold:g} per edge cut; "
-        f"{result.passes:,} forward passes. " + (f"{rest} more edges: --json or --html." if rest else ""),
-        f"Cost ({_cost(result.metric)}): circuit {result.cost:.4f}, whole model {result.cost_full:.4f}, all edges cut "
-        f"{result.cost_empty:.4f}: the circuit goes {_percent(result.faithfulness)} of the way.",
-        f"Parts: {', '.join(result.nodes) or 'none'}",
-    ]
-    notes = [Text(line, style=QUIET) for line in lines]
-    return section(f"The circuit that pruning leaves ({result.order})", grid, *notes)
+    left = spoken(
+        "{n:,} of {all:,} edges are left, at most {threshold:g} per edge cut; {passes:,} forward passes. ",
+        n=len(result.edges), all=tried, threshold=result.threshold, passes=result.passes,
+    )  # fmt: skip
+    left += spoken("{n} more edges: --json or --html.", n=rest) if rest else ""
+    cost = spoken(
+        "Cost ({metric}): circuit {circuit:.4f}, whole model {full:.4f}, all edges cut {empty:.4f}: the circuit goes "
+        "{share} of the way.",
+        metric=_cost(result.metric), circuit=result.cost, full=result.cost_full, empty=result.cost_empty,
+        share=_percent(result.faithfulness),
+    )  # fmt: skip
+    parts = spoken("Parts: {parts}", parts=", ".join(result.nodes) or spoken("none"))
+    notes = [Text(line, style=QUIET) for line in (left, cost, parts)]
+    return section(spoken("The circuit that pruning leaves ({order})", order=result.order), grid, *notes)
 
 
 def _of_gap(share: float, value: float, most: float) -> Text:
@@ -94,7 +102,7 @@ def _of_gap(share: float, value: float, most: float) -> Text:
 
 
 def _cost(metric: str) -> str:
-    return metric if "KL" in metric else f"minus the {metric}"
+    return spoken(metric) if "KL" in metric else spoken("minus the {metric}", metric=spoken(metric))
 
 
 def _with_error(value: float, off: float) -> str:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from rich.cells import set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -20,6 +21,7 @@ from glassformer.analysis.reports._explanation import (
     Contribution,
     HeadFacts,
     LensRow,
+    Outcome,
     RoleScore,
     Token,
     TopHead,
@@ -39,14 +41,36 @@ from glassformer.render.terminal.tables import (
     tables,
     visible,
 )
+from glassformer.words import sentence, spoken, spoken_each, spoken_label
 
 N_COMPONENTS, N_LOOKS = 12, 5
+READINGS = {"mass": sentence("mass"), "signed": sentence("signed")}
 MEANINGS = {
-    "previous_token": "looks at the token before",
-    "induction": "looks at what followed this token earlier",
-    "duplicate_token": "looks at earlier copies of this token",
-    "first_token": "rests on the first token",
-    "current_token": "looks at its own token",
+    "previous_token": sentence("looks at the token before"),
+    "induction": sentence("looks at what followed this token earlier"),
+    "duplicate_token": sentence("looks at earlier copies of this token"),
+    "first_token": sentence("rests on the first token"),
+    "current_token": sentence("looks at its own token"),
+}
+# what a table is of, and what one speaks of otherwise
+KINDS = {
+    "decoder": sentence("decoder"),
+    "encoder": sentence("encoder"),
+    "encoder_decoder": sentence("encoder-decoder"),
+}
+STEPS = {"temperature": sentence("temperature"), "repetition_penalty": sentence("repetition-penalty")}
+PLAYED = {
+    "previous_token": sentence("previous-token"),
+    "induction": sentence("induction"),
+    "duplicate_token": sentence("duplicate-token"),
+    "first_token": sentence("first-token"),
+    "current_token": sentence("current-token"),
+}
+TARGETS = {
+    "logit": sentence("logit"),
+    "difference": sentence("logit difference"),
+    "raw logit": sentence("raw logit"),
+    "raw difference": sentence("raw logit difference"),
 }
 
 
@@ -69,41 +93,44 @@ def _(result: DirectLogitAttribution, top: int = N_COMPONENTS) -> RenderableType
         Contribution(c.label, c.kind, c.layer, c.part, c.head, value)
         for c, value in zip(result.components, result.contributions.values.tolist())
     ]
-    raw = "" if result.cap is None else "raw "
-    what = f"{raw}logit" if result.against is None else f"{raw}logit difference"
-    norms = "norms frozen" if result.norm == "frozen" else f"norm {result.norm}"
-    return _components(parts, f"Direct contributions to the {what}, {norms}", float(result.total), top, result.norm)
+    raw, aim = "" if result.cap is None else "raw ", "logit" if result.against is None else "difference"
+    norms = sentence("norms frozen") if result.norm == "frozen" else sentence("norm {norm}", norm=result.norm)
+    title = spoken("Direct contributions to the {target}, {norms}", target=TARGETS[f"{raw}{aim}"], norms=norms)
+    return _components(parts, title, float(result.total), top, result.norm)
 
 
 def _over_places(result: DirectLogitAttribution, top: int) -> RenderableType:
     values = result.contributions.values.reshape(-1, len(result.components))
     size, mean, most = values.abs().mean(0), values.mean(0), values.abs().max(0).values
-    grid = table("component", "size", "", "mean", "largest", left=(0, 2))
+    grid = table(*spoken_each("component", "size", "", "mean", "largest"), left=(0, 2))
     order = size.argsort(descending=True).tolist()
     for i in order[:top]:
         shown = bar(float(mean[i].sign() * size[i]), float(size.max()))
-        grid.add_row(result.components[i].label, f"{size[i]:.3f}", shown, f"{mean[i]:+.3f}", f"{most[i]:.3f}")
+        label = spoken_label(result.components[i].label)
+        grid.add_row(label, f"{size[i]:.3f}", shown, f"{mean[i]:+.3f}", f"{most[i]:.3f}")
     rest = len(order) - top
-    notes = [Text(f"{rest} others are smaller", style=QUIET)] if rest > 0 else []
-    title = f"Direct logit attribution over {len(values)} places, norm {result.norm} (mean size in logits)"
+    notes = [Text(spoken("{n} others are smaller", n=rest), style=QUIET)] if rest > 0 else []
+    title = spoken(
+        "Direct logit attribution over {n} places, norm {norm} (mean size in logits)", n=len(values), norm=result.norm
+    )
     return section(title, grid, *notes)
 
 
 @tables.register
 def _(result: Lens) -> RenderableType:
-    grid = table("row", "probability", "rank", "KL bits", "entropy bits")
+    grid = table(*spoken_each("row", "probability", "rank", "KL bits", "entropy bits"))
     columns = (result.probability, result.rank, result.kl_bits, result.entropy_bits)
     for label, p, rank, kl, entropy in zip(result.probability.labels("row"), *(c.values.tolist() for c in columns)):
-        grid.add_row(str(label), _percent(p), str(rank), f"{kl:.2f}", f"{entropy:.2f}")
-    return section(f"Logit lens: token {result.answer}", grid)
+        grid.add_row(spoken_label(str(label)), _percent(p), str(rank), f"{kl:.2f}", f"{entropy:.2f}")
+    return section(spoken("Logit lens: token {token}", token=result.answer), grid)
 
 
 @tables.register
 def _(result: HeadScores) -> RenderableType:
-    grid = table("head", *[role.replace("_", " ") for role in ROLES], "reading")
+    grid = table(spoken("head"), *(spoken(role.replace("_", " ")) for role in ROLES), spoken("reading"))
     for label, values, reading in zip(result.scores.labels("head"), result.scores.values.tolist(), result.readings):
-        grid.add_row(str(label), *["-" if math.isnan(v) else f"{v:.2f}" for v in values], reading)
-    return section("Head roles", grid)
+        grid.add_row(str(label), *["-" if math.isnan(v) else f"{v:.2f}" for v in values], spoken(READINGS[reading]))
+    return section(spoken("Head roles"), grid)
 
 
 def _first(found: Explanation, top: int) -> list[RenderableType]:
@@ -119,24 +146,33 @@ def _apart(parts: Sequence[RenderableType]) -> RenderableType:
 
 def _header(found: Explanation) -> RenderableType:
     model = found.model
-    size = f"{model.parameters:,} parameters, {model.n_layers} layers of up to {model.n_heads} heads"
-    kind, mechanisms = model.kind.replace("_", "-"), ", ".join(model.mechanisms)
-    lines = [Text.assemble((model.name, STRONG), f"  {kind}, {size}, {mechanisms}, {context_of(model)}")]
+    about = spoken(
+        "{kind}, {parameters:,} parameters, {layers} layers of up to {heads} heads, {mechanisms}, {context}",
+        kind=KINDS[model.kind], parameters=model.parameters, layers=model.n_layers, heads=model.n_heads,
+        mechanisms=", ".join(model.mechanisms), context=context_of(model),
+    )  # fmt: skip
+    lines = [Text.assemble((model.name, STRONG), f"  {about}")]
     if found.source_tokens is not None:
-        lines.append(_numbered("source", found.source_tokens))
+        lines.append(_numbered(spoken("source"), found.source_tokens))
     # what reads both ways has read what comes after the position too
     encoder = model.kind == "encoder"
     read = found.tokens if encoder else found.tokens[: found.position + 1]
-    lines.append(_numbered("reads ", read))
+    lines.append(_numbered(spoken("reads "), read))
     outcome = found.answer
-    fate = f"  {_percent(outcome.probability)}, rank {outcome.rank}, logit {outcome.logit:.2f}"
-    asked = (f"{'there' if encoder else 'next':8}", QUIET)
-    lines.append(Text.assemble(asked, (visible(outcome.text), f"{STRONG} {POSITIVE}"), fate))
+    asked = (set_cell_size(spoken("there" if encoder else "next"), 8), QUIET)
+    lines.append(Text.assemble(asked, (visible(outcome.text), f"{STRONG} {POSITIVE}"), _fate(outcome)))
     if found.against is not None:
         other = found.against
-        fate = f"  {_percent(other.probability)}, rank {other.rank}, logit {other.logit:.2f}"
-        lines.append(Text.assemble(("against ", QUIET), (visible(other.text), f"{STRONG} {NEGATIVE}"), fate))
+        asked = (set_cell_size(spoken("against"), 8), QUIET)
+        lines.append(Text.assemble(asked, (visible(other.text), f"{STRONG} {NEGATIVE}"), _fate(other)))
     return Group(*lines)
+
+
+def _fate(outcome: Outcome) -> str:
+    chance = _percent(outcome.probability)
+    return spoken(
+        "  {probability}, rank {rank}, logit {logit:.2f}", probability=chance, rank=outcome.rank, logit=outcome.logit
+    )
 
 
 def _numbered(name: str, tokens: Sequence[Token]) -> Text:
@@ -147,116 +183,143 @@ def _numbered(name: str, tokens: Sequence[Token]) -> Text:
     return numbered(name, [token.text for token in tokens], Marks(unknown, spelled))
 
 
-def _asked(found: Explanation) -> str:
-    return "the token there" if found.model.kind == "encoder" else "next token"
-
-
 def _pipeline(found: Explanation) -> RenderableType:
-    grid = table("stage", "shape", "numbers", left=(0, 1, 2))
+    grid = table(*spoken_each("stage", "shape", "numbers"), left=(0, 1, 2))
     grid.columns[2].no_wrap = False
     for stage in found.pipeline:
-        shape = " ".join(f"{axis}={size}" for axis, size in stage.shape.items() if axis != "batch")
-        numbers = ", ".join(f"{name} {_number(value)}" for name, value in stage.numbers.items())
+        shape = " ".join(f"{spoken(axis)}={size}" for axis, size in stage.shape.items() if axis != "batch")
+        numbers = spoken(", ").join(f"{spoken(name)} {_number(value)}" for name, value in stage.numbers.items())
         if stage.stage == "ids":
             numbers = " ".join(str(t.id) for t in found.tokens[:10]) + (" …" if len(found.tokens) > 10 else "")
-        grid.add_row(stage.name, Text(shape, style=QUIET), numbers)
-    return section(f"From text to {_asked(found)} (norms at position {found.position})", grid)
+        grid.add_row(spoken(stage.name), Text(shape, style=QUIET), numbers)
+    if found.model.kind == "encoder":
+        title = spoken("From text to the token there (norms at position {position})", position=found.position)
+    else:
+        title = spoken("From text to next token (norms at position {position})", position=found.position)
+    return section(title, grid)
 
 
 def _next_token(found: Explanation) -> RenderableType:
-    grid = table("token", "probability", "", "logit", left=(0, 2))
+    grid = table(*spoken_each("token", "probability", "", "logit"), left=(0, 2))
     for candidate in found.next_token.candidates:
         shown = bar(candidate.probability, 1.0, 32)
         grid.add_row(_token(candidate), _percent(candidate.probability), shown, f"{candidate.logit:.2f}")
-    return section(f"{_asked(found).capitalize()} (entropy {found.next_token.entropy_bits:.2f} bits)", grid)
+    bits = found.next_token.entropy_bits
+    if found.model.kind == "encoder":
+        return section(spoken("The token there (entropy {bits:.2f} bits)", bits=bits), grid)
+    return section(spoken("Next token (entropy {bits:.2f} bits)", bits=bits), grid)
 
 
 def _sampling(found: Explanation) -> RenderableType:
-    grid = table("step", "setting", "left", "bits", "likeliest", left=(0, 4))
+    grid = table(*spoken_each("step", "setting", "left", "bits", "likeliest"), left=(0, 4))
     grid.columns[4].no_wrap = False
     for step in found.sampling.steps:
         setting = "" if step.setting is None else f"{step.setting:g}"
         likeliest = "  ".join(f"{visible(c.text, 10)} {_percent(c.probability)}" for c in step.candidates[:3])
-        name = step.name.replace("_", "-")
+        name = spoken(STEPS.get(step.name, step.name.replace("_", "-")))
         grid.add_row(name, setting, f"{step.kept:,}", f"{step.entropy_bits:.2f}", likeliest)
     draw, seed = found.sampling.draw, found.sampling.settings.get("seed")
-    grid.add_row("draw", f"seed {seed}", "1", "", f"{visible(draw.text, 10)} {_percent(draw.probability)}")
-    return section("Sampling, step by step (tokens left, entropy in bits)", grid)
+    grid.add_row(
+        spoken("draw"),
+        spoken("seed {seed}", seed=seed),
+        "1",
+        "",
+        f"{visible(draw.text, 10)} {_percent(draw.probability)}",
+    )
+    return section(spoken("Sampling, step by step (tokens left, entropy in bits)"), grid)
 
 
 def _translation(found: Explanation) -> RenderableType:
     assert found.translation is not None
-    origin = "generated" if found.translation.generated else "given"
-    grid = table("step", "reads", "writes", "probability", left=(1, 2))
+    origin = sentence("generated" if found.translation.generated else "given")
+    grid = table(*spoken_each("step", "reads", "writes", "probability"), left=(1, 2))
     for step in found.translation.steps:
         grid.add_row(str(step.index), visible(step.input), visible(step.output), _percent(step.probability))
     shown = "".join(c if c.isprintable() else " " for c in found.translation.text)
-    return section(f"Translation ({origin}): {shown}", Text("What the decoder reads and writes, step by step:"), grid)
+    title = spoken("Translation ({origin}): {text}", origin=origin, text=shown)
+    return section(title, Text(spoken("What the decoder reads and writes, step by step:")), grid)
 
 
 def _lens(rows: tuple[LensRow, ...], answer: str) -> RenderableType:
-    grid = table("after", "likeliest", "probability", "rank", "KL bits", left=(0, 1))
+    grid = table(*spoken_each("after", "likeliest", "probability", "rank", "KL bits"), left=(0, 1))
     for row in rows:
         likeliest = "  ".join(visible(c.text, 10) for c in row.candidates[:3])
         grid.add_row(
-            row.label, likeliest, _percent(row.answer.probability), f"{row.answer.rank:,}", f"{row.kl_bits:.2f}"
+            spoken_label(row.label),
+            likeliest,
+            _percent(row.answer.probability),
+            f"{row.answer.rank:,}",
+            f"{row.kl_bits:.2f}",
         )
-    return section(f"Logit lens: what the model would say if it stopped there (numbers for {visible(answer)})", grid)
+    title = spoken(
+        "Logit lens: what the model would say if it stopped there (numbers for {answer})", answer=visible(answer)
+    )
+    return section(title, grid)
 
 
 def _attribution(found: Explanation, top: int) -> RenderableType:
-    raw = "raw " if found.attribution.target.startswith("raw") else ""
-    what = f"the {raw}logit of {visible(found.answer.text)}"
-    if found.against is not None:
-        what += f" minus that of {visible(found.against.text)}"
-    return _components(list(found.attribution.components), f"What adds to {what}", found.attribution.total, top)
+    target = TARGETS["raw logit" if found.attribution.target.startswith("raw") else "logit"]
+    answer = visible(found.answer.text)
+    if found.against is None:
+        title = spoken("What adds to the {target} of {answer}", target=target, answer=answer)
+    else:
+        other = visible(found.against.text)
+        title = spoken(
+            "What adds to the {target} of {answer} minus that of {other}", target=target, answer=answer, other=other
+        )
+    return _components(list(found.attribution.components), title, found.attribution.total, top)
 
 
 def _components(
     parts: list[Contribution], title: str, total: float, top: int = N_COMPONENTS, norm: str = "frozen"
 ) -> RenderableType:
-    grid = table("component", "adds", "", left=(0, 2))
+    grid = table(*spoken_each("component", "adds", ""), left=(0, 2))
     most = max((abs(p.contribution) for p in parts), default=0.0)
     chosen = sorted(parts, key=lambda p: -abs(p.contribution))[:top]
     for part in chosen:
-        grid.add_row(part.label, f"{part.contribution:+.3f}", bar(part.contribution, most))
+        grid.add_row(spoken_label(part.label), f"{part.contribution:+.3f}", bar(part.contribution, most))
     rest = len(parts) - len(chosen)
     if rest:
         added = sum(p.contribution for p in parts) - sum(p.contribution for p in chosen)
-        grid.add_row(f"{rest} others", f"{added:+.3f}", bar(added, max(most, abs(added))), style=QUIET)
+        grid.add_row(spoken("{n} others", n=rest), f"{added:+.3f}", bar(added, max(most, abs(added))), style=QUIET)
     grid.add_row(
-        "sum",
+        spoken("sum"),
         f"{sum(p.contribution for p in parts):+.3f}",
-        Text(f"{'=' if norm == 'frozen' else 'of'} {total:+.3f} in the model", style=QUIET),
+        Text(
+            spoken("= {n:+.3f} in the model" if norm == "frozen" else "of {n:+.3f} in the model", n=total), style=QUIET
+        ),
         style=STRONG,
     )
     return section(title, grid)
 
 
 def _heads(found: Explanation) -> RenderableType:
-    grid = table("head", "adds", "roles on this text (score, positions; on random tokens)", left=(0, 2))
+    heads = spoken_each("head", "adds", "roles on this text (score, positions; on random tokens)")
+    grid = table(*heads, left=(0, 2))
     grid.columns[2].no_wrap = False
     facts = {head.label: head for head in found.heads}
     for top in found.top_heads:
-        grid.add_row(top.label, f"{top.contribution:+.3f}", _roles(facts[top.label]))
+        grid.add_row(spoken_label(top.label), f"{top.contribution:+.3f}", _roles(facts[top.label]))
     shown = [name for name in ROLES if any(_plays(facts[top.label], name) for top in found.top_heads)]
-    legend = [Text(f"{name.replace('_', '-')}: {MEANINGS[name]}", style=QUIET) for name in shown]
-    return section("Telling heads", grid, *legend)
+    legend = [
+        Text(spoken("{role}: {meaning}", role=PLAYED[name], meaning=MEANINGS[name]), style=QUIET) for name in shown
+    ]
+    return section(spoken("Telling heads"), grid, *legend)
 
 
 def _roles(head: HeadFacts) -> str:
     played = [r for r in head.roles if _plays(head, r.role)]
     if not head.roles:
-        return "cross-attention" if head.crosses else "no pattern"
-    sign = "" if head.reading == "mass" else " (signed)"
-    return ", ".join(f"{_role(r)}{sign}" for r in played) or "none above 0.2"
+        return spoken("cross-attention" if head.crosses else "no pattern")
+    sign = "" if head.reading == "mass" else spoken(" (signed)")
+    return spoken(", ").join(f"{_role(r)}{sign}" for r in played) or spoken("none above 0.2")
 
 
 def _role(found: RoleScore) -> str:
     """Return a role as a head plays it here: it is named by one that it plays in general, and else resembles one."""
-    name = found.role.replace("_", "-")
-    wide = "" if found.model_wide is None else f"; {found.model_wide:.2f}"
-    return f"{'resembles ' if found.named is False else ''}{name} {found.score:.2f} ({found.positions}{wide})"
+    name, wide = spoken(PLAYED[found.role]), "" if found.model_wide is None else f"; {found.model_wide:.2f}"
+    name = spoken("resembles {role}", role=name) if found.named is False else name
+    return f"{name} {found.score:.2f} ({found.positions}{wide})"
 
 
 def _plays(head: HeadFacts, role: str) -> bool:
@@ -269,11 +332,13 @@ def _looks(found: Explanation) -> RenderableType:
     for top in found.top_heads:
         texts = found.source_tokens if top.key == "source_tokens" else found.tokens
         names = [f"{t.index}:{visible(t.text, 12)}" for t in texts or ()]
-        grid.add_row(top.label, _mixture(top, names))
+        grid.add_row(spoken_label(top.label), _mixture(top, names))
     notes = []
     if any(top.basis == "norm" for top in found.top_heads):
-        notes.append(Text("≈ rows do not sum to one: share of |weight| times the norm of the value", style=QUIET))
-    return section(f"Where they look from position {found.position} (shares of 1)", grid, *notes)
+        about = spoken("≈ rows do not sum to one: share of |weight| times the norm of the value")
+        notes.append(Text(about, style=QUIET))
+    title = spoken("Where they look from position {position} (shares of 1)", position=found.position)
+    return section(title, grid, *notes)
 
 
 def _mixture(top: TopHead, names: list[str]) -> Text:
@@ -281,10 +346,10 @@ def _mixture(top: TopHead, names: list[str]) -> Text:
     shown = Text("≈ " if top.basis == "norm" else "")
     for i in order[:N_LOOKS]:
         if top.weights[i] >= 0.005:
-            name = names[i] if i < len(names) else f"extra {i}"
+            name = names[i] if i < len(names) else spoken("extra {n}", n=i)
             shown.append(name).append(f" {top.weights[i]:.2f}  ", style=POSITIVE)
     rest = sum(top.weights[i] for i in order if i not in order[:N_LOOKS] or top.weights[i] < 0.005)
-    return shown.append(f"others {rest:.2f}", style=QUIET) if rest >= 0.005 else shown
+    return shown.append(spoken("others {share:.2f}", share=rest), style=QUIET) if rest >= 0.005 else shown
 
 
 def _token(candidate: Candidate) -> Text:

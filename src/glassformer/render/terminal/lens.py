@@ -10,6 +10,7 @@ from glassformer.analysis.lens import LensDivergence, LensGrid
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, section, table, tables, visible
 from glassformer.trace import Site
+from glassformer.words import spoken, spoken_each
 
 N_COMPONENTS, N_TOKENS, N_POSITIONS = 10, 6, 6
 
@@ -22,40 +23,42 @@ def _(result: LensGrid) -> RenderableType:
 
 @tables.register
 def _(result: LensDivergence) -> RenderableType:
-    grid = table("site", "logit lens", "tuned lens")
+    grid = table(*spoken_each("site", "logit lens", "tuned lens"))
     for i, site in enumerate(result.kl_bits.labels("site")):
         grid.add_row(_place(str(site)), *(_with_error(result, j, i) for j in range(2)))
-    return section(f"KL(final || lens) in bits, mean over {result.positions:,} positions ± standard error", grid)
+    title = spoken("KL(final || lens) in bits, mean over {n:,} positions ± standard error", n=result.positions)
+    return section(title, grid)
 
 
 @tables.register
 def _(result: MeaningShift) -> RenderableType:
     title = Text.assemble(
-        (visible(result.word[0]), STRONG), f" at {result.positions[0]} in the first context, ",
-        (visible(result.word[1]), STRONG), f" at {result.positions[1]} in the second",
+        (visible(result.word[0]), STRONG), spoken(" at {place} in the first context, ", place=result.positions[0]),
+        (visible(result.word[1]), STRONG), spoken(" at {place} in the second", place=result.positions[1]),
     )  # fmt: skip
-    depth = table("place", "distance", "relative", "cosine", "moved by", left=(0, 4))
+    depth = table(*spoken_each("place", "distance", "relative", "cosine", "moved by"), left=(0, 4))
     columns = (result.distance, result.relative, result.cosine)
     for i, site in enumerate(result.distance.labels("site")):
         movers = Labelled(result.along.values[i], ("component",), {"component": result.along.labels("component")})
         named = "  ".join(f"{label} {v:+.2f}" for (label, *_), v in movers.top(3, by_size=True) if v)
         depth.add_row(_place(str(site)), *(f"{c.values[i]:.3f}" for c in columns), named)
     moved = result.along.select(site=result.site)
-    parts = table("component", "moves it by", "", left=(0, 2))
+    parts = table(*spoken_each("component", "moves it by", ""), left=(0, 2))
     largest = float(moved.values.abs().max())
     for (label, *_), value in [pair for pair in moved.top(N_COMPONENTS, by_size=True) if pair[1]]:
         parts.add_row(str(label), f"{value:+.3f}", bar(value, largest))
-    parts.add_row("sum", f"{float(moved.values.sum()):+.3f}", "", style=STRONG)
+    parts.add_row(spoken("sum"), f"{float(moved.values.sum()):+.3f}", "", style=STRONG)
     first, second = (Labelled(t.values * sign, t.axes, t.coords) for t, sign in zip(result.by_token(), (-1, 1)))
-    taken = table("context", "token", "heads took", "", left=(0, 1, 3))
+    taken = table(*spoken_each("context", "token", "heads took", ""), left=(0, 1, 3))
     most = max(float(t.values.abs().max()) if t.values.numel() else 0.0 for t in (first, second))
-    for name, tokens in (("first", first), ("second", second)):
+    for name, tokens in ((spoken("the first"), first), (spoken("the second"), second)):
         for (label, *_), value in [pair for pair in tokens.top(N_TOKENS, by_size=True) if abs(pair[1]) >= 0.0005]:
             taken.add_row(name, visible(str(label)), f"{value:+.3f}", bar(value, most))
+    what = spoken("What moves it, at {place} (along the direction, norms frozen)", place=_place(result.site))
     return Group(
-        title, Text(""), section("How far it moves, by depth", depth), Text(""),
-        section(f"What moves it, at {_place(result.site)} (along the direction, norms frozen)", parts), Text(""),
-        section("Which tokens the heads took that from (the first context's count the other way)", taken),
+        title, Text(""), section(spoken("How far it moves, by depth"), depth), Text(""),
+        section(what, parts), Text(""),
+        section(spoken("Which tokens the heads took that from (the first context's count the other way)"), taken),
     )  # fmt: skip
 
 
@@ -65,7 +68,7 @@ def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = No
     assert result.probability is not None and result.rank is not None and result.answers is not None
     assert result.entropy_bits is not None and result.kl_bits is not None
     followed = visible(result.words.get(int(result.answers.values[0, position]), answer or ""))
-    grid = table("site", "likeliest, %", "probability", "rank", "KL bits", "entropy", left=(0, 1))
+    grid = table(*spoken_each("site", "likeliest, %", "probability", "rank", "KL bits", "entropy"), left=(0, 1))
     grid.columns[1].no_wrap = False
     for i, site in enumerate(result.sites):
         ids, shares = (x.values[i, 0, position, :top].tolist() for x in (result.top, result.top_probability))
@@ -74,14 +77,15 @@ def depth(result: LensGrid, position: int, top: int = 3, answer: str | None = No
         p, rank = float(result.probability.values[i, 0, position]), int(result.rank.values[i, 0, position])
         grid.add_row(_place(site), likeliest, f"{p:.4f}", f"{rank:,}", *(f"{x:.2f}" for x in numbers))
     where = visible(str(result.first.labels("pos")[position]), 24)
-    return section(f"After {where}, following {followed}: probability and rank by depth", grid)
+    title = spoken("After {place}, following {token}: probability and rank by depth", place=where, token=followed)
+    return section(title, grid)
 
 
 def answers_by_depth(result: LensGrid) -> RenderableType:
     """Return how likely answers are at each place, averaged over rows; one position of each."""
     assert result.probability is not None and result.rank is not None and result.kl_bits is not None
     n = result.first.size("batch")
-    grid = table("site", "probability", "", "median rank", "first", "KL bits", left=(0, 2))
+    grid = table(*spoken_each("site", "probability", "", "median rank", "at rank 1", "KL bits"), left=(0, 2))
     chances = result.probability.values[:, :, 0].double()
     for i, site in enumerate(result.sites):
         p, ranks = chances[i], result.rank.values[i, :, 0]
@@ -89,19 +93,25 @@ def answers_by_depth(result: LensGrid) -> RenderableType:
         best, kl = float((ranks == 1).double().mean()), float(result.kl_bits.values[i, :, 0].mean())
         shown = bar(float(p.mean()), float(chances.mean(1).max()))
         grid.add_row(_place(site), f"{p.mean():.4f}{spread}", shown, f"{ranks.median():,}", f"{best:.0%}", f"{kl:.2f}")
-    return section(f"{'Tuned' if result.tuned else 'Logit'} lens: the answers of {n} prompts by depth", grid)
+    return section(spoken("{lens}: the answers of {n} prompts by depth", lens=_lens(result), n=n), grid)
 
 
 def _row(result: LensGrid, row: int) -> RenderableType:
     n = result.first.size("pos")
     shown = list(range(n))[-N_POSITIONS:]
-    grid = table("site", *(visible(str(result.first.labels("pos")[p]), 10) for p in shown), left=tuple(range(7)))
+    grid = table(
+        spoken("site"), *(visible(str(result.first.labels("pos")[p]), 10) for p in shown), left=tuple(range(7))
+    )
     for i, site in enumerate(result.sites):
         grid.add_row(_place(site), *(_likeliest(result, i, row, p) for p in shown))
     since = [_place(result.sites[int(result.settled.values[row, p])]) for p in shown]
-    grid.add_row("stays from", *since, style=QUIET)
-    which = f", row {row}" if result.first.size("batch") > 1 else ""
-    return section(f"{'Tuned' if result.tuned else 'Logit'} lens{which}: likeliest next token by place", grid)
+    grid.add_row(spoken("stays from"), *since, style=QUIET)
+    which = spoken(", row {row}", row=row) if result.first.size("batch") > 1 else ""
+    return section(spoken("{lens}{row}: likeliest next token by place", lens=_lens(result), row=which), grid)
+
+
+def _lens(result: LensGrid) -> str:
+    return spoken("Tuned lens" if result.tuned else "Logit lens")
 
 
 def _likeliest(result: LensGrid, i: int, row: int, p: int) -> str:

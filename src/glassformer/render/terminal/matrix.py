@@ -9,6 +9,7 @@ from rich.text import Text
 
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.tables import NEGATIVE, POSITIVE, QUIET, STRONG, label_of, table
+from glassformer.words import spoken
 
 WIDTH, ROWS, FEW, NUMBERS, SHADED = 80, 16, 8, 20, 56
 SHADES = " ░▒▓█"
@@ -56,12 +57,12 @@ def matrix(
         )
     notes: list[RenderableType] = []
     if not numbers and most > 0:
-        signs = f"; {NEGATIVE}: negative" if bool((values < 0).any()) else ""
-        notes.append(Text(f"shades: █ {largest:.3g} and down in quarters{signs}", style=QUIET))
+        signs = spoken("; {colour}: negative", colour=spoken(NEGATIVE)) if bool((values < 0).any()) else ""
+        notes.append(Text(spoken("shades: █ {n:.3g} and down in quarters{signs}", n=largest, signs=signs), style=QUIET))
     if defined > len(chosen):
         rest = max(float(sizes[i]) for i in range(len(sizes)) if i not in chosen)
-        fate = f"nowhere above {rest:.1g} in size" if rest > 0 else "all zero"
-        notes.append(Text(f"{defined - len(chosen)} more rows, {fate}", style=QUIET))
+        fate = spoken("nowhere above {n:.1g} in size", n=rest) if rest > 0 else spoken("all zero")
+        notes.append(Text(spoken("{n} more rows, {fate}", n=defined - len(chosen), fate=fate), style=QUIET))
     return [grid, *notes]
 
 

@@ -17,6 +17,7 @@ from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Coordinate, Labelled, Result, spaced
 from glassformer.provenance import Note
+from glassformer.words import spoken
 
 BAR, MOST, MOST_TOKENS, WIDE = 16, 8, 120, 6
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
@@ -48,21 +49,25 @@ def largest(result: Result, top: int) -> RenderableType:
 def _any_result(result: Result, top: int) -> RenderableType:
     """Return the largest entries of what a class of results says first."""
     parts = [_entries(panel.name, panel.value, top) for panel in result.panels()]
-    return Group(section(spaced(type(result).__name__)), *parts)
+    return Group(section(spoken(spaced(type(result).__name__))), *parts)
 
 
 def _entries(name: str, value: Labelled, top: int) -> RenderableType:
     if value.values.is_complex():
-        return Text(f"{name}: {value!r}", style=QUIET)
+        return Text(spoken("{name}: {value}", name=_name_of(name), value=repr(value)), style=QUIET)
     if len(value.axes) == 2 and value.axes[1] in UNLIKE:
         return _columns(name, value, top)
     numbers = dataclasses.replace(value, values=value.values.detach().double().nan_to_num(0.0, 0.0, 0.0))
     found = numbers.top(top, by_size=True)
-    grid = table(name.replace("_", " "), "  ".join(value.axes), "", left=(0, 2))
+    grid = table(_name_of(name), "  ".join(map(_name_of, value.axes)), "", left=(0, 2))
     for places, number in found:
         grid.add_row(labels_of(value.axes, places), f"{number:.3g}", bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
-    return Group(grid, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
+    return Group(grid, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
+
+
+def _name_of(name: str) -> str:
+    return spoken(name.replace("_", " "))
 
 
 def _columns(name: str, value: Labelled, top: int) -> RenderableType:
@@ -72,16 +77,16 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
     if len(rows) > top:
         order = values[:, 0].nan_to_num(-math.inf).argsort(descending=True)[:top].tolist()
     # a word a line: names of measures are longer than their numbers
-    heads = [str(one).replace("_", "\n") for one in value.labels(value.axes[1])]
+    heads = [_name_of(str(one)).replace(" ", "\n") for one in value.labels(value.axes[1])]
     grids = []
     for first in range(0, len(heads), WIDE):
-        grid = table(name.replace("_", " "), *heads[first : first + WIDE])
+        grid = table(_name_of(name), *heads[first : first + WIDE])
         for i in order:
             numbers = values[i, first : first + WIDE].tolist()
             grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
         grids.append(grid)
     rest = len(rows) - len(order)
-    return Group(*grids, *([Text(f"{rest:,} more", style=QUIET)] if rest else []))
+    return Group(*grids, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
 
 
 def show(result: Result, console: Console | None = None) -> None:
@@ -92,13 +97,14 @@ def show(result: Result, console: Console | None = None) -> None:
 
 def context_of(model: ModelFacts) -> str:
     """Return how many tokens a model takes, and how many its training gave it at once."""
-    trained = f", trained on {model.trained_length:,}" if model.trained_length is not None else ""
-    return f"context of {model.max_len:,} tokens{trained}"
+    if model.trained_length is None:
+        return spoken("context of {n:,} tokens", n=model.max_len)
+    return spoken("context of {n:,} tokens, trained on {trained:,}", n=model.max_len, trained=model.trained_length)
 
 
 def noted(notes: Iterable[Note]) -> list[Text]:
     """Return notes as lines."""
-    return [Text(f"Note: {note}", style=QUIET) for note in notes]
+    return [Text(spoken("Note: {note}", note=note), style=QUIET) for note in notes]
 
 
 def lines(result: Result, width: int = 100) -> Iterator[str]:
@@ -138,7 +144,7 @@ def numbered(name: str, tokens: Sequence[str], marks: Marks | None = None) -> Te
     i = 0
     while i < len(tokens):
         if i >= MOST_TOKENS // 2 and (left_out := len(tokens) - MOST_TOKENS // 2 - i) > 0 and len(tokens) > MOST_TOKENS:
-            line.append(f" … {left_out} more …", style=QUIET)
+            line.append(spoken(" … {n} more …", n=left_out), style=QUIET)
             i += left_out
             while any(one.first < i < one.end for one in odd.spelled):
                 i += 1

@@ -12,12 +12,13 @@ from glassformer.labelled import Labelled
 from glassformer.render.terminal.causal import spaced
 from glassformer.render.terminal.matrix import short
 from glassformer.render.terminal.tables import QUIET, STRONG, bar, label_of, largest, section, table, visible
+from glassformer.words import sentence, spoken, spoken_each
 
 N_TOKENS, N_EDGES = 12, 20
 METHODS = {
-    "saliency": "Length of the gradient",
-    "gradient_x_input": "Gradient times input",
-    "integrated": "Integrated gradients",
+    "saliency": sentence("Length of the gradient"),
+    "gradient_x_input": sentence("Gradient times input"),
+    "integrated": sentence("Integrated gradients"),
 }
 
 
@@ -36,14 +37,16 @@ def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
     parts = list[RenderableType]()
     whole = result.values
     for q, query in enumerate(whole.labels("query")):
-        what = "what moves" if result.method == "saliency" else "what adds to"
-        where = label_of("query", query)
-        title = f"{METHODS[result.method]}: {what} the {result.metric_name} after {where}"
+        title = spoken(
+            "{method}: what moves the {metric} after {query}" if result.method == "saliency"
+            else "{method}: what adds to the {metric} after {query}",
+            method=METHODS[result.method], metric=spoken(result.metric_name), query=label_of("query", query),
+        )  # fmt: skip
         at = whole.select(query=q)
         if "layer" in whole.axes:
-            rows = [section(f"{title}, at {layer}", *_by_token(at.select(layer=i), top, signed=True))
-                    for i, layer in enumerate(at.labels("layer"))]  # fmt: skip
-            parts += rows
+            for i, layer in enumerate(at.labels("layer")):
+                rows = _by_token(at.select(layer=i), top, signed=True)
+                parts.append(section(spoken("{title}, at {layer}", title=title, layer=layer), *rows))
             continue
         parts.append(section(title, *_by_token(at, top, signed=result.method != "saliency"), *_promise(result, q)))
     return Group(*spaced(parts))
@@ -51,64 +54,69 @@ def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
 
 @largest.register
 def _(result: AverageRoutes, top: int = N_EDGES) -> RenderableType:
-    grid = table("head", "passes", "", left=(0, 2))
+    grid = table(*spoken_each("head", "passes", ""), left=(0, 2))
     ranked = result.heads.top(top)
     for (label,), value in ranked:
         error = float(result.spread.select(head=str(label)).values)
         grid.add_row(
             str(label), f"{value:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}"), bar(value, ranked[0][1])
         )
-    return section(f"Through which heads the last token of {result.prompts} prompts got what it has", grid)
+    title = spoken("Through which heads the last token of {n} prompts got what it has", n=result.prompts)
+    return section(title, grid)
 
 
 @largest.register
 def _(result: FlowRoutes, top: int = N_EDGES) -> RenderableType:
-    inputs = section("Where it came from: importance that arrives at each token", *_by_token(result.inputs, top))
-    heads = table("head", "passes", "", left=(0, 2))
+    title = spoken("Where it came from: importance that arrives at each token")
+    inputs = section(title, *_by_token(result.inputs, top))
+    heads = table(*spoken_each("head", "passes", ""), left=(0, 2))
     ranked = [pair for pair in result.heads.top(top) if pair[1] > 0]
     most = max((value for _, value in ranked), default=0.0)
     for (label,), value in ranked:
         heads.add_row(str(label), short(value), bar(value, most))
     if not ranked:
-        heads.add_row("none", "", "")
-    edges = table("from", "by", "to", "share", left=(0, 1, 2))
+        heads.add_row(spoken("none"), "", "")
+    edges = table(*spoken_each("from", "by", "to", "share"), left=(0, 1, 2))
     importance = {node.label: node.importance for node in result.nodes}
     for edge in sorted(result.edges, key=lambda edge: -importance.get(edge.above, 0.0) * edge.share)[:top]:
-        below = edge.below if " | " in edge.below else "constant"
+        below = edge.below if " | " in edge.below else spoken("constant")
         edges.add_row(_node(below), edge.via, _node(edge.above), short(edge.share))
-    note = (
-        f"{len(result.nodes):,} places and {len(result.edges):,} edges of at least {result.threshold:g}. "
-        f"{result.constants:.2f} ends in biases, {result.dropped:.2f} where no edge is as large. Norms frozen."
-    )
-    return Group(
-        *spaced([inputs, section("Through which heads", heads), section("The most important edges", edges)]),
-        Text(note, style=QUIET),
-    )
+    note = spoken(
+        "{places:,} places and {edges:,} edges of at least {threshold:g}. {constants:.2f} ends in biases, "
+        "{dropped:.2f} where no edge is as large. Norms frozen.",
+        places=len(result.nodes), edges=len(result.edges), threshold=result.threshold, constants=result.constants,
+        dropped=result.dropped,
+    )  # fmt: skip
+    tables = section(spoken("Through which heads"), heads), section(spoken("The most important edges"), edges)
+    return Group(*spaced([inputs, *tables]), Text(note, style=QUIET))
 
 
 @largest.register
 def _(result: SourceEffects, top: int = N_TOKENS) -> RenderableType:
     both = [result.contributions] + ([] if result.cross is None else [result.cross])
     parts = []
-    for name, found in zip(("Heads by the token they move", "Cross-attention by source token"), both):
+    titles = spoken_each(
+        "Heads by the token they move (logits, norms frozen)", "Cross-attention by source token (logits, norms frozen)"
+    )
+    for title, found in zip(titles, both):
         shown = _one_place(found)
-        grid = table("head", "token", "adds", "", left=(0, 1, 3))
+        grid = table(*spoken_each("head", "token", "adds", ""), left=(0, 1, 3))
         ranked = shown.top(top, by_size=True)
         most = max((abs(value) for _, value in ranked), default=0.0)
         for (head, key), value in ranked:
             grid.add_row(str(head), label_of("key", key), f"{value:+.3f}", bar(value, most))
-        parts.append(section(f"{name} (logits, norms frozen)", grid))
+        parts.append(section(title, grid))
     return Group(*spaced(parts))
 
 
 @largest.register
 def _(result: NeuronEffects, top: int = N_TOKENS) -> RenderableType:
-    grid = table("neuron", "adds", "", left=(0, 2))
+    grid = table(*spoken_each("neuron", "adds", ""), left=(0, 2))
     ranked = _one_place(result.contributions).top(top, by_size=True)
     most = max((abs(value) for _, value in ranked), default=0.0)
     for (label,), value in ranked:
         grid.add_row(str(label), f"{value:+.3f}", bar(value, most))
-    return section("Neurons (logits, norms frozen)", grid)
+    return section(spoken("Neurons (logits, norms frozen)"), grid)
 
 
 def _one_place(found: Labelled) -> Labelled:
@@ -120,11 +128,13 @@ def token_flow(result: TokenFlow, position: int, top: int = N_TOKENS) -> Rendera
     """Return from which tokens the top of the stack comes at one position."""
     row = result.final.select(query=position)
     odd = int(result.unexplained.values[:, position].sum())
-    notes = [Text(f"{odd} layers explain nothing here and count as kept", style=QUIET)] if odd else []
-    about = f"norms {result.norms}" if result.norms == "frozen" else "attention weights alone"
-    title = f"{result.method.upper() if result.method == 'alti' else result.method.capitalize()} ({about})"
+    told = spoken("{n} layers explain nothing here and count as kept", n=odd)
+    notes = [Text(told, style=QUIET)] if odd else []
+    about = spoken("norms frozen" if result.norms == "frozen" else "attention weights alone")
+    method = result.method.upper() if result.method == "alti" else result.method.capitalize()
     where = label_of("query", result.final.labels("query")[position])
-    return section(f"{title}: shares of position {where}", *_by_token(row, top), *notes)
+    title = spoken("{method} ({about}): shares of position {place}", method=method, about=about, place=where)
+    return section(title, *_by_token(row, top), *notes)
 
 
 def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> RenderableType:
@@ -132,14 +142,14 @@ def value_norms(result: ValueNorms, position: int, top: int = N_TOKENS) -> Rende
     written = result.written.select(query=position)
     weighted = result.weighted.select(query=position)
     index = [{label: i for i, label in enumerate(written.labels(axis))} for axis in ("head", "key")]
-    grid = table("head", "token", "written", "", "pattern x value", left=(0, 1, 3))
+    grid = table(*spoken_each("head", "token", "written", "", "pattern x value"), left=(0, 1, 3))
     ranked = written.top(top)
     most = max((value for _, value in ranked), default=0.0)
     for (head, key), value in ranked:
         other = float(weighted.values[index[0][head], index[1][key]])
         grid.add_row(str(head), label_of("key", key), short(value), bar(value, most), short(other))
     where = label_of("query", result.written.labels("query")[position])
-    return section(f"Sizes of what heads bring to position {where}", grid)
+    return section(spoken("Sizes of what heads bring to position {place}", place=where), grid)
 
 
 def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[RenderableType]:
@@ -147,7 +157,7 @@ def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[Renderab
     values, labels = row.values.double(), row.labels("key")
     chosen = sorted(i for i in values.abs().topk(min(top, len(values))).indices.tolist() if values[i])
     most = float(values.abs().max()) if len(values) else 0.0
-    grid = table("token", "adds" if signed else "share", "", left=(0, 2))
+    grid = table(*spoken_each("token", "adds" if signed else "share", ""), left=(0, 2))
     for i in chosen:
         x = float(values[i])
         grid.add_row(label_of("key", labels[i], 24), f"{x:+.3f}" if signed else short(x, 3), bar(x, most, 32))
@@ -155,19 +165,25 @@ def _by_token(row: Labelled, top: int, *, signed: bool = False) -> list[Renderab
         rest = float(values.sum() - values[chosen].sum())
         number = f"{rest:+.3f}" if signed else short(rest, 3)
         left = len(values) - len(chosen)
-        grid.add_row(f"{left} other{'s' * (left != 1)}", number, bar(rest, max(most, abs(rest)), 32), style=QUIET)
+        grid.add_row(
+            spoken("{n} other" if left == 1 else "{n} others", n=left),
+            number,
+            bar(rest, max(most, abs(rest)), 32),
+            style=QUIET,
+        )
     return [grid]
 
 
 def _promise(result: InputGradients, q: int) -> Sequence[RenderableType]:
     if result.method != "integrated":
-        return [Text("first order, which need not sum to anything", style=QUIET)]
+        return [Text(spoken("first order, which need not sum to anything"), style=QUIET)]
     whole = float(result.metric.values[q] - result.baseline_metric.values[q])
-    text = Text.assemble(
-        ("sum ", STRONG), (f"{whole + float(result.gap.values[q]):+.3f}", STRONG),
-        (f" of {whole:+.3f} above the {result.baseline} ({result.steps} steps: off by "
-         f"{float(result.gap.values[q]):+.1e})", QUIET),
+    gap = float(result.gap.values[q])
+    told = spoken(
+        " of {whole:+.3f} above the {baseline} ({steps} steps: off by {gap:+.1e})",
+        whole=whole, baseline=spoken(result.baseline), steps=result.steps, gap=gap,
     )  # fmt: skip
+    text = Text.assemble((spoken("sum {n:+.3f}", n=whole + gap), STRONG), (told, QUIET))
     return [text]
 
 

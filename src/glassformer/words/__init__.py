@@ -1,0 +1,27 @@
+"""Words for people, in their language: one table per language, for terminals and pages alike"""
+
+from glassformer.words.saying import (
+    Language,
+    Sentence,
+    language,
+    listed,
+    sentence,
+    speaking,
+    spoken,
+    spoken_each,
+    spoken_label,
+    table,
+)
+
+__all__ = [
+    "Language",
+    "Sentence",
+    "language",
+    "listed",
+    "sentence",
+    "speaking",
+    "spoken",
+    "spoken_each",
+    "spoken_label",
+    "table",
+]
