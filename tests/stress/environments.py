@@ -76,11 +76,14 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=ROOT / ".environments", help="folder of the environments")
     options = parser.parse_args()
     found = {entry["environment"]: entry for entry in json.loads(REPORT.read_text())} if REPORT.exists() else {}
-    for name, python, versions in environments():
-        if options.only in name:
-            found[name] = tried(name, python, versions, options.home)
-            print(json.dumps(found[name]))
-            REPORT.write_text(json.dumps(list(found.values()), indent=1) + "\n", encoding="utf-8")
+    try:
+        for name, python, versions in environments():
+            if options.only in name:
+                found[name] = tried(name, python, versions, options.home)
+                print(json.dumps(found[name]))
+    finally:
+        # behind the last of them: a test compares a page with this file
+        REPORT.write_text(json.dumps(list(found.values()), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
