@@ -84,6 +84,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     Afterwards, no page may have complained or asked for anything.
     """
     from glassformer.render import page as pages
+    from pages import wait_for_frame
 
     contexts: list[Any] = []
     complaints: list[str] = []
@@ -107,6 +108,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
         tab.on("request", lambda request: requests.append(request.url))
         addresses.append(path.as_uri())
         tab.goto(path.as_uri())
+        wait_for_frame(tab)
         return tab
 
     yield open_page

@@ -29,6 +29,12 @@ OPENED = """() => {
 def open_everything(shown: Page) -> None:
     """Open all that folds, also what is drawn only when something else is opened, and wait until it is drawn."""
     shown.wait_for_function(OPENED)
+    wait_for_frame(shown)
+
+
+def wait_for_frame(shown: Page) -> None:
+    """Wait until a whole frame has passed: the browser lays out, and a map learns its room and is drawn, in a frame."""
+    shown.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def accessibility_report(shown: Page, part: str | None = None) -> str:

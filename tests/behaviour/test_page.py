@@ -14,7 +14,7 @@ from glassformer.analysis.reports import explain
 from glassformer.data import bytes_tokenizer
 from glassformer.models import DecoderConfig, block
 from glassformer.render.page import explanation_page
-from pages import NASTY, Opener, accessibility_report, open_everything
+from pages import NASTY, Opener, accessibility_report, open_everything, wait_for_frame
 
 browser_test = pytest.mark.browser
 
@@ -38,9 +38,9 @@ def weights(pattern: dict[str, Any]) -> list[list[float | None]]:
 
 def pixels(shown: Page, label: str) -> list[list[list[int]]]:
     """Return the colours of a small picture: rows of [red, green, blue, alpha]."""
-    # a change of scheme reaches the page with the next frame; the copy keeps the picture itself on its fast path
-    script = """async label => {
-        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    wait_for_frame(shown)  # a change of scheme reaches the page with the next one
+    # the copy keeps the picture itself on its fast path
+    script = """label => {
         const canvas = document.querySelector(`.thumbs [data-label="${label}"] canvas`);
         const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
         copy.drawImage(canvas, 0, 0);
