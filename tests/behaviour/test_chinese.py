@@ -32,7 +32,7 @@ CHINESE = table("zh")
 # what Chinese texts on machine learning write in Latin letters; names of mechanisms, norms and activations in code; of
 # fields, axes and special tokens
 TERMS = "logit logits Logits softmax MLP KL JSON Shift PyTorch glassformer explanation top Top k p L H X n"
-NAMES = "differential lightning rope rms layer norm silu gelu pre post d model bos eos"
+NAMES = "differential lightning rope RoPE rms layer norm silu gelu relu pre post d model bos eos"
 FIELDS = "blocks attn mixer lambda init merge factor models published block"
 LATIN = {word for words in (TERMS, NAMES, FIELDS) for word in words.split()}
 

@@ -254,3 +254,26 @@ def _paper(shown: Page) -> list[int]:
 def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         explanation_page({"model": {"name": "m"}, "answer": float("nan")})
+
+
+# the words that a reader meets first, by the sample that uses them
+@browser_test
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("short", "attn write, mlp write, stream, scale, effective choices, unembedding, rope, mlp, gated, silu, pre norm, "
+         "rms_norm, Temperature, Top-k, Token embedding"),
+        ("translation", "<bos>, Encoder position embedding, post norm, cross write"),
+    ],
+)  # fmt: skip
+def test_words_of_the_model_are_explained_where_they_are_used(opened: Opener, name: str, words: str) -> None:
+    shown = opened(document(name))
+    terms = {a.inner_text(): a for a in shown.locator("header a.term, #pipeline a.term").all()}
+    for word in words.split(", "):
+        term = terms[word.removeprefix("Encoder ")]
+        entry = shown.locator(str(term.get_attribute("href")))
+        assert entry.locator("dd").inner_text() == term.get_attribute("title")
+    linked = {a.get_attribute("href") for a in shown.locator("a.term").all()}
+    # what explains parts of a model stands there only where it has them
+    assert ("RoPE" in shown.inner_text("#words")) == (name == "short")
+    assert len(linked) < shown.locator("#words dl > div").count()

@@ -309,8 +309,9 @@ const contextOf = (model) => (model.trained_length
 const trainedWords = (trained, longest) => (trained !== null && longest > trained
   ? [[spoken("red line"), spoken("On maps over tokens, before position {place}: from there on the text is longer than any in training.", { place: count(trained) })]] : []);
 
-const notesCard = (notes) => (notes?.length ? el("ul", { class: "card notes" },
-  notes.map(({ seen, meaning, advice }) => el("li", {}, [seen, meaning, advice].filter(Boolean).map((words) => spoken(words)).join(spoken(" "))))) : null);
+// `shown` makes what `el` takes of the words of a note
+const notesCard = (notes, shown = (words) => words) => (notes?.length ? el("ul", { class: "card notes" },
+  notes.map(({ seen, meaning, advice }) => el("li", {}, shown([seen, meaning, advice].filter(Boolean).map((words) => spoken(words)).join(spoken(" ")))))) : null);
 
 function ofCard(of) {
   if (!of) return null;

@@ -5,6 +5,8 @@ const TRAINED = data.model.trained_length ?? null;
 const textsIn = (list) => marking((data[list] ?? []).map((t) => t.text), (data[list] ?? []).filter((t) => t.unknown || t.character));
 const TARGETS = { logit: spoken("logit"), difference: spoken("logit difference"), "raw logit": spoken("raw logit"), "raw difference": spoken("raw logit difference") };
 const target = TARGETS[data.attribution.target];
+const GLOSSARY = new Glossary(WORDS, PARTS);
+const told = (id, title, gloss, ...content) => section(id, title, GLOSSARY.linked(gloss), ...content);
 const patterns = data.patterns.map((entry) => new Pattern(entry));
 const headByLabel = new Map(data.heads.map((head) => [head.label, head]));
 const textsOf = (pattern) => ({ query: textsIn(pattern.query), key: textsIn(pattern.key) });
@@ -73,7 +75,7 @@ function header() {
       spoken(THERE ? "Explained: what is token {position} {token} (outlined). " : "Explained: what follows token {position} {token} (outlined). ", { position: data.position, token: chip(tokens[data.position]) }),
       data.against ? spoken("The model gives {outcome} and {other}. ", { outcome: outcome(data.answer), other: outcome(data.against) }) : spoken("The model gives {outcome}. ", { outcome: outcome(data.answer) }),
       spoken("Its whole distribution holds {bits} bits of uncertainty.", { bits: bits.toFixed(2) })),
-    notesCard(data.notes), ofCard(data.provenance));
+    notesCard(data.notes, (words) => GLOSSARY.linked(words)), ofCard(data.provenance));
 }
 
 // ---- the pipeline
@@ -85,9 +87,9 @@ const quantity = (x) => (Number.isInteger(x) ? count(x) : plain(x, Math.abs(x) <
 
 function stageCard(stage) {
   const numbers = Object.entries(stage.numbers);
-  return el("li", {}, el("h3", {}, capital(spoken(stage.name))), el("span", { class: "shape" }, shapeText(stage.shape)),
-    numbers.length ? el("p", {}, listed(numbers.map(([name, x]) => [`${spoken(name)} `, number(quantity(x))]))) : null,
-    stage.note ? el("p", {}, spoken(stage.note)) : null);
+  return el("li", {}, el("h3", {}, GLOSSARY.linked(capital(spoken(stage.name)))), el("span", { class: "shape" }, shapeText(stage.shape)),
+    numbers.length ? el("p", {}, listed(numbers.map(([name, x]) => [GLOSSARY.linked(spoken(name)), " ", number(quantity(x))]))) : null,
+    stage.note ? el("p", {}, GLOSSARY.linked(spoken(stage.note))) : null);
 }
 
 // blocks of one kind share a card: a table with a row each
@@ -101,12 +103,12 @@ function stagesCard(stages) {
     return el("td", {}, number(quantity(x)), bar);
   };
   const table = el("table", { class: "data stages" },
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("stage")), names.map((n) => el("th", { scope: "col" }, spoken(n))))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("stage")), names.map((n) => el("th", { scope: "col" }, GLOSSARY.linked(spoken(n)))))),
     el("tbody", {}, stages.map((s) => el("tr", {}, el("th", { scope: "row" }, spoken(s.name)), names.map((n, i) => cell(s, n, i))))));
   const heading = stages[0].stage === "encoder" ? spoken("Encoder blocks") : data.source_tokens ? spoken("Decoder blocks") : spoken("Blocks");
   const notes = [...new Set(stages.map((s) => s.note).filter(Boolean))];
   return el("li", { class: "wide" }, el("h3", {}, heading, ` × ${stages.length}`), el("span", { class: "shape" }, shapeText(stages[0].shape)),
-    scroller(spoken("{blocks} in numbers", { blocks: heading }), table), notes.length <= 2 ? notes.map((note) => el("p", {}, spoken(note))) : null);
+    scroller(spoken("{blocks} in numbers", { blocks: heading }), table), notes.length <= 2 ? notes.map((note) => el("p", {}, GLOSSARY.linked(spoken(note)))) : null);
 }
 
 function flow() {
@@ -137,7 +139,7 @@ function samplingStep(step, i) {
     className: c.probability === 0 ? "out" : "", bar: c.probability === 0 ? "hollow" : last && draw && c.id === draw.id ? "drawn" : "",
   }));
   const setting = step.setting === null || step.setting === undefined ? "" : ` = ${step.setting}`;
-  return el("li", {}, el("h3", {}, `${capital(stepName(step.name))}${setting}`),
+  return el("li", {}, el("h3", {}, GLOSSARY.linked(`${capital(stepName(step.name))}${setting}`)),
     el("p", {}, spoken("still possible {n}, entropy {entropy}", { n: number(count(step.kept)), entropy: number(spoken("{n} bits", { n: step.entropy_bits.toFixed(2) })) })),
     scroller(spoken("{step} candidates", { step: stepName(step.name) }), bars({ heads: [spoken("token"), spoken("probability")], rows, limit: 1 })));
 }
@@ -156,7 +158,7 @@ function sampling() {
   ];
 }
 
-const pipeline = () => section("pipeline", THERE ? spoken("From text to the token there, in numbers") : spoken("From text to next token, in numbers"),
+const pipeline = () => told("pipeline", THERE ? spoken("From text to the token there, in numbers") : spoken("From text to next token, in numbers"),
   spoken("What the model computes, in order, with the shape of what each stage hands on. Norms are lengths of the vector at the explained position."),
   flow(), tokenTable(), sampling());
 
@@ -182,7 +184,7 @@ function translation() {
     el("td", { class: "number" }, s.index), el("td", {}, chip(s.input)), el("th", { scope: "row" }, chip(s.output)),
     el("td", {}, number(percent(s.probability)), el("span", { class: "bar", style: `width:${100 * s.probability}%` })),
     source ? el("td", {}, source(s.index)) : null));
-  return section("translation", spoken("The translation, step by step"),
+  return told("translation", spoken("The translation, step by step"),
     spoken("The decoder reads what it has so far and says the next token, which becomes its next input. ") +
       (source ? spoken("The last column averages the heads of the last cross-attention layer.") : ""),
     el("p", { class: "result-line" }, el("span", { lang: "und" }, data.text ?? ""), " → ", el("strong", {}, text), el("span", { class: "soft" }, generated ? spoken(" (generated)") : spoken(" (given)"))),
@@ -200,7 +202,7 @@ function nextToken() {
     name: chip(c.text), value: c.probability, cells: [count(c.rank ?? i + 1), percent(c.probability), plain(c.logit)],
     className: picked.some((o) => o.id === c.id) ? "picked" : "",
   }));
-  return section("next", THERE ? spoken("What may stand there") : spoken("What may come next"),
+  return told("next", THERE ? spoken("What may stand there") : spoken("What may come next"),
     spoken("The likeliest tokens; probability is the softmax of the logits. The token explained is outlined."),
     el("div", { class: "card" }, bars({ heads: [spoken("token"), spoken("rank"), spoken("probability"), "logit"], rows, limit: 1 })));
 }
@@ -221,7 +223,7 @@ function lens() {
   const heads = [..."12345".slice(0, width)].map((n) => spoken("top {n}", { n }));
   const all = [spoken("after"), ...heads, ...rated(data.lens[0].answer && data.answer), ...rated(data.lens[0].against && data.against), spoken("entropy, bits"), spoken("KL, bits")];
   const settled = data.lens.findIndex((_, i) => data.lens.slice(i).every((row) => row.answer && row.answer.rank === 1));
-  return section("lens", spoken("Logit lens: the prediction, layer by layer"),
+  return told("lens", spoken("Logit lens: the prediction, layer by layer"),
     spoken("What the model would say if it stopped here: the stream after each layer, read through the final norm and the unembedding. KL is the distance, in bits, of the final distribution from the row’s."),
     legend(1, false, spoken("probability; colour follows its square root, so small ones show")),
     scroller(spoken("Logit lens"), el("table", { class: "grid" },
@@ -298,7 +300,7 @@ function contributionBars() {
 function attribution() {
   const asked = data.against ? spoken("{token} minus {other}", { token: chip(data.answer.text), other: chip(data.against.text) }) : chip(data.answer.text);
   const { sum, total } = data.attribution;
-  return section("attribution", spoken("Direct logit attribution: who argued for it"),
+  return told("attribution", spoken("Direct logit attribution: who argued for it"),
     [spoken("Every component adds a vector to the residual stream; with the norm scales of this pass held fixed, each adds a share to the {target} of {asked}. ", { target, asked }),
       spoken("The {n} shares sum to {sum}; the model’s {target} is {total}. ", { n: data.attribution.components.length, sum: plain(sum, 3), target, total: plain(total, 3) }),
       spoken("These are direct effects only: a part can also matter through what later parts read from it.")],
@@ -312,7 +314,7 @@ function inputs() {
   const limit = Math.max(...values.map(Math.abs), ...(source ?? []).map(Math.abs), 1e-9);
   const card = (heading, list, numbers, here) => el("div", { class: "card" }, heading ? el("h3", {}, heading) : null,
     inWords(textsIn(list), numbers, { isSigned: true, rest: false }), tellingStrip(textsIn(list), { weights: numbers, limit, isSigned: true, here }));
-  return section("inputs", spoken("What each token’s vector does for it"),
+  return told("inputs", spoken("What each token’s vector does for it"),
     [data.against ? spoken("Gradient of the {target} of {token} against {other} times the token’s vector, ", { target: TARGETS[asked], token: chip(data.answer.text), other: chip(data.against.text) })
       : spoken("Gradient of the {target} of {token} times the token’s vector, ", { target: TARGETS[asked], token: chip(data.answer.text) }),
       spoken("with everything behind it reacting: paths through other positions, patterns and norms count. These are local slopes: they do not add up to the logit, and a large change could do otherwise.")].flat(),
@@ -390,7 +392,7 @@ function headCard(top, open) {
       inWords(texts, top.sources, { isSigned: true }), tellingStrip(texts, { weights: top.sources, limit, isSigned: true })) : null);
 }
 
-const heads = (open) => section("heads", spoken("The most telling heads, and where they look"),
+const heads = (open) => told("heads", spoken("The most telling heads, and where they look"),
   spoken("Heads that add much, or play a known role well. A role’s score is the share of attention that goes where the role says, averaged over the positions where it is defined (signed mechanisms: signed mass over absolute mass); in brackets, the same on repeated random tokens, where only a head’s habit is left: a head that does not play the role there resembles it on this text and no more. The strip shows where the head looks from the explained position."),
   bestByRole(open), legend(1, false, spoken("attention weight; colour follows its square root")),
   el("div", { class: "heads" }, data.top_heads.map((top) => headCard(top, open))), sinks());
@@ -427,7 +429,7 @@ function allPatterns(open) {
   const share = patterns.some((p) => p.limit === 1);
   const measured = patterns.filter((p) => p.limit !== 1);
   const pooled = patterns.some((p) => Math.max(p.rows, p.columns) > THUMB);
-  return section("patterns", spoken("Attention patterns of all heads"),
+  return told("patterns", spoken("Attention patterns of all heads"),
     [spoken("One picture per head: a row for every query token, a column for every key token, shaded by weight. "),
       pooled ? spoken("Every pixel is a value of this forward pass; where tokens outnumber pixels, a pixel shows the largest weight under it. ") : spoken("Every pixel is a value of this forward pass. "),
       spoken("Choose a picture to see it large, with its numbers.")],
@@ -439,21 +441,11 @@ function allPatterns(open) {
 
 // ---- words
 
-const WORDS = [
-  [spoken("token"), spoken("A piece of text the model knows by number. · is a space, ⏎ a new line, ⇥ a tab.")],
-  [spoken("residual stream"), spoken("The vector each position carries through the model; every part reads it and adds to it.")],
-  [spoken("head, L3H5"), spoken("One attention head: layer 3, head 5, both counted from 0. L3X5 is a head of cross-attention.")],
-  [spoken("query, key"), spoken("The position that looks, and the position looked at.")],
-  [spoken("attention pattern"), spoken("For every query, the weights with which the head mixes what the keys carry.")],
-  [spoken("logit"), spoken("A token’s score before the softmax. A difference of two logits is the log of the ratio of their probabilities.")],
-  [spoken("entropy, bits"), spoken("How uncertain a distribution is: n bits are as uncertain as 2ⁿ equally likely tokens.")],
-  [spoken("gradient × input"), spoken("A token’s vector times the slope of the answer’s logit along it, everything reacting.")],
-  [spoken("direct logit attribution"), spoken("A component’s own write, read through the final norm and the answer’s unembedding direction.")],
-];
-
-const words = () => section("words", spoken("Words on this page"), spoken("One line for each term, and the roles of heads."),
-  el("dl", { class: "words" }, [...WORDS, ...trainedWords(TRAINED, Math.max(data.tokens.length, data.source_tokens?.length ?? 0)), ...Object.values(ROLES).map(([name, line]) => [spoken("{role} head", { role: name }), line])]
-    .map(([term, meaning]) => el("div", {}, el("dt", {}, term), el("dd", {}, meaning)))));
+const words = () => {
+  const roles = Object.values(ROLES).map(([name, line]) => [spoken("{role} head", { role: name }), line]);
+  return section("words", spoken("Words on this page"), spoken("One line for each term, and the roles of heads."),
+    GLOSSARY.list(...trainedWords(TRAINED, Math.max(data.tokens.length, data.source_tokens?.length ?? 0)), ...roles));
+};
 
 // ---- the page
 

@@ -20,8 +20,10 @@ from glassformer.render.page.results import results_document
 from glassformer.words import Sentence, language, spoken, table
 
 # in the order they run: drawing, pictures, sections
-EXPLANATION = ("draw.js", "tensors.js", "lens.js", "patterns.js", "explanation.js")
-CIRCUITS = ("draw.js", "charts.js", "circuits.js")
+EXPLANATION = (
+    "draw.js", "glossary.js", "tensors.js", "lens.js", "patterns.js", "explanation_words.js", "explanation.js",
+)  # fmt: skip
+CIRCUITS = ("draw.js", "glossary.js", "charts.js", "circuits.js")
 RESULTS = (
     "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "results_views.js",
     "results.js",
