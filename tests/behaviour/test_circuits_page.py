@@ -1,13 +1,16 @@
 """The HTML page of a circuits report, opened from disk in a real browser."""
 
 import copy
+import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from glassformer.render.page import circuits_page
+from glassformer.render.terminal.tables import tables
 from pages import NASTY, Opener, accessibility_report, open_everything
 from reports import SAMPLES, sample
 
@@ -101,3 +104,31 @@ def test_no_token_becomes_markup(opened: Opener) -> None:
 def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         circuits_page({"model": {"name": "m"}, "edges": float("inf")})
+
+
+@browser_test
+def test_columns_are_called_as_on_the_terminal_and_say_what_they_hold(opened: Opener) -> None:
+    report = sample("gpt")
+    shown = opened(report.to_dict())
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(tables(report))
+    lines = console.export_text().splitlines()
+    printed = next(line.split() for line in lines if line.startswith("head ") and "ICL" in line)
+    columns = shown.locator("#heads thead th").all_inner_texts()
+    assert set(printed) <= set(columns) and max(map(len, lines)) <= 80
+    for table in ("#heads", "#induction"):
+        for name in shown.locator(f"{table} thead th.number").all():
+            term = name.locator("a.term")
+            entry = shown.locator(f"{term.get_attribute('href')} dd")
+            assert entry.inner_text() == term.get_attribute("title") != ""
+
+
+@browser_test
+def test_words_stand_left_under_their_headings_and_numbers_right(opened: Opener) -> None:
+    shown = opened(sample("gpt").to_dict())
+    heads, cells = (shown.locator(f"#trigrams {where}") for where in ("thead th", "tbody tr:first-child > *"))
+    sides = [
+        each.evaluate_all("all => all.map(c => getComputedStyle(c).textAlign.replace('start', 'left'))")
+        for each in (heads, cells)
+    ]
+    assert sides[0] == sides[1] and sides[0][1:4] == ["left"] * 3 and set(sides[0][4:]) == {"right"}

@@ -1,12 +1,14 @@
 // The words that a page explains: each is linked from where it is used to where it is explained, and says what it means
 // when it is pointed at.
 
+let explained = 0; // words of all lists of a page
+
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\/<>]/g, "\\$&");
 
 class Glossary {
   // entries: [name, meaning, further forms in which it is written]; those of `parts` are listed only where one was used
   constructor(words, parts = []) {
-    this.entries = [...words, ...parts].map(([name, meaning, ...forms], i) => ({ name, meaning, forms, id: `word-${i + 1}`, used: i < words.length }));
+    this.entries = [...words, ...parts].map(([name, meaning, ...forms], i) => ({ name, meaning, forms, id: `word-${(explained += 1)}`, used: i < words.length }));
     // a single Chinese character is a part of other words
     const forms = this.entries.flatMap((entry) => [entry.name, ...entry.forms].map((form) => [form.toLowerCase(), entry]))
       .filter(([form]) => form.length > 1);
@@ -24,6 +26,12 @@ class Glossary {
       seen.add(entry);
       return this.link(entry, piece);
     })));
+  }
+
+  // one term, which stands alone: the name of a column
+  term(name) {
+    const entry = this.byForm.get(name.toLowerCase());
+    return entry ? this.link(entry, name) : name;
   }
 
   link(entry, piece) {
