@@ -261,8 +261,8 @@ def test_a_number_that_is_not_finite_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("short", "attn write, mlp write, stream, scale, effective choices, unembedding, rope, mlp, gated, silu, pre norm, "
-         "rms_norm, Temperature, Top-k, Token embedding"),
+        ("short", "attn write, mlp write, stream, scale, effective choices, unembedding, rope, mlp, gated, silu, "
+         "pre norm, rms_norm, Temperature, Top-k, Token embedding"),
         ("translation", "<bos>, Encoder position embedding, post norm, cross write"),
     ],
 )  # fmt: skip

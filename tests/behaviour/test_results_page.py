@@ -326,3 +326,66 @@ def test_256_tokens_stay_readable(opened: Opener) -> None:
     box = shown.locator("canvas.map").bounding_box()
     assert box is not None and box["width"] <= 1280 and box["height"] >= 256 * 3
     assert shown.locator(".told").inner_text().startswith("query 255")
+
+
+@browser_test
+@pytest.mark.parametrize("name", ["patching", "direct", "gradients", "routes", "tracing", "lens"])
+def test_what_stands_open_is_for_readers_and_what_the_code_says_is_behind_a_fold(opened: Opener, name: str) -> None:
+    shown = opened(sample(name), HEAD)
+    said = shown.locator("main > section:not(#reading) :is(.gloss, figcaption p):visible").all_inner_texts()
+    assert len(said) > 1 and not any(re.search(r"`|NaN|\w_\w|float\(", words) for words in said)
+    assert shown.locator("main code:visible").count() == 0
+    fields = shown.locator("details.fields").first
+    fields.locator("summary").click()
+    about = results_document(sample(name), HEAD)["about"]
+    told = {dt.inner_text(): dt.locator("xpath=../dd").inner_text() for dt in fields.locator("dt").all()}
+    kind = "Patched" if name == "patching" else document(name)[0]["result"]
+    assert told and all(about[kind]["fields"][field].replace("`", "") == words for field, words in told.items())
+
+
+@browser_test
+def test_bars_that_add_up_end_in_their_sum_largest_first(opened: Opener) -> None:
+    result: Any = next(one for one in sample("direct") if one.to_dict()["contributions"]["axes"] == ["component"])
+    shown = opened([result], HEAD)
+    rows = shown.locator("#result-1 table.bars tbody tr").all()
+    names = [row.locator("th").inner_text() for row in rows]
+    numbers = [float(row.locator("td.number").inner_text().replace("−", "-")) for row in rows]
+    assert [abs(x) for x in numbers[:-2]] == sorted((abs(x) for x in numbers[:-2]), reverse=True)
+    assert "others together" in names[-2] and names[-1] == "sum"
+    assert numbers[-1] == pytest.approx(float(result.sum), abs=0.06)
+    assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.1)
+
+
+@browser_test
+def test_heads_that_routes_pass_stand_largest_first(opened: Opener) -> None:
+    shown = opened(sample("routes"), HEAD)
+    bars = shown.locator("figure", has=shown.get_by_role("heading", name="Heads", exact=True)).locator("td.number")
+    numbers = [float(cell) for cell in bars.all_inner_texts()]
+    assert len(numbers) > 2 and numbers == sorted(numbers, reverse=True)
+
+
+@browser_test
+def test_places_in_pairs_have_the_tokens_of_the_first_and_shares_their_errors(opened: Opener) -> None:
+    swept = sample("patching")[0]
+    rows = [[f"w{i}" for i in range(n)] for n in (17, 18)]
+    reading = {"tokens": {"clean": rows, "corrupt": rows}}
+    figure = opened([swept], {**HEAD, "reading": reading}).locator("#result-1 .family").first.locator("figure").first
+    assert "tokens of the first pair" in figure.inner_text()
+    told, canvas = figure.locator(".told"), figure.locator("canvas.map")
+    assert re.search(r"position \d+ w\d+.*: \S+ ± \d", told.inner_text())
+    canvas.focus()
+    for _ in range(2):
+        canvas.press("Shift+ArrowRight")
+    # the first pair ends before this place
+    assert "position 17:" in told.inner_text()
+    assert figure.locator(".strip .token").all_inner_texts() == rows[0]
+
+
+@browser_test
+def test_what_was_asked_is_said_once(opened: Opener) -> None:
+    tokens = ["a", "b", " c"]
+    asked = {**HEAD, "given": {"answer": " c", "positions": [-1], "n": 2}, "reading": {"tokens": {"reads": [tokens]}}}
+    shown = opened(sample("gradients")[:1], asked)
+    assert shown.locator(".given dl > div").all_inner_texts() == ["answer\n·c", "positions\n2 ·c", "number of pairs\n2"]
+    facts = shown.locator("#result-1 > dl.facts dt").all_inner_texts()
+    assert "measured" in facts and not {"answers", "method", "metric name"} & set(facts)

@@ -94,8 +94,8 @@ def lens(
         shown, read = _over_pairs(loaded, pairs_in(pairs, columns), fitting, translators)
         printed += [read.shown(), answers_by_depth(shown)]
         found.append(shown)
-    asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None, "seed": seed}
-    asked |= {"pairs": None if pairs is None else str(pairs)}
+    asked = {"text": text, "target": target, "answer": answer, "tuned": translators is not None}
+    asked |= {"pairs": None if pairs is None else str(pairs), "seed": None if train is None else seed}
     deliver("lens", loaded, asked, found, output, read, shown=printed)
 
 

@@ -103,6 +103,11 @@ class Patched(Result):
         found = self.recovered
         return found if self.direction == "denoising" else dataclasses.replace(found, values=1 - found.values)
 
+    @property
+    def carried_error(self) -> Labelled:
+        """Standard error of `carried`: that of the fraction over prompts, `metric …`; NaN for one prompt."""
+        return self.error("fraction")
+
     def mean(self, of: Literal["values", "change", "fraction"] = "fraction") -> Labelled:
         """Return the mean over the prompts that have a value, `metric …`."""
         return mean(getattr(self, of))

@@ -11,27 +11,35 @@ const SHARES = new Set(["class", "distance"]);
 
 const MOST_BARS = 24;
 
-function oneAxis(tensor, error, scale, name) {
+// what is looked through for the largest
+const BY_SIZE = new Set(["component", "head", "neuron", "sender", "path", "pair"]);
+
+// `sums`: whether the numbers add up to a whole
+function oneAxis(tensor, error, scale, name, sums) {
   const [axis] = tensor.axes;
   const labels = tensor.labels(axis);
   const values = labels.map((_, i) => tensor.at(i));
   if (CURVES.has(axis)) return curves(tensor, name);
   const order = labels.map((_, i) => i).filter((i) => values[i] !== null);
   const bySize = [...order].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
-  const shown = axis === "component" ? bySize.slice(0, MOST_BARS)
+  const shown = BY_SIZE.has(axis) ? bySize.slice(0, MOST_BARS)
     : order.length <= MOST_BARS ? order : bySize.slice(0, MOST_BARS).sort((a, b) => a - b);
   const spread = error?.values.some((x) => !Number.isNaN(x));
   const row = (i) => ({
     name: labelNode(axis, labels[i]), value: values[i],
     cells: [beside(values[i], scale.limit, scale.isSigned), ...(spread ? [`± ${compact(error.at(i))}`] : [])],
   });
-  const draw = (indices) => bars({ heads: [axisName(axis), spoken("number"), ...(spread ? [spoken("error")] : [])], rows: indices.map(row), isSigned: scale.isSigned });
+  const others = bySize.slice(shown.length).map((i) => values[i]);
+  const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
+  const together = (name, value, className) => ({ name, value, className, cells: [beside(value, scale.limit, scale.isSigned), ...(spread ? [""] : [])] });
+  const whole = !sums ? [] : [...(others.length ? [together(spoken("{n} others together", { n: others.length }), total(others), "out")] : []),
+    together(spoken("sum"), total(order.map((i) => values[i])), "total")];
+  const draw = (indices) => bars({ heads: [axisName(axis), spoken("number"), ...(spread ? [spoken("error")] : [])], rows: [...indices.map(row), ...whole], isSigned: scale.isSigned });
   const text = isText(tensor, axis) ? [legend(scale.limit, scale.isSigned, spoken("every token by its number")),
     strip(labels.map(textOfToken), { weights: values, ...scale, format: (x) => compact(x, scale.isSigned) })] : null;
-  const others = bySize.slice(shown.length).map((i) => values[i]);
   const table = room(name, order.length ? draw(shown) : el("p", {}, spoken("Nothing here is defined.")));
-  const note = others.length ? el("p", { class: "soft small" },
-    spoken("the {n} largest of {all}; the others sum to {sum}", { n: shown.length, all: order.length, sum: compact(others.reduce((a, b) => a + b), scale.isSigned) })) : null;
+  const note = others.length && !sums ? el("p", { class: "soft small" },
+    spoken("the {n} largest of {all}; the others sum to {sum}", { n: shown.length, all: order.length, sum: compact(total(others), scale.isSigned) })) : null;
   return el("div", { class: "stack" }, text, text ? el("details", {}, el("summary", {}, spoken("As bars")), note, table) : [note, table]);
 }
 
@@ -107,9 +115,10 @@ function arranged(tensor) {
   return { averaged, chosen, drawn: free };
 }
 
-// a figure of any labelled tensor; `words` say what it is
-function tensorFigure(entry, name, words = "") {
+// a figure of any labelled tensor; `words` say what it is, `error` how sure it is, `sums` that it adds up to a whole
+function tensorFigure(entry, name, { words = "", error = null, sums = false } = {}) {
   let tensor = entry instanceof Tensor ? entry : new Tensor(entry);
+  let spread = error ? new Tensor(error) : null;
   const caption = el("figcaption", {}, el("h3", {}, name), words ? el("p", { class: "soft" }, inCode(words)) : null);
   const figure = (...content) => el("figure", { class: "result" }, caption, content);
   const alone = [];
@@ -118,20 +127,33 @@ function tensorFigure(entry, name, words = "") {
     if (tensor.size(axis) !== 1) continue;
     if (!AVERAGED.has(axis) && axis in tensor.coords) alone.push(labelNode(axis, tensor.labels(axis)[0]));
     tensor = tensor.pick(axis, 0);
+    spread = spread?.pick(axis, 0);
   }
   if (alone.length) caption.append(el("p", { class: "soft small" }, listed(alone)));
   if (!tensor.axes.length) return figure(el("p", { class: "alone number" }, compact(tensor.at(), tensor.range().isSigned)));
-  return figure(new Figure(tensor, name).node);
+  return figure(new Figure(tensor, name, { spread, sums }).node);
 }
 
 // a text is read from its end: its last position has seen all of it
 const firstOf = (tensor, axis) => (isText(tensor, axis) ? tensor.size(axis) - 1 : 0);
 
+// places in pairs of prompts have the tokens of the first pair for names; with a target, they may be places in it
+const pairsRead = () => (data.reading && !data.reading.tokens.target ? data.reading.tokens.clean ?? [] : []);
+
+function withTokens(tensor) {
+  const row = pairsRead()[0];
+  if (!row || !tensor.axes.includes("pos") || !tensor.labels("pos").every((place) => typeof place === "number")) return tensor;
+  const pos = tensor.labels("pos").map((place) => (row[place] === undefined ? place : `${place}:${row[place]}`));
+  return new Tensor({ ...tensor, coords: { ...tensor.coords, pos } });
+}
+
+const firstPair = (axes) => (axes.includes("pos") && pairsRead().length > 1 ? spoken("; tokens of the first pair") : "");
+
 const FEW_MAPS = 4, NARROW = 16; // so many maps of so few columns stand beside each other
 
 class Figure {
-  constructor(tensor, name) {
-    Object.assign(this, { tensor, name, scale: tensor.range(), content: el("div", { class: "stack" }), smallMaps: el("div", {}) }, arranged(tensor));
+  constructor(tensor, name, { spread = null, sums = false } = {}) {
+    Object.assign(this, { tensor: withTokens(tensor), spread, sums, name, scale: tensor.range(), content: el("div", { class: "stack" }), smallMaps: el("div", {}) }, arranged(tensor));
     this.at = Object.fromEntries([...this.averaged.map((axis) => [axis, -1]), ...this.chosen.map((axis) => [axis, firstOf(tensor, axis)])]);
     const last = this.drawn.at(-1);
     this.mapped = this.drawn.length === 2 && ![UNITS, CURVES, SHARES].some((kind) => kind.has(last));
@@ -154,8 +176,9 @@ class Figure {
       .reduce((t, axis) => (this.at[axis] < 0 ? t.mean(axis) : t.pick(axis, this.at[axis])), this.tensor);
   }
 
-  // a spread over one averaged axis; over two it would not be one number
+  // a spread over one averaged axis; over two it would not be one number; of a mean, what came with it
   error(kept = []) {
+    if (this.spread) return this.chosen.filter((axis) => !kept.includes(axis)).reduce((t, axis) => t.pick(axis, this.at[axis]), this.spread);
     const mean = this.averaged.filter((axis) => this.at[axis] < 0);
     return mean.length === 1 ? this.now([...kept, mean[0]]).error(mean[0]) : null;
   }
@@ -175,11 +198,11 @@ class Figure {
       const [now, error] = [this.now(kept), this.error(kept)];
       this.maps.forEach((map, i) => map.show(pick(now, i), pick(error, i), scale));
       const pale = this.maps.some((map) => map.hasNoise) ? spoken("; pale: within two standard errors of zero") : "";
-      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, spoken("rows: {rows}, columns: {columns}", { rows: axisName(this.drawn[0]), columns: axisName(last) }) + pale));
+      this.legend.replaceChildren(legend(scale.limit, scale.isSigned, spoken("a row for each {rows}, a column for each {columns}", { rows: axisName(this.drawn[0]), columns: axisName(last) }) + firstPair(this.drawn) + pale));
       return;
     }
     const now = this.now();
-    const drawing = this.drawn.length === 1 ? oneAxis(now, this.error(), now.range(), this.name)
+    const drawing = this.drawn.length === 1 ? oneAxis(now, this.error(), now.range(), this.name, this.sums)
       : CURVES.has(last) ? curves(now, this.name) : SHARES.has(last) ? shareBars(now, this.name) : unitTable(now, this.error(), this.name);
     this.content.replaceChildren(...[drawing].flat());
   }

@@ -190,8 +190,9 @@ class HeatMap {
     const told = `${this.r} ${theme}`;
     if (!isText(this.tensor, this.columnAxis) || this.told === told) return;
     this.told = told;
-    const weights = this.columns.map((_, c) => this.tensor.at(this.r, c));
-    this.text.replaceChildren(strip(this.columns.map(textOfToken), {
+    const columns = this.columns.filter(placed); // those behind the first of several texts have no token
+    const weights = columns.map((_, c) => this.tensor.at(this.r, c));
+    this.text.replaceChildren(strip(columns.map(textOfToken), {
       weights, limit: this.limit, isSigned: this.isSigned, once: true, format: (x) => compact(x, this.isSigned),
       here: this.rowAxis === "query" && this.columnAxis === "key" ? this.columns.indexOf(row) : null,
     }));

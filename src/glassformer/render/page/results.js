@@ -10,7 +10,7 @@ const NAMES = { Acdc: spoken("ACDC: the circuit that is left"), Patched: spoken(
 
 // tensors that a picture of its own shows already, or that are ids
 const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
-  TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
+  InputGradients: ["answers", "against"], TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
   TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };
 
 const isTensor = (value) => value !== null && typeof value === "object" && "float32" in value;
@@ -21,14 +21,32 @@ const sentence = (name) => capitalised(factName(name).replace(/^kl /, "KL ").rep
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `${spoken(": ")}${spoken(manner(result).replaceAll("_", " "))}` : ""}`;
+const factLabel = (name) => FACTS[name] ?? factName(name);
+// what an analysis answers, in a sentence for readers where there is one
+const answers = (result) => READERS[result.result]?.[0] ?? inCode(data.about[result.result]?.summary ?? "");
+const numbersSaid = (result, name) => READERS[result.result]?.[1][name] ?? "";
 const meaning = (result, field) => withoutAxes(data.about[result.result]?.fields[field] ?? "");
 const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
 
 // axes are for those who program: a picture names its own
 const withoutAxes = (words) => words.replace(/(, | over |^)`(\w+|…)( (\w+|…))*`(?=[.,:;]|$)/g, "").replace(/^[.;:,] */, "").replace(/^./, (c) => c.toUpperCase());
 
-// what was asked stands above already
-const isAsked = (result) => ([name, value]) => value === false || (name in (data.given ?? {}) && SHOWN[result.result]?.includes(name)) || JSON.stringify(data.given?.[name]) === JSON.stringify(value);
+// what was asked stands above already, or in the title, and what is nothing need not be said
+const isSaid = (result) => ([name, value]) => {
+  const asked = data.given?.[name] ?? data.given?.[name.replace(/s$/, "")];
+  const inTitle = ["method", "direction", "tuned"].includes(name);
+  const isNothing = value === false || (value === 0 && ["constants", "dropped"].includes(name));
+  const isSum = name === "sum" && SUMS[result.result];
+  return isNothing || inTitle || isSum || (asked !== undefined && SHOWN[result.result]?.includes(name)) || JSON.stringify(data.given?.[name]) === JSON.stringify(value);
+};
+
+// what the code says of every field that there is
+function fieldsOf(result) {
+  const fields = Object.entries(data.about[result.result]?.fields ?? {}).filter(([name]) => (result.derived?.[name] ?? result[name] ?? null) !== null);
+  if (!fields.length) return null;
+  return el("details", { class: "fields" }, el("summary", {}, spoken("What the numbers are called in code")), el("p", { class: "soft" }, inCode(data.about[result.result].summary)),
+    el("dl", { class: "words" }, fields.map(([name, words]) => el("div", {}, el("dt", { class: "mono" }, name), el("dd", {}, inCode(words))))));
+}
 
 // ---- numbers and words that come with a result
 
@@ -43,7 +61,7 @@ function factsOf(entries, explained = () => "") {
   const rows = entries.map(([name, value]) => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(value);
-    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, factName(name)), el("dd", {}, cut(words, 240)));
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, factLabel(name)), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
 }
@@ -58,7 +76,9 @@ function wordLists(result) {
 
 // ---- tensors
 
-const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), said ? meaning(result, name) : "");
+const figureOf = (result, name, said = true) => tensorFigure(result.derived[name] ?? result[name], sentence(name), {
+  words: said ? numbersSaid(result, name) : "", error: result.derived[`${name}_error`], sums: SUMS[result.result]?.includes(name),
+});
 
 // what the class of a result draws first is drawn at once; the others wait behind a heading
 const MOST_MAIN = 4;
@@ -74,7 +94,8 @@ function tensorsOf(result, said = true) {
   const names = entriesOf(result).filter(([, value]) => isTensor(value)).map(([name]) => name);
   const free = (name) => names.includes(name) && !SHOWN[result.result]?.includes(name);
   const main = data.about[result.result].headline.filter(free).slice(0, MOST_MAIN);
-  const rest = names.filter((name) => free(name) && !main.includes(name));
+  const isBeside = (name) => name.endsWith("_error") && names.includes(name.slice(0, -"_error".length));
+  const rest = names.filter((name) => free(name) && !main.includes(name) && !isBeside(name));
   if (!names.length) return numbersOf(result);
   return [main.map((name) => figureOf(result, name, said)), rest.length
     ? waiting(spoken("Other numbers: {names}", { names: rest.map(factName).join(spoken(", ")) }), () => el("div", {}, rest.map((name) => figureOf(result, name)))) : null];
@@ -82,7 +103,7 @@ function tensorsOf(result, said = true) {
 
 const content = (result) => {
   const own = VIEWS[result.result]?.(result);
-  return [factsOf(entriesOf(result).filter((entry) => !isAsked(result)(entry)), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), inside(result)];
+  return [factsOf(entriesOf(result).filter((entry) => !isSaid(result)(entry)), (name) => meaning(result, name)), own === null || own === undefined || own.matches("figure") ? own : el("figure", { class: "result" }, own), tensorsOf(result), wordLists(result), fieldsOf(result), inside(result)];
 };
 
 // results within a result: tables of a sweep, circuits of a range of thresholds
@@ -101,15 +122,23 @@ function patchingSection(id, sweeps) {
     const table = sweep.tables[family];
     return table ? el("div", {}, sweeps.length > 1 ? el("h4", {}, sentence(sweep.direction)) : null, tensorsOf(table, false)) : null;
   };
-  const facts = sweeps.map((sweep) => factsOf([["direction", spoken(sweep.direction)], ["cells", sweep.rows], ["work", sweep.work]], (name) => meaning(sweep, name)));
+  const facts = sweeps.map((sweep) => el("p", { class: "soft small" }, spoken("{direction}: {n} cells, for {work} of the work of one whole run each.",
+    { direction: sentence(sweep.direction), n: count(sweep.rows), work: percent(sweep.work) })));
+  const tables = Object.values(sweeps[0].tables);
   return section(id, kindName("Patching"),
-    [inCode(data.about.Patched?.summary ?? ""), " ", spoken("Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed. Carried: "),
-      inCode((data.about.Patched?.fields.carried ?? "").replace(/^The/, "the"))],
+    [READERS.Patched[0], " ", spoken("Denoising puts clean values into the corrupt run: what is enough. Noising puts corrupt values into the clean run: what is needed."), " ", READERS.Patched[1].carried],
     facts, families.map((family) => el("div", { class: "family" }, el("h3", { class: "mono" }, family),
-      el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))));
+      el("div", { class: sweeps.length > 1 ? "columns pairs" : "stack" }, sweeps.map((sweep) => one(sweep, family))))), tables.length ? fieldsOf(tables[0]) : null);
 }
 
 // ---- the page
+
+// a place in the text that was read, counted from its end or its beginning: its index and its token
+function placeAsked(place) {
+  const row = Object.values(data.reading?.tokens ?? {}).at(-1)?.[0] ?? [];
+  const at = place < 0 ? row.length + place : place;
+  return row[at] === undefined ? place : `${at} ${visible(row[at])}`;
+}
 
 const heading = (names, model) => (model ? spoken("{names} in {model}", { names, model: model.name }) : names);
 
@@ -118,7 +147,7 @@ function header() {
   const names = [...new Set(data.results.map((result) => kindName(result.result)))];
   const facts = model ? [["parameters", model.parameters], ["layers", model.n_layers], ["heads", model.n_heads], ["width", model.d_model], ["context", contextOf(model)], ["attention", (model.mechanisms ?? []).join(spoken(", "))]] : [];
   // a text stands below as its tokens; what was not asked for need not be said
-  const asked = Object.entries(data.given ?? {}).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
+  const asked = Object.entries(data.given ?? {}).map(([name, value]) => [name, ["position", "positions"].includes(name) ? [value].flat().map(placeAsked) : value]).filter(([name, value]) => value !== false && !(data.reading && ["text", "target"].includes(name)));
   return el("header", { class: "top" },
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : spoken(" · results of analyses")),
     el("h1", {}, heading(names.length > 3 ? spoken("{names} and more", { names: names.slice(0, 3).join(spoken(", ")) }) : names.join(spoken(", ")), model)),
@@ -130,7 +159,7 @@ function header() {
 // the first row of each side; a token's index shows when it is pointed at
 function readingCard({ tokens, marks }) {
   return el("div", { class: "card" }, el("h2", {}, spoken("What it read")),
-    Object.entries(tokens).map(([name, rows]) => el("div", {}, name === "reads" && rows.length === 1 ? null
+    Object.entries(tokens).map(([name, rows]) => el("div", {}, name === "reads" && rows.length === 1 && Object.keys(tokens).length === 1 ? null
       : el("p", { class: "soft small" }, rows.length > 1 ? spoken("{name}, the first of {n}", { name: spoken(name), n: rows.length }) : spoken(name)), strip(marking([...(rows[0] ?? [])], marks?.[name] ?? [])))));
 }
 
@@ -155,7 +184,7 @@ function build() {
     if (result.result !== "Patching") {
       const same = titles.slice(0, i).filter((t) => t === titles[i]).length;
       const title = same ? `${titles[i]} (${same + 1})` : titles[i];
-      sections.push([title, section(`result-${i + 1}`, title, inCode(data.about[result.result]?.summary ?? ""), content(result))]);
+      sections.push([title, section(`result-${i + 1}`, title, answers(result), content(result))]);
     } else if (result === sweeps[0]) {
       sections.push([kindName("Patching"), patchingSection(`result-${i + 1}`, sweeps)]);
     }

@@ -40,7 +40,7 @@ function byLayer(tensor, components) {
 function componentsView(result) {
   const tensor = new Tensor(result.contributions);
   if (tensor.axes.at(-1) !== "component" || !result.components.some((c) => c.layer !== null)) return null;
-  return tensorFigure(byLayer(tensor, result.components), spoken("By layer"), spoken("The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out."));
+  return tensorFigure(byLayer(tensor, result.components), spoken("By layer"), { words: spoken("The same contributions, heads and MLPs laid out by layer; what lies outside the blocks is left out.") });
 }
 
 // ---- circuits

@@ -87,7 +87,7 @@ function beside(x, limit, isSigned) {
 
 const TOKENS = new Set(["pos", "query", "key", "position"]);
 const AXES = new Map(Object.entries({
-  pos: spoken("pos"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
+  pos: spoken("position"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
   kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"),
 }));
