@@ -178,6 +178,19 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
         assert "TEXT" not in words[2:]
 
 
+def test_plot_says_what_of_the_training_rows_is_no_text(monkeypatch):
+    pytest.importorskip("matplotlib")
+    assert main(["train", "recipe.json"]) == 0
+    drawn = []
+    monkeypatch.setattr("glassformer.render.curves.save", lambda figure, path: drawn.append(figure))
+    for run in ("attn-only-2l", "gpt-4l", "runs/recipe"):
+        assert main(["plot", run]) == 0
+    titles = [[axes.get_title() for axes in figure.axes] for figure in drawn]
+    assert titles[0][0].startswith("25 % of the rows of every training batch: Random tokens")
+    assert not any(titles[1]) and not any(titles[0][1:])
+    assert titles[2][0].startswith("100 % of the rows")
+
+
 def test_train_writes_the_folder_of_its_recipe_and_plot_draws_it(capsys):
     assert main(["train", "recipe.json"]) == 0
     said = capsys.readouterr().err

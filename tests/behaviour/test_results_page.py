@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+from importlib.resources import files
 from typing import Any
 
 import numpy
@@ -12,6 +13,7 @@ import pytest
 import torch
 from playwright.sync_api import Page
 
+from every_result import classes
 from glassformer.analysis.causal import CausalTrace, average_traces
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
@@ -80,6 +82,17 @@ def test_the_page_and_the_json_say_the_same_but_for_how_tensors_are_written(name
         assert {**packed.get("provenance", {}), **said[0]} == said[1]
         assert all(note in packed.get("notes", []) for note in result.pop("notes", []))
     assert without_tensors(packed["results"]) == without_tensors(alone)
+
+
+def test_sentences_for_readers_are_of_classes_that_there_are_and_of_what_these_draw_first() -> None:
+    script = files("glassformer.render.page").joinpath("results_words.js").read_text(encoding="utf-8")
+    said = re.findall(r"^  (\w+): \[(.*?)\}\],$", script, re.MULTILINE | re.DOTALL)
+    assert len(said) > 20
+    known = {kind.__name__: kind.headline_names() for kind in classes()}
+    for name, sentences in said:
+        fields = re.findall(r"[{ ](\w+): (?:spoken|[A-Z])", sentences.partition("{")[2])
+        assert set(fields) <= set(known[name])
+        assert set(known[name]) - set(fields) <= {"in_circuit"}  # a picture of its own
 
 
 def test_what_a_result_derives_is_what_its_property_says() -> None:

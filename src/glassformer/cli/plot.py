@@ -1,5 +1,6 @@
 """`glassformer plot`: draw a run's metrics."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +23,24 @@ def plot(run: Annotated[str, tyro.conf.Positional], out: Path | None = None) -> 
     """
     from glassformer.render import curves
     from glassformer.training import read_metrics
+    from glassformer.zoo.card import said_of_synthetic
 
     folder = checkpoints.folder_of(run) if run in checkpoints.shipped() else Path(run)
     metrics = read_metrics(folder)
     name = folder.resolve().name
     out = out or Path(f"{name}.png")
-    curves.save(curves.curves(metrics, name), out)
+    made_up = _made_up(run, folder)
+    curves.save(curves.curves(metrics, name, said_of_synthetic(made_up) if made_up else ""), out)
     say(out)
+
+
+def _made_up(run: str, folder: Path) -> Mapping[str, float]:
+    """Return what of each training batch was made up: as the card of a shipped model says, or the recipe of a run."""
+    from glassformer.files import MOST_JSON, read_text
+    from glassformer.training import TrainConfig
+    from glassformer.zoo import card
+
+    if run in checkpoints.shipped():
+        return card(run).synthetic
+    recipe = folder / "config.json"
+    return TrainConfig.from_json(read_text(recipe, MOST_JSON)).data.synthetic() if recipe.is_file() else {}

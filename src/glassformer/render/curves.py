@@ -9,8 +9,13 @@ from glassformer.figures import colour_map, columns_for, new_figure
 from glassformer.figures.colours import SERIES
 
 
-def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
+def curves(metrics: Sequence[dict[str, Any]], title: str, trained_on: str = "") -> Any:
     """Return a figure of what the metrics hold; panels without data are left out.
+
+    Args:
+        metrics: As `training.read_metrics` returns them.
+        title: Above the figure.
+        trained_on: What of a training batch is no text: the loss in training is that of the mixture.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -27,6 +32,8 @@ def curves(metrics: Sequence[dict[str, Any]], title: str) -> Any:
         axes = figure.add_subplot(rows, columns, i + 1)
         axes.grid(alpha=0.25)
         panel(metrics, axes)
+        if panel is _losses and trained_on:
+            axes.set_title(trained_on, fontsize="small", wrap=True, parse_math=False)
     return figure
 
 

@@ -181,7 +181,7 @@ function translation() {
   const source = alignment();
   const heads = [spoken("step"), spoken("decoder reads"), spoken("decoder says"), spoken("probability"), ...(source ? [spoken("looks most at")] : [])];
   const rows = steps.map((s) => el("tr", { class: s.index === data.position ? "current" : "" },
-    el("td", { class: "number" }, s.index), el("td", {}, chip(s.input)), el("th", { scope: "row" }, chip(s.output)),
+    el("td", {}, number(s.index)), el("td", {}, chip(s.input)), el("th", { scope: "row" }, chip(s.output)),
     el("td", {}, number(percent(s.probability)), el("span", { class: "bar", style: `width:${100 * s.probability}%` })),
     source ? el("td", {}, source(s.index)) : null));
   return told("translation", spoken("The translation, step by step"),

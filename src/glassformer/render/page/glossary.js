@@ -14,7 +14,7 @@ class Glossary {
       .filter(([form]) => form.length > 1);
     this.byForm = new Map(forms);
     const longestFirst = [...this.byForm.keys()].sort((a, b) => b.length - a.length);
-    this.pattern = new RegExp(`(?<![A-Za-z0-9_])(${longestFirst.map(escaped).join("|")})(?![A-Za-z0-9_])`, "gi");
+    this.pattern = new RegExp(`(?<![A-Za-z0-9_-])(${longestFirst.map(escaped).join("|")})(?![A-Za-z0-9_-])`, "gi");
   }
 
   // words as `el` takes them, each term a link where it stands first

@@ -21,7 +21,6 @@ const sentence = (name) => capitalised(factName(name).replace(/^kl /, "KL ").rep
 const kindName = (kind) => NAMES[kind] ?? sentence(kind.replace(/([a-z])([A-Z])/g, (_, a, b) => `${a} ${b.toLowerCase()}`));
 const manner = (result) => result.method ?? result.direction ?? (result.tuned ? "tuned" : null);
 const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `${spoken(": ")}${spoken(manner(result).replaceAll("_", " "))}` : ""}`;
-const factLabel = (name) => FACTS[name] ?? factName(name);
 // what an analysis answers, in a sentence for readers where there is one
 const answers = (result) => READERS[result.result]?.[0] ?? inCode(data.about[result.result]?.summary ?? "");
 const numbersSaid = (result, name) => READERS[result.result]?.[1][name] ?? "";
@@ -45,7 +44,7 @@ function fieldsOf(result) {
   const fields = Object.entries(data.about[result.result]?.fields ?? {}).filter(([name]) => (result.derived?.[name] ?? result[name] ?? null) !== null);
   if (!fields.length) return null;
   return el("details", { class: "fields" }, el("summary", {}, spoken("What the numbers are called in code")), el("p", { class: "soft" }, inCode(data.about[result.result].summary)),
-    el("dl", { class: "words" }, fields.map(([name, words]) => el("div", {}, el("dt", { class: "mono" }, name), el("dd", {}, inCode(words))))));
+    el("dl", { class: "words" }, fields.map(([name, words]) => el("div", {}, el("dt", {}, el("code", {}, name)), el("dd", {}, inCode(words))))));
 }
 
 // ---- numbers and words that come with a result
@@ -57,11 +56,11 @@ function brief(value) {
   return null;
 }
 
-function factsOf(entries, explained = () => "") {
+function factsOf(entries, explained = () => "", labels = FACTS) {
   const rows = entries.map(([name, value]) => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(value);
-    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, factLabel(name)), el("dd", {}, cut(words, 240)));
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, labels[name] ?? factName(name)), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
 }
@@ -152,7 +151,7 @@ function header() {
     el("p", { class: "brand" }, el("strong", {}, "glassformer"), data.command ? ` ${data.command}` : spoken(" · results of analyses")),
     el("h1", {}, heading(names.length > 3 ? spoken("{names} and more", { names: names.slice(0, 3).join(spoken(", ")) }) : names.join(spoken(", ")), model)),
     factsOf(facts.filter(([, value]) => value !== undefined && value !== null)),
-    asked.length ? el("div", { class: "card given" }, el("h2", {}, spoken("What was asked")), factsOf(asked)) : null,
+    asked.length ? el("div", { class: "card given" }, el("h2", {}, spoken("What was asked")), factsOf(asked, undefined, ASKED)) : null,
     data.reading ? readingCard(data.reading) : null, notesCard(data.notes), ofCard(data.provenance));
 }
 

@@ -56,10 +56,11 @@ const READERS = {
     first_tokens: spoken("What each head takes from each token of the first context."), second_tokens: spoken("What each head takes from each token of the second context.") }],
 };
 
-// facts whose names in the code say little to a reader
+// facts whose names on the command line and in the code say little to a reader
+const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors") };
 const FACTS = {
-  n: spoken("number of pairs"), metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
-  constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"),
+  metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
+  constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"), subject: spoken("places of the subject"),
 };
 
 // numbers that add up to a whole
