@@ -232,6 +232,12 @@ def test_a_translation_shows_three_kinds_of_patterns_and_every_step(opened: Open
     rows = shown.locator("#translation tbody tr").all_inner_texts()
     assert len(rows) == len(payload["translation"]["steps"])
     assert shown.locator(".thumbs .thumb").count() == len(payload["patterns"])
+    script = "all => all.map(cell => getComputedStyle(cell).textAlign.replace('start', 'left'))"
+    sides = [
+        shown.locator(f"#translation {cells}").evaluate_all(script)
+        for cells in ("thead th", "tbody tr:first-child > *")
+    ]
+    assert sides[0] == sides[1]
 
 
 @browser_test
