@@ -278,7 +278,7 @@ def subject_deviation(
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]
-    require_ids(ids[None], embed.vocab_size)
+    (ids,) = require_ids(ids[None], embed.vocab_size)
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
