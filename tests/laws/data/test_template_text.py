@@ -82,7 +82,7 @@ def test_rows_are_documents_that_begin_with_bos_and_tokens_are_those_of_pairs():
     starts = batch.documents[:, 1:] != batch.documents[:, :-1]
     assert bool(batch.tokens[:, 0].eq(tokenizer.bos).all())
     assert bool((batch.tokens[:, 1:] == tokenizer.bos).eq(starts).all())
-    prompt, answer = data.sentence("train", Random(5))
+    prompt, answer = data.config.sentence("train", Random(5))
     ids = [*tokenizer.encode(prompt), *tokenizer.encode(answer), *tokenizer.encode(".")]
     assert tokenizer.decode(ids) == f"{prompt}{answer}."
 
