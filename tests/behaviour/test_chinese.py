@@ -24,7 +24,7 @@ from glassformer.labelled import Labelled
 from glassformer.provenance import length_note
 from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.terminal import lines
-from glassformer.words import Sentence, listed, sentence, speaking, spoken, table
+from glassformer.words import Sentence, listed, saying, sentence, speaking, spoken, table
 from pages import Opener, open_everything
 from words import names_of_results, said
 
@@ -75,6 +75,14 @@ def test_a_sentence_is_english_and_is_said_in_the_language_that_is_spoken_with_t
         with speaking("en"):
             assert spoken(whole) == whole
     assert spoken(whole) == whole
+
+
+def test_the_examples_of_saying_words_say_what_they_show() -> None:
+    shown = re.findall(r'( *)(spoken\(.*\)) +"(.*)"\n', str(saying.__doc__))
+    assert len(shown) == 2
+    for indent, call, words in shown:
+        with speaking("zh" if len(indent) > 4 else "en"):
+            assert eval(call, {"spoken": spoken}) == words
 
 
 def test_notes_are_said_in_chinese_and_stay_english_in_documents() -> None:
