@@ -39,11 +39,14 @@ function brief(value) {
   return null;
 }
 
+// whether norms keep their scales, and not the length of a vector, which tensors of this name are
+const FACTS = { norm: spoken("norms") };
+
 function factsOf(entries, explained = () => "") {
   const rows = entries.map(([name, value]) => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
     const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(value);
-    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, factName(name)), el("dd", {}, cut(words, 240)));
+    return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, FACTS[name] ?? factName(name)), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
 }

@@ -47,8 +47,8 @@ def _(report: Circuits) -> RenderableType:
 
 
 def _heads(report: Circuits) -> RenderableType:
-    seen = spoken_each("head", "prev", "pref", "dup", "first", "own", "copies")
-    found = table(*seen, *spoken_each("OV", "behind", "at", "loss", "ICL"))
+    seen = spoken_each("head", "prev", "pref", "dup", "first", "curr", "copies")
+    found = table(*seen, *spoken_each("OV", "behind", "offset", "loss", "ICL"))
     telling = sorted(report.heads, key=lambda h: (not h.verdict, -(h.ablation_loss or 0.0)))[:N_HEADS]
     shown = {head.label for head in telling}
     for head in report.heads:
@@ -56,10 +56,10 @@ def _heads(report: Circuits) -> RenderableType:
             found.add_row(*_head_row(head), style=STRONG if head.verdict else "")
     rest = len(report.heads) - len(shown)
     legend = spoken(
-        "Seen on repeated random tokens: prev pref dup first own, share of attention on the previous token, on what "
+        "Seen on repeated random tokens: prev pref dup first curr, share of attention on the previous token, on what "
         "followed earlier copies, on earlier copies, on the first token, on itself; copies, raise of the attended "
-        "token over the average one's. By weights: OV, copying by eigenvalues; behind, of tokens as they reach it; at, "
-        "where position alone would send it. Loss, ICL: change without the head, nats."
+        "token over the average one's. By weights: OV, copying by eigenvalues; behind, of tokens as they reach it; "
+        "offset, where position alone would send it. Loss, ICL: change without the head, nats."
     ) + (spoken(" {n} more heads: --html or --json.", n=rest) if rest else "")
     return section(spoken("Heads by role"), found, Text(legend, style=QUIET), *_bandwidth(report))
 
