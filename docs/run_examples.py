@@ -2,7 +2,8 @@
 
 The blocks of one page share a namespace and run in order, as a reader would type them. Sketches not meant to run are
 fenced as `py`. Each page runs in a process and a folder of its own, so files it writes go nowhere; processes are
-forks of this one, which has imported the slow libraries once; a notebook also gets a kernel. Arguments choose pages:
+forks of this one, which has imported the slow libraries once; a notebook also gets a kernel. A comment that says which
+labelled tensor is printed, `# Labelled(batch=1 pos=…)`, must be right. Arguments choose pages:
 `docs/run_examples.py README.md`.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROMISED = re.compile(r"# (Labelled\(.*\))$", re.MULTILINE)
 
 
 def sources() -> dict[str, str]:
@@ -49,11 +51,17 @@ def run(name: str, source: str) -> bool:
         process.join()
         output.seek(0)
         printed = output.read().decode("utf-8", "replace")
-    passed = process.exitcode == 0
+    untrue = [words for words in PROMISED.findall(source) if not _holds(printed, words)]
+    passed = process.exitcode == 0 and not untrue
     print(f"{'ok    ' if passed else 'FAILED'}  {time.perf_counter() - started:4.1f} s  {name}", flush=True)
     if not passed:
-        print(printed)
+        print(printed, *(f"not printed: {words}" for words in untrue), sep="\n")
     return passed
+
+
+def _holds(printed: str, words: str) -> bool:
+    """Return whether a text holds words in which `…` stands for any number."""
+    return re.search(re.escape(words).replace("…", r"\d+"), printed) is not None
 
 
 def _execute(program: Path, output: int) -> None:

@@ -14,6 +14,7 @@ from playwright.sync_api import Page
 import reports
 import results
 import runtime_checks
+from every_result import result
 from explanations import sample
 from glassformer.analysis.causal import TracesByRole
 from glassformer.cli import main
@@ -24,7 +25,7 @@ from glassformer.labelled import Labelled
 from glassformer.provenance import length_note
 from glassformer.render.page import circuits_page, explanation_page, results_page
 from glassformer.render.terminal import lines
-from glassformer.words import Sentence, listed, sentence, speaking, spoken, table
+from glassformer.words import Sentence, listed, saying, sentence, speaking, spoken, table
 from pages import Opener, open_everything
 from words import names_of_results, said
 
@@ -75,6 +76,14 @@ def test_a_sentence_is_english_and_is_said_in_the_language_that_is_spoken_with_t
         with speaking("en"):
             assert spoken(whole) == whole
     assert spoken(whole) == whole
+
+
+def test_the_examples_of_saying_words_say_what_they_show() -> None:
+    shown = re.findall(r'( *)(spoken\(.*\)) +"(.*)"\n', str(saying.__doc__))
+    assert len(shown) == 2
+    for indent, call, words in shown:
+        with speaking("zh" if len(indent) > 4 else "en"):
+            assert eval(call, {"spoken": spoken}) == words
 
 
 def test_notes_are_said_in_chinese_and_stay_english_in_documents() -> None:
@@ -130,6 +139,15 @@ def test_the_terminal_explains_in_chinese(name: str) -> None:
     bare = [re.sub(r"\\u[0-9a-f]{4}|<0x..>", "", line) for line in printed]
     left = {word for line in english_in(bare, found.model.name) for word in re.findall("[A-Za-z]+", line)} - LATIN
     assert [word for word in left if not any(token.startswith(word) for token in tokens)] == []
+
+
+@pytest.mark.parametrize("name", ["PathPatching", "EdgeAttribution", "Acdc", "DirectLogitAttribution"])
+def test_how_circuits_were_measured_is_said_in_chinese(name: str) -> None:
+    said = {"frozen", "live", "recomputed", "clean", "corrupt", "receivers", "senders"}
+    with speaking("zh"):
+        printed = " ".join(lines(result(name), 200))
+    assert re.search("[一-鿿]", printed)
+    assert set(re.findall("[a-z]+", printed)) & said == set()
 
 
 # what can be seen or is read aloud, but for tokens, and the names and digests behind the numbers
@@ -192,6 +210,31 @@ def test_no_words_of_the_table_are_english_on_other_pages(
     assert any(heading in text for text in texts)
     # descriptions hold code, with a space or a full stop behind it
     assert [text for text in texts if CHINESE.get(text, text) != text and text not in (" ", ".")] == []
+
+
+# the same English word may name two things, of which the table has one
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("name", "field", "where", "said"),
+    [
+        ("direct", "norm", "dl.facts dt", "归一化"),
+        ("pruning", "passes", "dl.facts dt", "passes"),
+        ("routes", "heads", "figure h3", "头"),
+        ("flow", "layers", "figure h3", "层"),
+        ("lens", "first", "figure h3", "首个"),
+    ],
+)
+def test_a_field_is_not_said_as_another_thing_of_its_name(
+    opened: Opener, name: str, field: str, where: str, said: str
+) -> None:
+    def write(path: Path) -> None:
+        with speaking("zh"):
+            path.write_text(results_page(results.sample(name)), encoding="utf-8")
+
+    assert any(hasattr(found, field) for found in results.sample(name))
+    shown = opened(write)
+    open_everything(shown)
+    assert said in [text.lower() for text in shown.locator(where).all_inner_texts()]
 
 
 def dictionary(page: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from glassformer.render.page import circuits_page
+from glassformer.render.terminal import lines
 from glassformer.render.terminal.tables import tables
 from pages import NASTY, Opener, accessibility_report, open_everything
 from reports import SAMPLES, sample
@@ -132,3 +133,20 @@ def test_words_stand_left_under_their_headings_and_numbers_right(opened: Opener)
         for each in (heads, cells)
     ]
     assert sides[0] == sides[1] and sides[0][1:4] == ["left"] * 3 and set(sides[0][4:]) == {"right"}
+
+
+@browser_test
+def test_columns_are_called_on_the_page_as_on_the_terminal_which_cuts_them_short(opened: Opener) -> None:
+    report = next(sample(name) for name in SAMPLES if sample(name).importance)
+    shown = opened(report.to_dict())
+    printed = list(lines(report, 100))
+
+    def heads(first: str) -> list[str]:
+        """Return the heads of the terminal's table below the line that begins so."""
+        at = next(i for i, line in enumerate(printed) if line.startswith(first))
+        return re.split("  +", printed[at + 1].strip())
+
+    page = shown.locator("#heads thead th").all_inner_texts()
+    roles = [head for head in heads("Heads by role") if head not in ("head", "behind", "loss", "ICL")]
+    assert all(any(name.startswith(head) for name in page) for head in roles), (roles, page)
+    assert heads("Term importance") == shown.locator("#importance thead th").all_inner_texts()

@@ -5,6 +5,8 @@ import inspect
 import json
 import pkgutil
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -202,3 +204,12 @@ def test_the_page_of_families_lists_those_that_exist() -> None:
     compared = {name: cases.split("; ") for name, _, cases in rows}
     for name, case in all_cases().items():
         assert name.replace("_", " ") in compared[case.family], "run `make families`"
+
+
+@pytest.mark.parametrize(("said", "right"), [("a=1 b=…", True), ("a=1 b=20", True), ("a=1 b=2", False)])
+def test_an_example_whose_comment_says_another_tensor_than_it_prints_fails(said: str, right: bool) -> None:
+    source = f'print("Labelled(a=1 b=20, float32)")  # Labelled({said}, float32)\n'
+    # a process of its own: what it prints is not to be captured here
+    run = "import runpy, sys; sys.exit(not runpy.run_path(sys.argv[1])['run']('page.md', sys.argv[2]))"
+    done = subprocess.run([sys.executable, "-c", run, str(DOCS / "run_examples.py"), source], capture_output=True)
+    assert (done.returncode == 0) is right

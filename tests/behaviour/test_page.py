@@ -100,6 +100,31 @@ def test_every_pixel_of_every_pattern_is_a_weight_of_the_document(opened: Opener
             assert all(b >= a - 1 for a, b in zip(brightness[1:], brightness))
 
 
+# the colour in the middle of each cell of the large picture, but for those of the cursor
+CELLS = """canvas => {
+    const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+    copy.drawImage(canvas, 0, 0);
+    const n = 13, [left, size] = [96, (canvas.width - 98) / n];
+    return Array.from({length: n - 1}, (_, q) => Array.from({length: n}, (_, k) =>
+        [...copy.getImageData(left + (k + 0.5) * size, left + (q + 0.5) * size, 1, 1).data]));
+}"""
+
+
+@browser_test
+def test_the_line_where_training_ended_hides_no_weight_of_a_pattern(opened: Opener) -> None:
+    def drawn(trained: int | None) -> tuple[Any, Any, int]:
+        payload = document("short")
+        shown = opened({**payload, "model": {**payload["model"], "trained_length": trained}})
+        label = payload["patterns"][2]["label"]
+        small, lines = pixels(shown, label), shown.locator(f'.thumbs [data-label="{label}"] .trained').count()
+        open_head(shown, label)
+        return small, shown.locator("dialog canvas.map").evaluate(CELLS), lines
+
+    small, large, lines = drawn(None)
+    assert len(small) == 13 and lines == 0
+    assert drawn(4) == (small, large, 2)
+
+
 @browser_test
 def test_a_click_on_a_head_shows_it_large_and_escape_returns_to_it(opened: Opener) -> None:
     shown = opened(document("short"))

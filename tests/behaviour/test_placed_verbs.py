@@ -76,6 +76,7 @@ def test_training_goes_where_it_is_told(capsys: pytest.CaptureFixture[str]) -> N
     ("options", "complaint"),
     [
         (("--device", "warp:1"), r"device='warp:1' cannot be used"),
+        (("--device", "meta"), r"device='meta' cannot be used"),
         (("--dtype", "float23"), "dtype='float23' is no type that weights are computed in. Nearest: \"float32\""),
     ],
 )

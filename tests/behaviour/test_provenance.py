@@ -228,6 +228,23 @@ def test_traces_of_several_prompts_say_all_that_was_read() -> None:
     assert average_traces([traces[0], traces[1].bound(None)]).provenance is None
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_traces_of_several_models_or_seeds_are_not_said_to_be_of_the_first(kept: bool) -> None:
+    model, other = made(), made(1)
+
+    def traced(model: Any, seed: int = 3) -> Any:
+        found = causal_trace(model, [1, 2, 3], [1], 4, samples=2, seed=seed)
+        return found.bound(found.provenance) if kept else found
+
+    assert average_traces([traced(model), traced(other)]).provenance is None
+    said = average_traces([traced(model), traced(model, seed=4)]).provenance
+    assert said is not None and said.digest == model.digest() and said.seed is None
+    before = traced(model)
+    with torch.no_grad():
+        model.unembed.weight.add_(1)
+    assert average_traces([before, traced(model)]).provenance is None
+
+
 def test_a_table_of_a_sweep_says_what_the_sweep_is_of_and_the_sweep_says_it_once() -> None:
     model = made()
     model.trained_length = 2

@@ -14,7 +14,9 @@ import torch
 from playwright.sync_api import Page
 
 from every_result import classes
+from explanations import gpt
 from glassformer.analysis.causal import CausalTrace, average_traces
+from glassformer.analysis.lens import lens_grid
 from glassformer.errors import ConfigError
 from glassformer.labelled import Labelled, Result
 from glassformer.render.page import results_document, results_page
@@ -402,3 +404,37 @@ def test_what_was_asked_is_said_once(opened: Opener) -> None:
     assert shown.locator(".given dl > div").all_inner_texts() == ["answer\n·c", "positions\n2 ·c", "number of pairs\n2"]
     facts = shown.locator("#result-1 > dl.facts dt").all_inner_texts()
     assert "measured" in facts and not {"answers", "method", "metric name"} & set(facts)
+
+
+@browser_test
+def test_each_row_of_a_batch_is_drawn_with_its_own_tokens_and_without_its_padding(opened: Opener) -> None:
+    tokens = [["0:a", "1:b", None], ["0:c", "1:d", "2:e"]]
+    values = torch.arange(12.0).view(2, 2, 3)
+    shown = opened([Mystery(Labelled(values, ("batch", "layer", "pos"), rows={"pos": tokens}))])
+    for row, said in ((0, ["a", "b"]), (1, ["c", "d", "e"])):
+        shown.select_option("select", str(row))
+        drawn = shown.locator(".heatmap .strip .token")
+        assert drawn.all_inner_texts() == said
+        numbers = [str(title).split(": ")[1] for title in drawn.evaluate_all("all => all.map(token => token.title)")]
+        assert [float(number) for number in numbers] == values[row, 1, : len(said)].tolist()
+
+
+@browser_test
+def test_the_lens_of_several_texts_has_a_table_for_each_with_its_own_tokens(opened: Opener) -> None:
+    found = lens_grid(gpt(), ["def f(x):", "import"])
+    shown = opened([found])
+    for row, labels in enumerate(found.first.rows["pos"]):
+        shown.select_option(".stack > .choices select", str(row))
+        tokens = [str(label).split(":", 1)[1] for label in labels if label is not None]
+        heads = shown.locator("table.lenses thead th").all_inner_texts()[1:]
+        assert heads == [token.replace(" ", "·") for token in tokens]
+        assert "–" not in shown.inner_text(".told")
+    assert len(found.first.rows["pos"]) == 2
+
+
+@browser_test
+def test_a_lens_of_some_positions_has_its_line_between_them(opened: Opener) -> None:
+    found = lens_grid(gpt(), "def f(x):", positions=[0, 3, 6])
+    shown = opened([found], {**HEAD, "model": {**HEAD["model"], "trained_length": 5}})
+    columns = shown.locator("table.lenses .beyond").evaluate_all("all => all.map(cell => cell.cellIndex - 1)")
+    assert columns == [2] * shown.locator("table.lenses tr").count()

@@ -1,16 +1,18 @@
 """Steering and recording while a shipped model generates: texts in, texts and labelled values out."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise, save_file
 
 import glassformer as gf
 from glassformer.cli import main
 from glassformer.errors import UnknownAxis, UnknownSite
 from glassformer.models import GREEDY, generate, stream
+from waiting import in_seconds
 
 TEXTS = ["def transform_matrix(matrix, vector):\n    return transform_", "import os\n"]
 
@@ -143,6 +145,26 @@ def test_a_file_of_one_tensor_needs_no_name_and_no_factor(
     )
 
 
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_vector_in_few_bits_is_multiplied_in_many(
+    stored: torch.dtype, model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    vector = torch.randn(256, generator=torch.Generator().manual_seed(0)).to(stored)
+    save_file({"any": vector}, tmp_path / "one.safetensors")
+    # beyond what float16 holds
+    edit = gf.Add("blocks.0.resid_post", 1e6 * vector.float())
+    (text,) = generate(model, TEXTS[0], GREEDY, max_new_tokens=4, edit=edit).texts
+    printed_text = printed(capsys, "--steer", f"blocks.0.resid_post={tmp_path / 'one.safetensors'}*1e6")
+    assert printed_text == f"{TEXTS[0]}{text}\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_in_place_of_vectors_is_not_waited_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with in_seconds():
+        assert "no regular file" in refused(capsys, "--steer", f"blocks.0.resid_post={tmp_path / 'pipe'}")
+
+
 def test_the_document_says_what_was_made_and_what_was_recorded(
     model: gf.Decoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -174,11 +196,16 @@ def test_the_document_of_beams_holds_every_hypothesis(
     [
         ("--steer blocks.0.resid_post", "--steer takes SITE=FILE:NAME*FACTOR"),
         ("--steer blocks.0.resid_pos={file}:a", 'Nearest: "blocks.0.resid_post"'),
-        ("--steer blocks.0.resid_post={file}", "holds 2 tensors: say which"),
+        ("--steer blocks.0.resid_post={file}", "holds 4 tensors: say which"),
         ("--steer blocks.0.resid_post={file}:ab", 'no tensor "ab". Nearest: "a"'),
         ("--steer blocks.0.resid_post={file}:a*much", "a factor, a number; found 'much'"),
         ("--steer blocks.0.resid_post={file}.not:a", "cannot read a vector from"),
         ("--steer blocks.0.resid_post={file}:table", 'fixed number of positions along "pos"'),
+        ("--steer blocks.0.resid_post=none.safetensors", '"none.safetensors" holds no tensors'),
+        ("--steer blocks.0.resid_post=.", "it is no regular file"),
+        ("--steer blocks.0.resid_post={file}:complex", '"complex" of "v.safetensors" holds complex numbers'),
+        ("--steer blocks.0.resid_post={file}:nan", "holds NaN or infinite numbers"),
+        ("--steer blocks.0.resid_post={file}:a*inf", "holds NaN or infinite numbers"),
         ("--ablate L1H9", 'no head "L1H9" in this model'),
         ("--read L1H5.pattern", "give --json FILE"),
         ("--read L1H5.patern --json found.json", 'Nearest: "L1H5.pattern"'),
@@ -188,6 +215,10 @@ def test_a_slip_on_the_command_line_is_refused_before_anything_is_printed(
     options: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_file({"a": torch.ones(256), "table": torch.ones(1, 7, 256)}, "v.safetensors")
+    vectors = {"a": torch.ones(256), "nan": torch.full((256,), torch.nan), "table": torch.ones(1, 7, 256)}
+    vectors["complex"] = torch.zeros(256, dtype=torch.int64)
+    # safetensors before 0.7 does not write complex tensors, but meets them
+    Path("v.safetensors").write_bytes(serialise(vectors).replace(b'"I64"', b'"C64"'))
+    save_file({}, "none.safetensors")
     assert words in refused(capsys, *options.format(file="v.safetensors").split())
     assert not Path("found.json").exists()

@@ -335,6 +335,18 @@ def test_what_was_read_does_not_change_when_the_module_adds_in_place() -> None:
     assert not gf.run(model, x, read="stream")["stream"].values.any()
 
 
+@pytest.mark.parametrize(
+    "at", [At(batch=0), At(batch=1, pos=-1), At(batch=[1, 0], pos=[2, 0]), At(batch=[True, False], d_model=1)]
+)
+def test_parts_of_a_module_that_reads_no_ids_are_read_and_edited(at: At) -> None:
+    x = torch.arange(1.0, 13.0).reshape(2, 3, 2)
+    model = gf.foreign(nn.Sequential(nn.Identity()), gf.Spec({"stream": Place("0.out", axes="batch pos d_model")}))
+    site = model.sites()["stream"]
+    assert torch.equal(gf.run(model, x, read=gf.Read("stream", at))["stream"].values, at.take(x, site))
+    edited = gf.run(model, x, read="stream", edit=gf.Scale("stream", -1.0, at=at))["stream"].values
+    assert torch.equal(edited, at.put(x, -at.take(x, site), site))
+
+
 @every
 def test_gradients_at_sites_are_those_of_a_model_of_ours(name: str) -> None:
     model = MODELS[name]()

@@ -24,7 +24,7 @@ from glassformer.analysis.reading import marked
 from glassformer.arguments import checked
 from glassformer.data import UNMARKED, Marks
 from glassformer.errors import AnalysisUnavailable, CheckpointError, ShapeMismatch, SiteNotRead, UnknownSite, nearest
-from glassformer.files import json_text, opened, write
+from glassformer.files import json_text, tensors_in, write
 from glassformer.labelled import Coordinate, Labelled, RowLabels
 from glassformer.models import Model, ModuleLike, require_module
 from glassformer.models.evaluation import evaluating, require_gradients
@@ -370,10 +370,10 @@ class Run(Mapping[str, Labelled]):
         """
         import json
 
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         try:
-            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with tensors_in(path) as file:
                 header = json.loads((file.metadata() or {})["run"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             sites = {

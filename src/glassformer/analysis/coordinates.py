@@ -23,7 +23,9 @@ def refuse_padding(inputs: Any, given: Inputs, asked: Iterable[tuple[Site, At]])
         for axis, where in at.where.items():
             if axis not in ("pos", "query", "key") or isinstance(where, slice) or is_mask(where):
                 continue
-            by_row = labels.of(site.reads_source(axis))
+            # none of a module that reads no ids
+            if not (by_row := labels.of(site.reads_source(axis))):
+                continue
             rows = range(len(by_row)) if "batch" not in at.where else entries(at.where["batch"], len(by_row), "batch")
             for row in (row for row in rows if None in by_row[row]):
                 if any(by_row[row][i] is None for i in entries(where, len(by_row[row]), axis)):

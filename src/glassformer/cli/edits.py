@@ -6,6 +6,7 @@ from typing import Any
 
 from glassformer.config import require
 from glassformer.errors import CheckpointError, nearest
+from glassformer.files import reason, tensors_in
 
 STEER = re.compile(r"(?P<site>[^=]+)=(?P<file>[^:]+?)(?::(?P<name>[^*]+))?(?:\*(?P<factor>[^*]+))?")
 
@@ -35,7 +36,10 @@ def edits_of(ablate: Sequence[str], steer: Sequence[str]) -> list[Any]:
             f"--steer takes SITE=FILE:NAME*FACTOR, blocks.1.resid_post=vectors.safetensors:joy*4; found {words!r}.",
         )
         assert spelled is not None, "required above"
-        found.append(Add(spelled["site"], _vector(spelled["file"], spelled["name"]) * _factor(spelled["factor"])))
+        # a type of few bits may lack room for the product
+        vector = _vector(spelled["file"], spelled["name"]).double() * _factor(spelled["factor"])
+        require(bool(vector.isfinite().all()), f"--steer: {words!r} holds NaN or infinite numbers.")
+        found.append(Add(spelled["site"], vector))
     return found
 
 
@@ -49,15 +53,19 @@ def _factor(words: str | None) -> float:
 
 def _vector(path: str, name: str | None) -> Any:
     """Return a tensor of a file; the only one if none is named."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with tensors_in(path) as file:
             names = list(file.keys())
             if name in names or (name is None and len(names) == 1):
-                return file.get_tensor(name or names[0])
+                found = file.get_tensor(name or names[0])
+                require(not found.is_complex(), f'--steer: "{name or names[0]}" of "{path}" holds complex numbers.')
+                return found
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f'cannot read a vector from "{path}": {error}.') from error
+        raise CheckpointError(f'cannot read a vector from "{path}": {reason(error)}.') from error
+    if not names:
+        raise CheckpointError(f'"{path}" holds no tensors.')
     known = f"It holds {', '.join(names[:8])}{', …' if len(names) > 8 else ''}."
     if name is None:
         raise CheckpointError(f'"{path}" holds {len(names)} tensors: say which, {path}:NAME. {known}')

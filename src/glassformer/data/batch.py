@@ -122,6 +122,10 @@ class DataConfig(Config, family=True):
         """Return the same reading other text; data that read none as they are."""
         return self
 
+    def texts(self) -> Iterator[str]:
+        """Yield training text that a tokenizer can be learned from; none if rows are no text."""
+        yield from ()
+
 
 def check_split(split: str) -> None:
     """Raise `DataError` unless the split exists."""

@@ -1,6 +1,7 @@
 """Several kinds of data in one batch, row by row."""
 
 import dataclasses
+import heapq
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from glassformer.config import require
 from glassformer.data.batch import Batch, Data, DataConfig, Split, check_split, generator, hash64, vocabularies_of
-from glassformer.data.tokenizer import Tokenizer
+from glassformer.data.tokenizer import Tokenizer, train_bpe
 from glassformer.errors import DataError
 
 
@@ -22,6 +23,8 @@ class MixtureConfig(DataConfig, kind="mixture"):
         parts: What to mix. Their batch size and length give way to the mixture's; their seeds are combined with it.
         shares: Share of rows per part, summing to one. Where a share is no whole number of rows, the count varies from
             step to step so that it is right on average.
+        vocab_size: Of a byte-level BPE that is learned from the text of all parts, as much of each as its share says;
+            without one the tokenizer is that of the first part.
     """
 
     parts: tuple[DataConfig, ...]
@@ -29,6 +32,7 @@ class MixtureConfig(DataConfig, kind="mixture"):
     batch_size: int = 16
     length: int = 256
     seed: int = 0
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")
@@ -53,13 +57,31 @@ class MixtureConfig(DataConfig, kind="mixture"):
     def on_text(self, sources: tuple[str, ...]) -> Self:
         return self.replace(parts=tuple(part.on_text(sources) for part in self.parts))
 
+    def texts(self) -> Iterator[str]:
+        """Yield text of the parts by turns, so that each has its share of the characters, until one has no more.
+
+        Parts without text have no turn.
+        """
+        parts = enumerate(zip(self.shares, self.parts, strict=True))
+        turns = [(0.0, index, share, part.texts()) for index, (share, part) in parts if share]
+        while turns:
+            characters, index, share, texts = heapq.heappop(turns)
+            text = next(texts, None)
+            if text is not None:
+                yield text
+                heapq.heappush(turns, (characters + len(text) / share, index, share, texts))
+            elif characters:
+                return
+
 
 class MixtureData:
-    """The parts, built with one tokenizer: the one given, or the one the first part builds."""
+    """The parts, built with one tokenizer: the one given, or learned from all, or what the first part builds."""
 
     def __init__(self, config: MixtureConfig, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
         self.parts: list[Data] = []
+        if tokenizer is None and config.vocab_size is not None:
+            tokenizer = train_bpe(config.texts(), config.vocab_size)
         for index, part in enumerate(config.parts):
             seed = hash64(config.seed, index, part.seed) >> 33
             changed = part.replace(batch_size=config.batch_size, length=config.length, seed=seed)

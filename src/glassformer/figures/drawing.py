@@ -27,7 +27,7 @@ PALE = 0.02  # of its number, what the colour of a cell shows that is no surer t
 
 
 # a token behind its position; the spaces before and behind it
-_PLACED, _AROUND = re.compile(r"(\d+:)?(.*)", re.DOTALL), re.compile(r"^ +| +$")
+_PLACE, _AROUND = re.compile(r"^(?:\d+:)?"), re.compile(r"^ +| +$")
 
 
 class Panel(NamedTuple):
@@ -422,7 +422,8 @@ def _shown(label: Any, most: int = 20) -> str:
     """Return a label as one short line: spaces around a token, breaks and controls as signs, what no font here can
     write as its number."""
     signs = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-    place, token = _PLACED.fullmatch(str(label)).groups(default="")  # type: ignore[union-attr]  # it takes any text
+    place = "".join(_PLACE.findall(str(label)))
+    token = str(label)[len(place) :]
     words = place + "".join(
         signs.get(c, c) if c in signs or (c.isprintable() and _writable(c)) else f"⟨{ord(c):04x}⟩"
         for c in _AROUND.sub(lambda spaces: "·" * len(spaces[0]), token)

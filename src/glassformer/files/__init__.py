@@ -10,10 +10,11 @@ from glassformer.files.reading import (
     read_json,
     read_text,
     reason,
+    tensors_in,
 )
 from glassformer.files.writing import check_writable, refused, sweep, write, write_all
 
 __all__ = [
     "MOST_JSON", "MOST_METRICS", "MOST_TOKENIZER", "check_writable", "json_text", "opened", "read", "read_json",
-    "read_text", "reason", "refused", "sweep", "write", "write_all",
+    "read_text", "reason", "refused", "sweep", "tensors_in", "write", "write_all",
 ]  # fmt: skip

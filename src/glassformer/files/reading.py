@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +71,20 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+@contextmanager
+def tensors_in(path: str | Path) -> Iterator[Any]:
+    """Give what safetensors reads a regular file with, tensor by tensor as PyTorch's.
+
+    Raises:
+        OSError: As for `opened`.
+        SafetensorError: It is no safetensors file, or damaged.
+    """
+    from safetensors import safe_open
+
+    with opened(path), safe_open(str(path), framework="pt") as file:
+        yield file
 
 
 def reason(error: Exception) -> str:

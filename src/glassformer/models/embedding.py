@@ -299,13 +299,20 @@ class Unembedding(VocabularyMatrix):
         return (losses * counted).sum() / counted.sum().clamp_min(1.0)
 
 
-def require_ids(ids: Tensor, vocab_size: int) -> None:
-    """Raise `ShapeMismatch` for what are no ids `batch pos`, `TokenOutOfRange` for ids that a vocabulary lacks."""
+def require_ids(ids: Tensor, vocab_size: int) -> Int[Tensor, "batch pos"]:
+    """Return ids as the integers that tables are looked up by, whatever integers they are kept as.
+
+    Raises:
+        ShapeMismatch: They are no ids `batch pos`.
+        TokenOutOfRange: The vocabulary lacks one.
+    """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
         raise ShapeMismatch(f"token ids are integers with axes `batch pos`; found {kind}.")
+    ids = ids.long()
     low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
     if low < 0 or high >= vocab_size:
         raise TokenOutOfRange(
             f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})."
         )
+    return ids

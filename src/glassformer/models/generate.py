@@ -22,6 +22,7 @@ from glassformer.models.embedding import require_ids
 from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
+from glassformer.models.padding import Padding
 from glassformer.models.passes import Edits, Passes, Reads, SourceIds
 from glassformer.models.readable import decoded
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
@@ -131,7 +132,8 @@ def generate(
         TokenOutOfRange: An id outside the vocabulary.
         UnknownSite, UnknownAxis: A read or an edit names what the model does not have.
         ShapeMismatch: An edit fits nothing there, or has no place in a text that grows: one at positions counted from
-            the end, or with values for a fixed number of positions that it does not name.
+            the end, or with values for a fixed number of positions that it does not name. A read or an edit of a head,
+            a coordinate or a row that is not there; ids that are no integers; or lengths that no source has.
         AnalysisUnavailable: A read of a part of the positions, or of an analysis.
 
     Example:
@@ -262,8 +264,8 @@ def source_of(
 ) -> SourceIds | None:
     """Return what an encoder reads, one row for each prompt; None for a decoder."""
     if isinstance(model, Decoder):
-        if source is not None:
-            raise TextError("a source was given, but a decoder reads its prompt only; put the text into the prompt.")
+        if source is not None or source_lengths is not None:
+            raise TextError("a decoder reads its prompt only, and has no source; put the text into the prompt.")
         return None
     if isinstance(model, Encoder):
         model.begin(batch)
@@ -276,7 +278,13 @@ def source_of(
     limit = model.config.max_len
     if ids.shape[1] > limit and not beyond_context:
         raise TextError(f"a source of {ids.shape[1]} tokens, but {_context(limit, False)}; shorten the source.")
-    return SourceIds(ids, lengths if source_lengths is None else source_lengths)
+    if source_lengths is None:
+        return SourceIds(ids, lengths)
+    if not isinstance(source, Tensor):
+        raise TextError(
+            "source_lengths are of a tensor padded on the right; rows given as lists say how long they are."
+        )
+    return SourceIds(ids, Padding.of(ids, source_lengths).lengths)
 
 
 def given_notes(
@@ -368,11 +376,10 @@ def padded(
             raise TextError(f"row {[len(row) for row in lists].index(0)} holds no tokens; start it with at least one.")
         fill = [[lists[0][0]] * (longest - len(row)) for row in lists]
         whole = [pad + row if left else row + pad for pad, row in zip(fill, lists)]
-        tokens = torch.tensor(whole, dtype=torch.int64, device=device)
+        tokens = torch.tensor(whole, device=device)
     if tokens.ndim <= 2 and tokens.numel() == 0:
         raise TextError("no tokens to start from; give at least one row with at least one token.")
-    require_ids(tokens, model.embeddings[model.output if stack is None else stack].vocab_size)
-    return tokens, lengths
+    return require_ids(tokens, model.embeddings[model.output if stack is None else stack].vocab_size), lengths
 
 
 def room_for(model: Model, prompt: int, asked: int | None, beyond_context: bool = False) -> int:

@@ -72,7 +72,7 @@ class Passes:
             name: tuple(settled(one, self.table[name], len(tokens)) for one in edits)
             for name, edits in asked.edits.items()
         }
-        self.recording = Recording(asked, model.coordinate_names) if asked.requests else None
+        self.recording = Recording(asked, model.coordinate_names, len(tokens)) if asked.requests else None
         # readable tokens of each row, as far as they were read and the row had not ended
         self.rows = readable(model, tokens, Padding(lengths, self.padded)) if self.recording else []
         # what earlier columns left behind; None if the whole text is read every time

@@ -110,7 +110,7 @@ def with_coordinates(
     for axis in value.axes:
         if axis in ("pos", "query", "key"):
             by_row = labels.along(site, axis)
-            if "batch" in at:
+            if "batch" in at and by_row:
                 by_row = [by_row[i] for i in entries(at["batch"], len(by_row), "batch")]
             if axis in at:
                 by_row = [[row[i] for i in entries(at[axis], len(row), axis)] for row in by_row]

@@ -15,7 +15,7 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Coordinate, Labelled
 from glassformer.models.padding import Padding
 from glassformer.models.readable import PositionLabels, with_coordinates
-from glassformer.trace import At, Columns, Read, Request, Site, SiteTable, Tape, growing_axes
+from glassformer.trace import At, Columns, Read, Request, Site, SiteTable, Tape, growing_axes, require_there
 
 # what a pass says of keys behind its queries, or beyond a window, which it does not look at
 _UNSEEN = {"pattern": 0.0, "patterns": 0.0, "scores": float("-inf")}
@@ -34,18 +34,20 @@ class Recording:
     Args:
         tape: Made with all that is to be read; its passes have others.
         names: What the coordinates of the stream are called.
+        batch: How many rows the text has.
 
     Raises:
         AnalysisUnavailable: A part of the positions is asked for, or a function of all of them.
+        ShapeMismatch: There is no such head, coordinate or row.
     """
 
-    def __init__(self, tape: Tape, names: Sequence[str]) -> None:
+    def __init__(self, tape: Tape, names: Sequence[str], batch: int) -> None:
         self.table: SiteTable = tape.table
         self.names = names
         order = {name: place for place, name in enumerate(tape.table)}
         # in the order in which a pass comes by, as in a run
         self.requests = dict(sorted(tape.requests.items(), key=lambda asked: order[asked[1].read.site]))
-        self.reads = {name: _of_pass(request, tape.table) for name, request in self.requests.items()}
+        self.reads = {name: _of_pass(request, tape.table, batch) for name, request in self.requests.items()}
         self.parts: dict[Read, list[Part]] = {}
 
     def of_pass(self, of_source: bool) -> list[Read]:
@@ -122,7 +124,7 @@ class _Labels(PositionLabels):
         ]
 
 
-def _of_pass(request: Request, table: Mapping[str, Site]) -> Read:
+def _of_pass(request: Request, table: Mapping[str, Site], batch: int) -> Read:
     """Return what a pass is to record for a request: all rows, and the positions that it reads."""
     site, at = table[request.read.site], request.read.at.where
     if part := [axis for axis in growing_axes(site) if axis in at]:
@@ -135,6 +137,7 @@ def _of_pass(request: Request, table: Mapping[str, Site]) -> Read:
             f'Read of "{site.name}": reduce= takes a function of all positions, which come one by one.\n'
             "    Read the site, or heads and coordinates of it with at=, and reduce what was recorded."
         )
+    require_there(request.read.at, site, batch)
     return Read(site.name, At(**{axis: where for axis, where in at.items() if axis != "batch"}))
 
 

@@ -53,7 +53,8 @@ def device_of(asked: Device | None) -> torch.device | None:
         return _accelerator() or torch.device("cpu")
     try:
         device = torch.device(asked)
-        torch.empty(0, device=device)
+        # one that has shapes and no numbers is no place for weights either
+        torch.zeros(1, device=device).item()
     # which of these it is depends on the kind of device and on how PyTorch was built
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ImportError) as error:
         raise ConfigError(

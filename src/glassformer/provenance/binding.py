@@ -161,14 +161,21 @@ Bound = Binding | Provenance
 
 
 def of_several(analysis: str, bounds: Sequence[Bound | None], seed: int | None = None) -> Bound | None:
-    """Return that of a result made from several of one model: it read what all of them read; None if one has none."""
+    """Return that of a result made from several of one model: it read what all of them read.
+
+    None if one has none, or if they are of different models, or of one before and after its weights were changed.
+    """
     known = [bound for bound in bounds if bound is not None]
     if not known or len(known) < len(bounds):
         return None
     if all(isinstance(bound, Binding) for bound in known):
         bindings = cast(list[Binding], known)
+        if any((one._model, one._state) != (bindings[0]._model, bindings[0]._state) for one in bindings):
+            return None
         return bindings[0].of(analysis, [one for bound in bindings[1:] for one in bound.inputs], seed)
     said = [bound.said() for bound in known]
+    if any((one.model, one.digest) != (said[0].model, said[0].digest) for one in said):
+        return None
     return dataclasses.replace(said[0].of(analysis, seed=seed), input=tuple(one for of in said for one in of.input))
 
 

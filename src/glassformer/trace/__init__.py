@@ -3,7 +3,7 @@
 from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.foreign import Foreign, is_named, parts_of
 from glassformer.trace.heads import HeadAddress, Located, head_label, head_labels, key_head_label
-from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, settled
+from glassformer.trace.passes import Columns, by_position, growing_axes, in_pass, of_single_rows, require_there, settled
 from glassformer.trace.places import Place
 from glassformer.trace.sites import Site, declare, full_names, in_layers, role_of
 from glassformer.trace.tape import HasSites, Read, Request, SiteTable, Tape, changes, site, wants
@@ -41,6 +41,7 @@ __all__ = [
     "key_head_label",
     "of_single_rows",
     "parts_of",
+    "require_there",
     "role_of",
     "settled",
     "site",

@@ -19,7 +19,7 @@ from torch import Tensor
 from glassformer.errors import ShapeMismatch
 from glassformer.labelled import Labelled
 from glassformer.numerics.indices import Where, entries, is_mask
-from glassformer.trace.edits import Add, At, Edit, Project, Scale, Set, Take
+from glassformer.trace.edits import Add, Apply, At, Edit, Project, Scale, Set, Take
 from glassformer.trace.sites import Site
 
 # the field that holds what an edit puts in
@@ -65,39 +65,30 @@ def settled(edit: Edit, site: Site, batch: int) -> Edit:
 
     Raises:
         ShapeMismatch: Positions are counted from the end, or by a mask; a value has a fixed number of positions, and
-            as many are not named; or it fits nothing there.
+            as many are not named; it fits nothing there; or there is no such head, coordinate or row.
     """
-    growing, kind = growing_axes(site), type(edit).__name__
+    growing = growing_axes(site)
     for axis, where in edit.at.where.items():
         if axis in growing and not _is_counted_from_start(where):
             raise ShapeMismatch(
-                f'{kind} at "{site.name}": At({axis}={where!r}) is no place in a text that grows with every token.\n'
+                f'{type(edit).__name__} at "{site.name}": At({axis}={where!r}) is no place in a text that grows with '
+                "every token.\n"
                 f"    Count from its start: At({axis}=n) is one position, At({axis}=slice(n, None)) that one and all "
                 "behind it."
             )
-    if "batch" in edit.at.where:
-        entries(edit.at.where["batch"], batch, f'At at "{site.name}": batch')
-    if type(edit) not in _VALUE:
-        return edit
-    value: Any = getattr(edit, _VALUE[type(edit)])
-    if isinstance(held := _mapping(value), Mapping):
-        _require_bounded(edit, site, [axis for axis in growing if axis in edit.at.remaining(site.axes)], "a run")
-        value = edit.at.borrow(held, site)
-    if isinstance(value, int | float):
-        return edit
-    value = value.values if isinstance(value, Labelled) else value
-    value = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    found = _extents(value, edit.at.remaining(site.axes))
-    long = [axis for axis in growing if found.get(axis, 1) != 1]
-    _require_bounded(edit, site, long, "its value")
-    for axis in long:
-        if found[axis] != (named := len(_positions(edit.at.where[axis], 0))):
-            raise ShapeMismatch(
-                f'{kind} at "{site.name}": its value has {axis}={found[axis]}, and At({axis}={edit.at.where[axis]!r}) '
-                f"names {named} positions."
-            )
-    _require_fit(edit, value, site, batch, found)
-    return dataclasses.replace(edit, **{_VALUE[type(edit)]: value})
+    require_there(edit.at, site, batch)
+    if type(edit) in _VALUE:
+        edit = dataclasses.replace(edit, **{_VALUE[type(edit)]: _looked_up(edit, site)})
+    _require_fit(edit, site, batch)
+    return edit
+
+
+def require_there(at: At, site: Site, batch: int) -> None:
+    """Raise `ShapeMismatch` for entries that a site lacks, along axes whose length is known before a pass."""
+    sizes = {**site.sizes, "batch": batch}
+    for axis, where in at.where.items():
+        if axis in sizes:
+            entries(where, sizes[axis], f'At at "{site.name}": {axis}')
 
 
 def in_pass(edit: Edit, site: Site, columns: Columns) -> list[Edit]:
@@ -118,7 +109,7 @@ def in_pass(edit: Edit, site: Site, columns: Columns) -> list[Edit]:
         here = {
             axis: [
                 (i, position + shift)
-                for i, position in enumerate(_positions(edit.at.where[axis], columns.last - before))
+                for i, position in enumerate(_positions(edit.at.where[axis], end=columns.last - before))
                 if 0 <= position + shift < size
             ]
             for axis in axes
@@ -157,12 +148,13 @@ def _own_rows(where: Where | None, rows: list[int], batch: int) -> list[tuple[in
     return [(i, row) for i, row in enumerate(named) if row in rows]
 
 
-def _positions(where: Where, length: int) -> Sequence[int]:
-    """Return the positions that are named, of a text so long where there is no end to them."""
+def _positions(where: Where, end: int | None = None) -> Sequence[int]:
+    """Return the positions that are named; of a slice, those of a text that ends there."""
     if isinstance(where, int):
         return [where]
     if isinstance(where, slice):
-        return range(where.start or 0, length if where.stop is None else where.stop, where.step or 1)
+        stop = min(one for one in (where.stop, end) if one is not None)
+        return range(where.start or 0, stop, where.step or 1)
     return [int(i) for i in (where.reshape(-1).tolist() if isinstance(where, Tensor) else where)]
 
 
@@ -175,13 +167,60 @@ def _joined(places: list[int]) -> slice | list[int]:
 def _is_counted_from_start(where: Where) -> bool:
     if isinstance(where, slice):
         return (where.start or 0) >= 0 and (where.stop or 0) >= 0 and (where.step or 1) > 0
-    return not is_mask(where) and min(_positions(where, 0), default=0) >= 0
+    return not is_mask(where) and min(_positions(where), default=0) >= 0
+
+
+def _looked_up(edit: Edit, site: Site) -> Tensor | int | float:
+    """Return the value of an edit by itself; raises `ShapeMismatch` unless it has one for each position named."""
+    value: Any = getattr(edit, _VALUE[type(edit)])
+    growing = growing_axes(site)
+    if isinstance(held := _mapping(value), Mapping):
+        _require_bounded(edit, site, [axis for axis in growing if axis in edit.at.remaining(site.axes)], "a run")
+        return _borrowed(edit, held, site)
+    if isinstance(value, int | float):
+        return value
+    value = value.values if isinstance(value, Labelled) else value
+    value = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    found = _extents(value, edit.at.remaining(site.axes))
+    long = [axis for axis in growing if found.get(axis, 1) != 1]
+    _require_bounded(edit, site, long, "its value")
+    for axis in long:
+        if found[axis] != (named := len(_positions(edit.at.where[axis]))):
+            raise ShapeMismatch(
+                f'{type(edit).__name__} at "{site.name}": its value has {axis}={found[axis]}, and '
+                f"At({axis}={edit.at.where[axis]!r}) names {named} positions."
+            )
+    return value
 
 
 def _mapping(value: Any) -> Any:
     """Return what a run or a tape read, and everything else as it is."""
     read = None if isinstance(value, Tensor) else getattr(value, "values", None)
     return read if isinstance(read, Mapping) else value
+
+
+def _borrowed(edit: Edit, held: Mapping[str, Any], site: Site) -> Tensor:
+    """Return what a run lends: as long as what it replaces, and at positions that its rows have in the same columns."""
+    value, growing = edit.at.borrow(held, site), growing_axes(site)
+    for axis, by_row in getattr(held[site.name], "rows", {}).items():
+        where = edit.at.where.get(axis)
+        if axis not in growing or where is None:
+            continue
+        for row in entries(edit.at.where.get("batch", slice(None)), len(by_row), "At: batch"):
+            labels = by_row[row]
+            if labels[0] is None or any(labels[i] is None for i in entries(where, len(labels), f"At: {axis}")):
+                raise ShapeMismatch(
+                    f'{type(edit).__name__} at "{site.name}": row {row} of the run it takes the value from is padded '
+                    f"there, At({axis}={where!r}).\n    Take it from one prompt: run.prompt({row})."
+                )
+    axes = edit.at.remaining(site.axes)
+    lengths = dict(zip(axes, value.shape))
+    for axis in (axis for axis in axes if axis != "batch"):
+        if axis in growing:
+            lengths[axis] = len(_positions(edit.at.where[axis]))
+        elif axis in site.sizes:
+            lengths[axis] = len(entries(edit.at.where.get(axis, slice(None)), site.sizes[axis], f"At: {axis}"))
+    return edit.fit(held, value.new_empty(list(lengths.values())), site)
 
 
 def _extents(value: Tensor, axes: list[str]) -> dict[str, int]:
@@ -203,12 +242,17 @@ def _require_bounded(edit: Edit, site: Site, axes: list[str], what: str) -> None
             )
 
 
-def _require_fit(edit: Edit, value: Tensor, site: Site, batch: int, found: Mapping[str, int]) -> None:
-    """Raise `ShapeMismatch` if a value fits nothing at a site, as far as its sizes are known beforehand."""
-    sizes = {**site.sizes, "batch": batch} | {axis: found.get(axis, 1) for axis in growing_axes(site)}
-    axes = edit.at.remaining(site.axes)
-    if all(axis in sizes for axis in axes):
-        grows = growing_axes(site)
-        named = {axis: slice(None) if axis in grows else edit.at.where.get(axis, slice(None)) for axis in axes}
-        shape = [len(entries(where, sizes[axis], f"At: {axis}")) for axis, where in named.items()]
-        edit.fit(value, value.new_empty(shape), site)
+def _require_fit(edit: Edit, site: Site, batch: int) -> None:
+    """Raise `ShapeMismatch` if what an edit is made of fits nothing at a site, as far as sizes are known beforehand."""
+    grows = growing_axes(site)
+    value: Any = getattr(edit, _VALUE.get(type(edit), ""), None)
+    found = _extents(value, edit.at.remaining(site.axes)) if isinstance(value, Tensor) else {}
+    sizes = {**site.sizes, "batch": batch} | {axis: found.get(axis, 1) for axis in grows}
+    if isinstance(edit, Apply) or any(axis not in sizes for axis in site.axes):
+        return
+    # where all positions there are are those that are named
+    where: dict[str, Any] = dict(edit.at.where)
+    for axis in (axis for axis in grows if axis in where):
+        where[axis] = 0 if isinstance(where[axis], int) else slice(None)
+    like = value if isinstance(value, Tensor) else torch.zeros(())
+    dataclasses.replace(edit, at=At(**where))(like.new_zeros([sizes[axis] for axis in site.axes]), site)

@@ -55,11 +55,11 @@ def logits(
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
     w = _with_wide_modules(w)
-    require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
+    tokens = require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
     encoded, of_source = None, WHOLE
     if w.model.source is not None:
         assert source is not None, "an encoder-decoder reads a source"
-        require_ids(source, w.model.embeddings[w.model.source].vocab_size)
+        source = require_ids(source, w.model.embeddings[w.model.source].vocab_size)
         of_source = AskedPadding(source_lengths, source_mask).on(source)
         encoded = _stack(w, w.model.source, source, of_source)
     x = _stack(w, w.stack, tokens, AskedPadding(lengths, mask).on(tokens), encoded, of_source)

@@ -1,8 +1,8 @@
 """Saying English words in the language that is spoken: a table from English to each other language, in JSON.
 
     with speaking("zh"):
-        spoken("rank {rank}", rank=3)          "第 3 名"
-    spoken("rank {rank}", rank=3)              "rank 3"
+        spoken("layer {layer}", layer=3)       "第 3 层"
+    spoken("layer {layer}", layer=3)           "layer 3"
 
 What a view writes is said at once. What an analysis writes goes into documents, which stay English: it is a `sentence`,
 a string that remembers its slots, and is said when it is shown.

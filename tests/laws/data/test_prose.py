@@ -43,7 +43,9 @@ def test_paragraphs_come_from_docstrings_comments_and_long_strings_in_order():
     assert list(paragraphs(CODE)) == ENGLISH
 
 
-@pytest.mark.parametrize("text", ["def f(:\n    pass", '"""The end of this text is missing', "a\0b", "(" * 4000])
+@pytest.mark.parametrize(
+    "text", ["def f(:\n    pass", '"""The end of this text is missing', "a\0b", "(" * 4000, "-" * 200_000 + "1"]
+)
 def test_what_is_no_python_has_no_paragraphs(text: str):
     assert list(paragraphs(text)) == []
 

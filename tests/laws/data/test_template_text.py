@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glassformer.data import MixtureConfig, TemplateText, TextConfig, bytes_tokenizer, train_bpe
-from glassformer.data.batch import SPLITS
+from glassformer.data.batch import SPLITS, Split
 from glassformer.data.pairs import templates
 from glassformer.data.pairs.templates import TEMPLATES
 from glassformer.errors import ConfigError, DataError
@@ -20,12 +20,12 @@ FRAMES = {
 }
 
 
-def sentences(config: TemplateText, split: str, rows: int = 40) -> list[str]:
+def sentences(config: TemplateText, split: Split, rows: int = 40) -> list[str]:
     """Return what rows hold, sentence by sentence; the last of a row may have been cut."""
     data = config.build(bytes_tokenizer())
     found = []
     for step in range(rows):
-        batch = data.batch(step, split)  # type: ignore[arg-type]
+        batch = data.batch(step, split)
         for row in torch.cat([batch.tokens[:, :1], batch.targets], 1):
             ids = [id for id in row.tolist() if id not in data.tokenizer.specials]
             found += data.tokenizer.decode(ids).split(".")[:-1]
@@ -82,7 +82,7 @@ def test_rows_are_documents_that_begin_with_bos_and_tokens_are_those_of_pairs():
     starts = batch.documents[:, 1:] != batch.documents[:, :-1]
     assert bool(batch.tokens[:, 0].eq(tokenizer.bos).all())
     assert bool((batch.tokens[:, 1:] == tokenizer.bos).eq(starts).all())
-    prompt, answer = data.sentence("train", Random(5))
+    prompt, answer = data.config.sentence("train", Random(5))
     ids = [*tokenizer.encode(prompt), *tokenizer.encode(answer), *tokenizer.encode(".")]
     assert tokenizer.decode(ids) == f"{prompt}{answer}."
 

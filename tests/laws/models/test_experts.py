@@ -123,8 +123,10 @@ def test_work_is_counted_for_the_experts_that_run() -> None:
     with FlopCounterMode(display=False) as counter:
         # in float64 products go by operators that the counter knows
         config.build().double()(torch.zeros(1, 10, dtype=torch.int64))
-    # but for attention, which is fused
-    assert counter.get_total_flops() == sum(found.values()) - found["mixing"]
+    # but for attention, which is fused: whether that is counted depends on the version of PyTorch
+    counted = {str(operator): work for operator, work in counter.get_flop_counts()["Global"].items()}
+    products = sum(work for operator, work in counted.items() if "attention" not in operator)
+    assert products == sum(found.values()) - found["mixing"]
 
 
 # analyses -------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import glassformer as gf
+from glassformer import weights
 from glassformer.attention import Alibi, Differential, Lightning, Linear, QueryKeyOnly, Rope, Softmax
-from glassformer.errors import ConfigError, TextError, TokenOutOfRange, WrongArgument
+from glassformer.errors import ConfigError, ShapeMismatch, TextError, TokenOutOfRange, WrongArgument
 from glassformer.models import (
     GREEDY,
     DecoderConfig,
@@ -372,6 +373,42 @@ def test_a_source_is_asked_of_an_encoder_decoder_and_refused_by_a_decoder() -> N
         generate(built(ARCHITECTURES["encoder-decoder post"]), [[1]])
     with pytest.raises(TextError, match="reads its prompt only"):
         generate(built(ARCHITECTURES["mha"]), [[1]], source=[[1]])
+
+
+@pytest.mark.parametrize("search", [generate, beam_search])
+def test_lengths_that_no_source_has_are_refused(search: Any) -> None:
+    model = built(encoder_decoder("post"))
+    source = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])
+
+    def found(lengths: list[int], source: Any = source) -> Any:
+        return search(model, [[1], [1]], source=source, source_lengths=torch.tensor(lengths), max_new_tokens=2)
+
+    for lengths, words in (
+        ([3, 9], "a length of 9: rows have 1 to 4 real tokens"),
+        ([0, 4], "a length of 0: rows"),
+        ([3], "one for each of 2 rows"),
+    ):
+        with pytest.raises(ShapeMismatch, match=words):
+            found(lengths)
+    with pytest.raises(TextError, match="lists say how long they are"):
+        found([1, 1], [[1, 2, 3], [4]])
+    with pytest.raises(TextError, match="a decoder reads its prompt only"):
+        search(tiny("rotary"), [[1]], source_lengths=torch.tensor([1]))
+
+
+def test_a_list_of_truths_is_no_prompt() -> None:
+    for rows in ([[True, False]], [[True], [True, False]]):
+        with pytest.raises(ShapeMismatch, match=r"token ids are integers.* found bool"):
+            generate(tiny("rotary"), rows)
+
+
+@pytest.mark.parametrize("kept_as", [torch.uint8, torch.int16, torch.uint16])
+def test_ids_are_read_whatever_integers_they_are_kept_as(kept_as: torch.dtype) -> None:
+    model, ids, sampling = tiny("rotary"), torch.tensor([[1, 2], [3, 0]]), Sampling(seed=1, repetition_penalty=1.2)
+    expected = generate(model, ids, sampling, max_new_tokens=3)
+    assert generate(model, ids.to(kept_as), sampling, max_new_tokens=3) == expected
+    if kept_as.is_signed:
+        assert torch.equal(weights.logits(weights.of(model), ids.to(kept_as)), weights.logits(weights.of(model), ids))
 
 
 def tiny(positions: str):

@@ -362,12 +362,59 @@ LENT = {"blocks.0.resid_post": torch.zeros(1, 5, 16)}
         (Add("blocks.0.resid_post", torch.zeros(15)), "has d_model=15; the site carries"),
         (Add("blocks.0.resid_post", torch.zeros(3, 1, 16)), "has batch=3 pos=1 d_model=16"),
         (Scale("L0H1.z", 0.0, at=At(batch=2)), "batch=2: the axis has 2 entries"),
+        (Scale("blocks.0.attn.z", 0.0, at=At(head=99)), "head=99: the axis has 4 entries"),
+        # of a position that is not reached
+        (Apply("blocks.0.attn.z", torch.neg, at=At(head=99, pos=20)), "head=99: the axis has 4 entries"),
+        (Project("blocks.0.resid_post", torch.ones(3)), "directions are 1x3; the last axis has 16"),
+        (Take("blocks.0.resid_post", row=7), "batch=7: the axis has 2 entries"),
     ],
 )
 def test_an_edit_without_a_place_in_a_growing_text_is_refused_at_the_call(edit: Any, words: str) -> None:
     with pytest.raises(ShapeMismatch) as caught:
         stream(subject("gpt2").model, PROMPTS, edit=edit)
     assert words in str(caught.value)
+
+
+def test_what_a_run_lends_is_refused_in_the_words_of_a_run() -> None:
+    model, site, text = subject("llama").model, "blocks.0.attn.z", [[3, 1, 4]]
+    one_head = gf.run(model, text, read=Read(site, At(head=[3])))
+    one_position = gf.run(model, [[7]], read=site)
+    for lent in (one_head, one_position):
+        edit = Set(site, lent, at=At(pos=slice(0, 3)))
+        with pytest.raises(ShapeMismatch, match="What a run lends is as long as what it replaces") as by_run:
+            gf.run(model, text, edit=edit)
+        with pytest.raises(ShapeMismatch) as by_stream:
+            stream(model, text, edit=edit)
+        assert str(by_stream.value) == str(by_run.value)
+
+
+def test_padding_of_the_run_that_lends_is_not_put_in() -> None:
+    model, site = subject("llama").model, "blocks.0.resid_post"
+    left = gf.run(model, [[0, 0, 7, 8], [1, 2, 3, 4]], mask=[[0, 0, 1, 1], [1, 1, 1, 1]], read=site)
+    right = gf.run(model, [[7, 8], [1, 2, 3, 4]], read=site)
+    for lent, places in ((left, [0, 1]), (left, [2, 3]), (right, slice(0, 3))):
+        with pytest.raises(ShapeMismatch, match=r"row 0 of the run .* is padded there"):
+            stream(model, PROMPTS, edit=Set(site, lent, at=At(pos=places)))
+    # of rows and positions that are whole
+    alone = made(model, Set(site, gf.run(model, [[7, 8]], read=site), at=At(pos=[0, 1])), PROMPTS[:1])
+    among = made(model, Set(site, right, at=At(pos=[0, 1])))
+    assert among.tokens[0] == alone.tokens[0]
+    whole = made(model, Set(site, left, at=At(batch=1, pos=slice(0, 4))))
+    same_row = made(model, Set(site, right, at=At(batch=1, pos=slice(0, 4))))
+    assert whole.tokens == same_row.tokens
+
+
+def test_a_slice_that_ends_far_behind_the_text_is_one_without_an_end() -> None:
+    model, site = subject("llama").model, "blocks.0.resid_post"
+    far, open_ended = (made(model, Scale(site, 0.5, at=At(pos=slice(2, end)))) for end in (10**15, None))
+    assert far == open_ended
+
+
+def test_a_read_of_a_head_or_row_that_is_not_there_is_refused_at_the_call() -> None:
+    model = subject("gpt2").model
+    for at, words in ((At(head=99), "head=99: the axis has 4"), (At(batch=2), "batch=2: the axis has 2")):
+        with pytest.raises(ShapeMismatch, match=words):
+            stream(model, PROMPTS, read=Read("blocks.0.attn.z", at))
 
 
 def test_a_read_of_what_is_not_there_yet_is_refused_at_the_call() -> None:

@@ -31,7 +31,7 @@ from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.models.embedding import require_ids
 from glassformer.models.evaluation import evaluating
 from glassformer.numerics.placement import place_of
-from glassformer.trace import Apply, Edit, Tape
+from glassformer.trace import Apply, Columns, Edit, Tape, in_pass, settled
 
 Report = Callable[[int, int], None]
 WHOLE = "none"
@@ -176,17 +176,29 @@ def short_circuit_edits(model: ModelLike, layers: Iterable[int], *, stack: str =
 def regenerate(
     model: ModelLike, prefixes: Int[Tensor, "sequence pos"], new: Count, edit: Sequence[Edit] = ()
 ) -> Int[Tensor, "sequence new"]:
-    """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step."""
+    """Return the `new` tokens the model goes on with, greedily, under edits that hold at every step.
+
+    Positions of edits are those of the whole text. Functions are handed the tokens that a step reads: the prefix, then
+    one after the other.
+
+    Raises:
+        AnalysisUnavailable: The model is no decoder.
+        TokenOutOfRange: An id outside the vocabulary.
+        ShapeMismatch: An edit has no place in a text that grows, as in `models.generate`.
+    """
     if not isinstance(model, Decoder):
         raise AnalysisUnavailable(
             f"regenerate lets a decoder go on from a prefix; {type(model).__name__} is none.\n"
             "    Text of any model of ours: glassformer.models.generate(model, prompts)."
         )
-    require_ids(prefixes, model.config.vocab_size)
-    state, tokens, made = model.begin(len(prefixes)), prefixes.to(place_of(model)), []
+    tokens = require_ids(prefixes, model.config.vocab_size).to(place_of(model))
+    state, made = model.begin(len(prefixes)), list[Tensor]()
+    placed = [(site, settled(one, site, len(prefixes))) for asked in edit for site, one in model.sites().place(asked)]
     with evaluating(model), torch.no_grad():
         for _ in range(new):
-            logits, state = model(tokens, state=state, tape=Tape(model, edit=edit))
+            columns = Columns(state.length, state.length + tokens.shape[1], (0,) * len(prefixes))
+            here = [change for site, one in placed for change in in_pass(one, site, columns)]
+            logits, state = model(tokens, state=state, tape=Tape(model, edit=here))
             tokens = logits[:, -1:].argmax(-1)
             made.append(tokens)
     return torch.cat(made, 1)

@@ -278,7 +278,7 @@ def subject_deviation(
     built = require_model(parts_of(model), "subject_deviation")
     ids = torch.cat([torch.as_tensor(subject).flatten() for subject in subjects])
     embed = built.embeddings[next(iter(built.stacks)) if stack is None else built.stack_name(stack)]
-    require_ids(ids[None], embed.vocab_size)
+    (ids,) = require_ids(ids[None], embed.vocab_size)
     return float((embed.weight.detach()[ids.to(embed.weight.device)] * embed.factor).double().std())
 
 
@@ -306,7 +306,8 @@ def average_traces(traces: Sequence[CausalTrace]) -> TracesByRole:
         ),
     )  # fmt: skip
     told = distinct(*(trace._notes for trace in traces))
-    return averaged.noted(*told).bound(of_several("average_traces", [t._bound for t in traces], first.seed))
+    seed = first.seed if all(trace.seed == first.seed for trace in traces) else None
+    return averaged.noted(*told).bound(of_several("average_traces", [trace._bound for trace in traces], seed))
 
 
 def token_roles(subject: Sequence[int], length: int) -> list[str]:

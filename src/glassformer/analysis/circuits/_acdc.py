@@ -33,10 +33,11 @@ from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
 from glassformer.models import ModelLike
 from glassformer.models.evaluation import evaluating
+from glassformer.words import sentence
 
 Report = Callable[[int, int], None] | None
 
-ORDER = "receivers and senders from last to first"
+ORDER = sentence("receivers and senders from last to first")
 
 
 @dataclasses.dataclass(frozen=True)

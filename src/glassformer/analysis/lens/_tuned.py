@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer.checkpoints.own import digest_of
 from glassformer.errors import AnalysisUnavailable, CheckpointError, UnknownSite, nearest
-from glassformer.files import json_text, opened, write
+from glassformer.files import json_text, tensors_in, write
 from glassformer.models import ModelLike, require_model
 
 FORMAT = 1
@@ -121,10 +121,10 @@ class TunedLens:
         Raises:
             CheckpointError: The file is missing, damaged, no tuned lens, or that of another model.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         try:
-            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with tensors_in(path) as file:
                 header = json.loads((file.metadata() or {})["tuned_lens"])
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
             if header["format"] != FORMAT:

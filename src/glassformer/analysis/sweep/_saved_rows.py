@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.errors import CheckpointError
-from glassformer.files import json_text, opened, write
+from glassformer.files import json_text, tensors_in, write
 from glassformer.provenance import Binding
 from glassformer.trace import Edit, Site
 
@@ -65,10 +65,10 @@ class SavedRows:
             self._save(self.path)
 
     def _read(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         try:
-            with opened(path), safe_open(str(path), framework="pt") as file:  # type: ignore[no-untyped-call]
+            with tensors_in(path) as file:
                 identity = (file.metadata() or {}).get("sweep")
                 rows, values = file.get_tensor("rows"), file.get_tensor("values")
         except (OSError, SafetensorError) as error:

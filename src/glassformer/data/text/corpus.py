@@ -93,6 +93,19 @@ class TextConfig(DataConfig, kind="text"):
         apart_from = None if self.apart_from is None else self.apart_from.on_text(sources)
         return self.replace(sources=sources, apart_from=apart_from)
 
+    def texts(self) -> Iterator[str]:
+        documents = self.streamed("train") if self.streaming else self.documents()["train"]
+        yield from (document.text for document in documents)
+
+    def documents(self) -> dict[Split, list[Document]]:
+        """Return the documents of each split, in memory."""
+        return split_documents(list(self.read()), self.heldout)
+
+    def streamed(self, split: Split) -> Iterator[Document]:
+        """Yield the documents of a split one by one, which goes by a document's own hash alone."""
+        held_out = split == "heldout"
+        return (d for d in self.read() if (d.hash() < self.heldout * 2**64) == held_out)
+
 
 class TextData:
     """Text in memory.
@@ -187,7 +200,7 @@ class StreamedText:
         self.config = config
         if tokenizer is None:
             # merges are learned from the beginning of the corpus: all of it would not fit in memory
-            tokenizer = train_bpe((d.text for d in islice(self._texts("train"), 1000)), config.vocab_size)
+            tokenizer = train_bpe(islice(config.texts(), 1000), config.vocab_size)
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         self._position: dict[str, tuple[int, Iterator[Row]]] = {}
 
@@ -205,7 +218,7 @@ class StreamedText:
 
     def documents(self, split: Split) -> Iterator[list[int]]:
         check_split(split)
-        yield from (self.tokenizer.encode(document.text) for document in self._texts(split))
+        yield from (self.tokenizer.encode(document.text) for document in self.config.streamed(split))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -214,10 +227,6 @@ class StreamedText:
             "streaming": True,
             "vocab_size": self.vocab_size,
         }
-
-    def _texts(self, split: Split) -> Iterator[Document]:
-        held_out = split == "heldout"
-        return (d for d in self.config.read() if (d.hash() < self.config.heldout * 2**64) == held_out)
 
     def _rows(self, split: Split) -> Iterator["Row"]:
         random = generator(self.config.seed, split, "shuffle")
@@ -346,7 +355,7 @@ def _cleaned(
         documents = [ids for ids, copy in zip(documents, copies, strict=True) if not copy]
         facts["near_copies"] = {"documents": sum(copies), "tokens": tokens, "at_least": NEAR_COPY}
     if config.apart_from is not None:
-        heldout = split_documents(list(config.apart_from.read()), config.apart_from.heldout)["heldout"]
+        heldout = config.apart_from.documents()["heldout"]
         runs = Runs(ids[tokenizer.bos is not None :] for ids in encoded(heldout, tokenizer))
         pieces = [runs.outside(ids) for ids in documents]
         begin = [len(runs.begin(ids)) for ids in documents]

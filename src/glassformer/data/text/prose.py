@@ -39,7 +39,8 @@ def paragraphs(code: str) -> Iterator[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the code that is read: its escapes, its comparisons
             texts = [*_strings(ast.parse(code)), *_comments(code)]
-    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+    # nested too deeply, which Python before 3.12 calls a lack of memory
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return
     for _, text in sorted(texts):
         for paragraph in re.split(r"\n\s*\n", text):

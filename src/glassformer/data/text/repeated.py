@@ -52,6 +52,9 @@ class RepeatedText(DataConfig, kind="repeated_text"):
     def on_text(self, sources: tuple[str, ...]) -> Self:
         return self.replace(text=self.text.on_text(sources))
 
+    def texts(self) -> Iterator[str]:
+        return self.text.texts()
+
 
 class RepeatedTextData:
     """Rows that are one span of text over and over, `<bos>` before them."""

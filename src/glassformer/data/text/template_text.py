@@ -21,6 +21,7 @@ from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError, nearest
 
 _MOST = 4  # sentences in a document
+_TEXTS = 50_000  # sentences to learn a tokenizer from: three million characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,19 @@ class TemplateText(DataConfig, kind="template_text"):
     def build(self, tokenizer: Tokenizer | None = None) -> "TemplateTextData":
         return TemplateTextData(self, tokenizer)
 
+    def texts(self) -> Iterator[str]:
+        random = Random(hash64("template_text", self.seed, "texts"))
+        for _ in range(_TEXTS):
+            yield "".join((*self.sentence("train", random), "."))
+
+    def sentence(self, split: Split, random: Random) -> tuple[str, str]:
+        """Return a prompt of a split, and its answer."""
+        while True:
+            drawn = TEMPLATES[random.choice(self.templates)](random)
+            if drawn.split == split:
+                assert isinstance(drawn.pair.clean, str), "text templates write text"
+                return drawn.pair.clean, str(drawn.pair.answer)
+
 
 class TemplateTextData:
     """Rows of sentences, drawn afresh for every step; in "heldout" those whose frame or combination is held out."""
@@ -74,20 +88,12 @@ class TemplateTextData:
     def describe(self) -> dict[str, Any]:
         return {"templates": list(self.config.templates), "vocab_size": self.vocab_size}
 
-    def sentence(self, split: Split, random: Random) -> tuple[str, str]:
-        """Return a prompt of a split, and its answer."""
-        while True:
-            drawn = TEMPLATES[random.choice(self.config.templates)](random)
-            if drawn.split == split:
-                assert isinstance(drawn.pair.clean, str), "text templates write text"
-                return drawn.pair.clean, str(drawn.pair.answer)
-
     def _row(self, split: Split, random: Random) -> Row:
         tokens, documents = list[int](), list[int]()
         while len(tokens) <= self.config.length:
             new = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
             for place in range(random.randint(1, _MOST)):
-                prompt, answer = self.sentence(split, random)
+                prompt, answer = self.config.sentence(split, random)
                 # apart, as pairs are read
                 for part in (f" {prompt}" if place else prompt, answer, "."):
                     new += self.tokenizer.encode(part)

@@ -150,7 +150,7 @@ function pairs() {
     spoken("Largest entries of the full circuits over the vocabulary, rows centred: OV, source token to output logit; QK, query token to key token, in units of the score."),
     data.pairs.map((p, i) => el("details", { open: i < 2 }, el("summary", {}, el("span", { class: "mono" }, p.label)),
       el("div", { class: "columns" },
-        p.ov.length ? pairTable(p.label, p.ov_caption, [spoken("source"), spoken("raises"), "logits"], p.ov) : el("p", { class: "soft" }, spoken(p.ov_caption)),
+        p.ov.length ? pairTable(p.label, p.ov_caption, [spoken("source token"), spoken("raises"), "logits"], p.ov) : el("p", { class: "soft" }, spoken(p.ov_caption)),
         p.qk.length ? pairTable(p.label, p.qk_caption, [spoken("query"), spoken("looks for"), spoken("score")], p.qk) : el("p", { class: "soft" }, spoken(p.qk_caption))))));
 }
 
@@ -160,7 +160,7 @@ function trigrams() {
     cell(percent(t.attention)), cell(signed(t.effect)), cell(signed(t.score, 3))));
   return told("trigrams", spoken("Skip-trigrams"),
     spoken("Rules “source … destination → out” that single heads of the first layer implement: attention on the source against a reference context, times the logit it raises. One head cannot choose: every out of a source goes with every destination that looks for it."),
-    scroller(spoken("table of skip-trigrams"), el("table", { class: "data" }, heading([spoken("head"), spoken("source"), spoken("destination"), spoken("out"), spoken("attention"), spoken("logits"), spoken("score")], 4), el("tbody", {}, rows))));
+    scroller(spoken("table of skip-trigrams"), el("table", { class: "data" }, heading([spoken("head"), spoken("source token"), spoken("destination"), spoken("out"), spoken("attention"), "logit", spoken("score")], 4), el("tbody", {}, rows))));
 }
 
 // ---- terms, losses, training

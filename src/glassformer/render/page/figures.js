@@ -173,7 +173,7 @@ class Figure {
   // the tensor at what is chosen, without the axes that are averaged; `kept` axes stay
   now(kept = []) {
     return [...this.averaged, ...this.chosen].filter((axis) => !kept.includes(axis))
-      .reduce((t, axis) => (this.at[axis] < 0 ? t.mean(axis) : t.pick(axis, this.at[axis])), this.tensor);
+      .reduce((t, axis) => (this.at[axis] < 0 ? t.mean(axis) : t.pick(axis, Math.min(this.at[axis], t.size(axis) - 1))), this.tensor);
   }
 
   // a spread over one averaged axis; over two it would not be one number; of a mean, what came with it

@@ -15,7 +15,7 @@ class LensTable {
     this.legend = el("div", {});
     this.cells = this.sites.map((_, s) => this.places.map((_, p) => this.cell(s, p)));
     this.table = el("table", { class: "grid lenses", onkeydown: (event) => this.key(event) },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("place")), this.places.map((place, p) => el("th", { scope: "col", class: this.isBeyond(p) ? "beyond" : null }, labelNode("pos", place).slice(1))))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, spoken("place")), this.places.map((place, p) => el("th", { scope: "col", class: this.isBeyond(p) ? "beyond" : null }, labelNode("pos", place).slice(-1))))),
       el("tbody", {}, this.sites.map((site, s) => el("tr", {}, el("th", { scope: "row" }, spokenLabel(placeOf(site))), this.cells[s]))));
     painters.push(() => this.paint());
     this.paint();
@@ -33,7 +33,10 @@ class LensTable {
   }
 
   // whether training never went as far as this column, and went as far as the one before
-  isBeyond(p) { return TRAINED !== null && p > 0 && Number(placed(this.places[p])?.[2] ?? this.places[p]) === TRAINED; }
+  isBeyond(p) {
+    const at = (column) => Number(placed(this.places[column])?.[2] ?? this.places[column]);
+    return TRAINED !== null && p > 0 && at(p) >= TRAINED && at(p - 1) < TRAINED;
+  }
 
   value(s, p) { return this.shade === "top_probability" ? this.top_probability.at(s, p, 0) : this[this.shade].at(s, p); }
 

@@ -71,16 +71,27 @@ function drawPixels(canvas, pattern, size) {
     }
   }
   context.putImageData(image, 0, 0);
-  if (TRAINED !== null) drawTrained(context, { left: 0, top: 0, cell: 1 / size, line: 1 }, pattern);
   return canvas;
 }
 
-// lines where the text goes beyond the rows that the model was trained on
-function drawTrained(context, { left, top, cell, line }, pattern) {
+// where the text goes beyond the rows that the model was trained on, as shares of a picture's width and height
+const trainedAt = (pattern) => [pattern.columns, pattern.rows].map((n) => (TRAINED !== null && TRAINED < n ? TRAINED / n : null));
+
+const TRAINED_LINE = 1.5; // CSS pixels
+
+// lines between cells, so that they hide no weight
+function drawTrained(context, { left, top, width, height }, pattern) {
   context.fillStyle = getComputedStyle(document.body).getPropertyValue("--trained");
-  const [width, height] = [pattern.columns * cell, pattern.rows * cell];
-  if (TRAINED < pattern.columns) context.fillRect(Math.floor(left + TRAINED * cell), top, line, height);
-  if (TRAINED < pattern.rows) context.fillRect(left, Math.floor(top + TRAINED * cell), width, line);
+  const [across, down] = trainedAt(pattern);
+  if (across !== null) context.fillRect(left + across * width - TRAINED_LINE / 2, top, TRAINED_LINE, height);
+  if (down !== null) context.fillRect(left, top + down * height - TRAINED_LINE / 2, width, TRAINED_LINE);
+}
+
+// the same over a small picture, whose pixels are as large as its cells
+function trainedLines(pattern) {
+  const [across, down] = trainedAt(pattern);
+  return [across !== null && el("span", { class: "trained down", style: `left:${100 * across}%` }),
+    down !== null && el("span", { class: "trained across", style: `top:${100 * down}%` })].filter(Boolean);
 }
 
 function drawThumb(canvas, pattern) {
@@ -118,7 +129,7 @@ function thumb(pattern, texts, notes, open) {
   });
   canvas.addEventListener("pointerleave", hideTip);
   return el("button", { type: "button", class: "thumb", "data-label": pattern.label, onclick: () => { hideTip(); open(pattern.label); } },
-    el("span", { class: "label" }, spokenLabel(pattern.label)), canvas, notes.map((note) => el("span", { class: "label" }, note)));
+    el("span", { class: "label" }, spokenLabel(pattern.label)), el("span", { class: "picture" }, canvas, trainedLines(pattern)), notes.map((note) => el("span", { class: "label" }, note)));
 }
 
 // ---- one pattern, large: a dialog with the map, the cell under the cursor, and its query's whole row
@@ -224,7 +235,9 @@ class Viewer {
   drawCells(context, p) {
     const pixels = drawPixels(el("canvas"), p, 1);
     context.imageSmoothingEnabled = false;
-    context.drawImage(pixels, this.left, this.top, this.cell * p.columns, this.cell * p.rows);
+    const box = { left: this.left, top: this.top, width: this.cell * p.columns, height: this.cell * p.rows };
+    context.drawImage(pixels, box.left, box.top, box.width, box.height);
+    drawTrained(context, box, p);
   }
 
   drawLabels(context, p, labelled) {

@@ -16,8 +16,6 @@ function lensView(result) {
 
 // ---- contributions of components, by layer
 
-const OUTSIDE = "outside the blocks";
-
 // a tensor over components as one over layers and parts of a layer
 function byLayer(tensor, components) {
   const inBlocks = components.filter((c) => c.layer !== null);
@@ -33,7 +31,7 @@ function byLayer(tensor, components) {
     for (let r = 0; r < rows; r++) values[r * cells + cell] = (Number.isNaN(values[r * cells + cell]) ? 0 : values[r * cells + cell]) + tensor.values[r * n + i];
   });
   const axes = tensor.axes.slice(0, -1);
-  return new Tensor({ axes: [...axes, "layer", "part of it"], coords: { ...tensor.coords, layer: layers, "part of it": parts },
+  return new Tensor({ axes: [...axes, "layer", "part of it"], coords: { ...tensor.coords, layer: layers, "part of it": parts }, rows: tensor.rows,
     shape: [...tensor.shape.slice(0, -1), layers.length, parts.length], values, signed: tensor.signed });
 }
 

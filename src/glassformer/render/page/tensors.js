@@ -1,9 +1,9 @@
 // Labelled tensors as a page holds them: unpacking, picking and averaging along axes, and how numbers and labels read.
 
 class Tensor {
-  // numbers come packed, as nested lists, or as they are kept
-  constructor({ axes, coords, shape, float32, values, signed, share = false }) {
-    Object.assign(this, { axes, coords, share, shape: shape ?? sizesOf(values), signed });
+  // numbers come packed, as nested lists, or as they are kept; rows: labels that differ from row to row of `batch`
+  constructor({ axes, coords, rows = {}, shape, float32, values, signed, share = false }) {
+    Object.assign(this, { axes, coords, rows, share, shape: shape ?? sizesOf(values), signed });
     // base64 of little-endian numbers, as every machine with a browser keeps them
     if (float32 !== undefined) this.values = new Float32Array(Uint8Array.from(atob(float32), (c) => c.charCodeAt(0)).buffer);
     else this.values = values instanceof Float32Array ? values : Float32Array.from([values].flat(Infinity), (x) => x ?? NaN);
@@ -29,10 +29,29 @@ class Tensor {
       values[i] = make((j) => this.values[start + j * inner], n);
     }
     const without = (list) => list.filter((_, i) => i !== d);
-    return new Tensor({ axes: without(this.axes), coords: this.coords, shape: without(this.shape), values, signed: this.signed, share: this.share });
+    const rows = axis === "batch" ? {} : Object.fromEntries(Object.entries(this.rows).filter(([name]) => name !== axis));
+    return new Tensor({ ...this, axes: without(this.axes), rows, shape: without(this.shape), values });
   }
 
-  pick(axis, i) { return this.reduced(axis, (entry) => entry(i)); }
+  // one row of a batch brings its own labels, and leaves its padding behind
+  pick(axis, i) {
+    const picked = this.reduced(axis, (entry) => entry(i));
+    return axis !== "batch" ? picked : Object.entries(this.rows).reduce((t, [name, byRow]) => t.named(name, byRow[i]), picked);
+  }
+
+  // with labels along an axis, and without the entries that have none
+  named(axis, labels) {
+    const d = this.axes.indexOf(axis);
+    const real = labels.flatMap((label, i) => (label === null ? [] : [i]));
+    const inner = this.shape.slice(d + 1).reduce((a, b) => a * b, 1);
+    const shape = this.shape.map((n, i) => (i === d ? real.length : n));
+    const values = Float32Array.from({ length: shape.reduce((a, b) => a * b, 1) }, (_, flat) => {
+      const [outer, at] = [Math.floor(flat / (inner * real.length)), Math.floor(flat / inner) % real.length];
+      return this.values[(outer * labels.length + real[at]) * inner + (flat % inner)];
+    });
+    return new Tensor({ ...this, coords: { ...this.coords, [axis]: real.map((i) => labels[i]) }, shape, values });
+  }
+
   mean(axis) { return this.reduced(axis, (entry, n) => moments(entry, n)[0]); }
   error(axis) { return this.reduced(axis, (entry, n) => moments(entry, n)[1]); }
 

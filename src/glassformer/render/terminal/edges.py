@@ -7,10 +7,16 @@ from rich.text import Text
 
 from glassformer.analysis.circuits import Acdc, EdgeAttribution, PathPatching, Verified
 from glassformer.labelled import Labelled
-from glassformer.render.terminal.tables import QUIET, bar, largest, section, table, tables
+from glassformer.render.terminal.tables import HELD, QUIET, bar, largest, section, table, tables
 from glassformer.words import sentence, spoken, spoken_each
 
 N_ROWS = 12
+POINTS = {
+    "clean": sentence("the clean run"),
+    "corrupt": sentence("the corrupt run"),
+    "inputs": sentence("inputs between the two runs"),
+    "activations": sentence("activations between the two runs"),
+}
 
 
 @tables.register
@@ -46,7 +52,7 @@ def _(result: PathPatching, top: int = N_ROWS) -> RenderableType:
     note = spoken(
         "{metric}: {clean:.3f} in the clean run, {corrupt:.3f} in the corrupt one; share: of that difference. Heads "
         "between keep what they wrote, MLPs are {mlps}; norms {norm}.",
-        metric=spoken(result.metric), clean=clean, corrupt=corrupt, mlps=result.mlps, norm=result.norm,
+        metric=spoken(result.metric), clean=clean, corrupt=corrupt, mlps=HELD[result.mlps], norm=HELD[result.norm],
     ) + (spoken(" {n} other senders do less.", n=rest) if rest else "")  # fmt: skip
     title = spoken("Corrupt values along the paths into {receivers}", receivers=", ".join(result.receivers))
     return section(title, grid, Text(note, style=QUIET))
@@ -64,7 +70,7 @@ def _(result: EdgeAttribution, top: int = N_ROWS) -> RenderableType:
     note = spoken(
         "On {metric}, of patching each of {n:,} edges with corrupt values: first order, gradients at {where}. An "
         "estimate, which fails where attention is saturated.",
-        metric=spoken(result.metric), n=total, where=result.gradient_at,
+        metric=spoken(result.metric), n=total, where=POINTS[result.gradient_at],
     )  # fmt: skip
     return section(spoken("Edges by attribution patching"), grid, Text(note, style=QUIET))
 
@@ -93,7 +99,7 @@ def _(result: Acdc, top: int = N_ROWS) -> RenderableType:
     )  # fmt: skip
     parts = spoken("Parts: {parts}", parts=", ".join(result.nodes) or spoken("none"))
     notes = [Text(line, style=QUIET) for line in (left, cost, parts)]
-    return section(spoken("The circuit that pruning leaves ({order})", order=result.order), grid, *notes)
+    return section(spoken("The circuit that pruning leaves ({order})", order=spoken(result.order)), grid, *notes)
 
 
 def _of_gap(share: float, value: float, most: float) -> Text:

@@ -28,6 +28,7 @@ from glassformer.analysis.reports._explanation import (
 )
 from glassformer.data import Marks, Spelled
 from glassformer.render.terminal.tables import (
+    HELD,
     NEGATIVE,
     POSITIVE,
     QUIET,
@@ -94,7 +95,7 @@ def _(result: DirectLogitAttribution, top: int = N_COMPONENTS) -> RenderableType
         for c, value in zip(result.components, result.contributions.values.tolist())
     ]
     raw, aim = "" if result.cap is None else "raw ", "logit" if result.against is None else "difference"
-    norms = sentence("norms frozen") if result.norm == "frozen" else sentence("norm {norm}", norm=result.norm)
+    norms = sentence("norms frozen") if result.norm == "frozen" else sentence("norm {norm}", norm=HELD[result.norm])
     title = spoken("Direct contributions to the {target}, {norms}", target=TARGETS[f"{raw}{aim}"], norms=norms)
     return _components(parts, title, float(result.total), top, result.norm)
 
@@ -111,7 +112,9 @@ def _over_places(result: DirectLogitAttribution, top: int) -> RenderableType:
     rest = len(order) - top
     notes = [Text(spoken("{n} others are smaller", n=rest), style=QUIET)] if rest > 0 else []
     title = spoken(
-        "Direct logit attribution over {n} places, norm {norm} (mean size in logits)", n=len(values), norm=result.norm
+        "Direct logit attribution over {n} places, norm {norm} (mean size in logits)",
+        n=len(values),
+        norm=HELD[result.norm],
     )
     return section(title, grid, *notes)
 

@@ -17,10 +17,13 @@ from glassformer.data import UNMARKED, Marks
 from glassformer.figures.colours import TERMINAL
 from glassformer.labelled import Coordinate, Labelled, Result, spaced
 from glassformer.provenance import Note
-from glassformer.words import spoken
+from glassformer.words import sentence, spoken
 
 BAR, MOST, MOST_TOKENS, WIDE = 16, 8, 120, 6
 POSITIVE, NEGATIVE, QUIET, STRONG = TERMINAL["positive"], TERMINAL["negative"], "dim", "bold"
+
+# whether norms and MLPs keep what they did
+HELD = {"frozen": sentence("frozen"), "live": sentence("live"), "recomputed": sentence("recomputed")}
 
 
 @singledispatch

@@ -54,7 +54,7 @@ def _(result: InputGradients, top: int = N_TOKENS) -> RenderableType:
 
 @largest.register
 def _(result: AverageRoutes, top: int = N_EDGES) -> RenderableType:
-    grid = table(*spoken_each("head", "passes", ""), left=(0, 2))
+    grid = table(*spoken_each("head", "importance", ""), left=(0, 2))
     ranked = result.heads.top(top)
     for (label,), value in ranked:
         error = float(result.spread.select(head=str(label)).values)
@@ -69,7 +69,7 @@ def _(result: AverageRoutes, top: int = N_EDGES) -> RenderableType:
 def _(result: FlowRoutes, top: int = N_EDGES) -> RenderableType:
     title = spoken("Where it came from: importance that arrives at each token")
     inputs = section(title, *_by_token(result.inputs, top))
-    heads = table(*spoken_each("head", "passes", ""), left=(0, 2))
+    heads = table(*spoken_each("head", "importance", ""), left=(0, 2))
     ranked = [pair for pair in result.heads.top(top) if pair[1] > 0]
     most = max((value for _, value in ranked), default=0.0)
     for (label,), value in ranked:

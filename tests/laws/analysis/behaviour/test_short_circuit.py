@@ -13,11 +13,11 @@ from glassformer.data import PlantedRows
 from glassformer.data.batch import next_token_batch
 from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model
-from glassformer.models import Mlp, block
+from glassformer.models import GREEDY, Mlp, block, generate
 from glassformer.testing import close
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
-from glassformer.trace import Apply, Tape
+from glassformer.trace import Add, Apply, At, Tape
 
 DECODERS = sorted(name for name, config in ARCHITECTURES.items() if config.kind == "decoder")
 TRANSLATORS = sorted(set(ARCHITECTURES) - set(DECODERS))
@@ -86,6 +86,20 @@ def test_regeneration_is_greedy_generation_of_the_edited_model(name: str) -> Non
         nearest = given.model(tokens, tape=Tape(given.model, edit=edits))[:, -1:].argmax(-1)
         tokens = torch.cat([tokens, nearest], 1)
     assert torch.equal(made, tokens[:, 3:])
+
+
+def test_positions_of_edits_are_those_of_the_whole_text_while_it_is_regenerated() -> None:
+    given = subject("gpt2")
+    tokens, site = given.inputs[0][:, :3], "blocks.0.resid_post"
+    push = torch.arange(16.0).double()
+    for places in (0, [1, 4], slice(4, None)):
+        edit = Add(site, push, at=At(pos=places))
+        made = regenerate(given.model, tokens, 4, [edit])
+        assert made.tolist() == [
+            list(row) for row in generate(given.model, tokens, GREEDY, max_new_tokens=4, edit=edit).tokens
+        ]
+    with pytest.raises(ShapeMismatch, match="no place in a text that grows"):
+        regenerate(given.model, tokens, 4, [Add(site, push, at=At(pos=-1))])
 
 
 @pytest.mark.parametrize("name", DECODERS)

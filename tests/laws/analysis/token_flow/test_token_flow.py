@@ -27,11 +27,18 @@ def passed(found: Subject, *more: str, stack: str | None = None) -> Run:
     return run(found.model, *found.inputs, read=[*flow_sites(found.model, stack), *more])
 
 
+def steps(done: Run, stack: str | None = None) -> list[Unit]:
+    """Return the steps of a stack, one for all sub-layers that begin at one place."""
+    found, name = list(units(done, "test", stack=stack)), done.model.stack_name(stack)
+    assert len(found) == len({layer.entry for layer in done.model.sub_layers(name)}) > 0
+    return found
+
+
 @every
 def test_kept_stream_moved_vectors_writes_and_biases_are_the_stream_behind_each_step(name: str) -> None:
     done = passed(subject(name)).prompt(1)
     for stack in (None, "encoder") if name in TRANSLATORS else (None,):
-        for unit in units(done, "test", stack=stack):
+        for unit in steps(done, stack):
             n = unit.kept.shape[0]
             for moves in unit.moves:
                 summed = moves.summed(slice(0, n))
@@ -47,7 +54,7 @@ def split_without_remainder(unit: Unit) -> None:
 
 @given(attention_decoders(mlps=True))
 def test_every_small_model_is_split_without_remainder(found: Subject) -> None:
-    for unit in units(passed(found), "test"):
+    for unit in steps(passed(found)):
         split_without_remainder(unit)
 
 
