@@ -217,7 +217,7 @@ def test_no_words_of_the_table_are_english_on_other_pages(
 @pytest.mark.parametrize(
     ("name", "field", "where", "said"),
     [
-        ("direct", "norm", "dl.facts dt", "归一化"),
+        ("direct", "norm", "dl.facts dt", "归一化尺度"),
         ("pruning", "passes", "dl.facts dt", "passes"),
         ("routes", "heads", "figure h3", "头"),
         ("flow", "layers", "figure h3", "层"),

@@ -49,6 +49,9 @@ function fieldsOf(result) {
 
 // ---- numbers and words that come with a result
 
+// settings whose values are words of ours; other strings may be tokens, which are never translated
+const SETTINGS = new Set(["norm", "mlps", "order"]);
+
 function brief(value) {
   if (typeof value === "number") return Number.isInteger(value) ? count(value) : compact(value);
   if (typeof value === "boolean") return value ? spoken("yes") : spoken("no");
@@ -59,7 +62,7 @@ function brief(value) {
 function factsOf(entries, explained = () => "", labels = FACTS) {
   const rows = entries.map(([name, value]) => {
     const list = Array.isArray(value) && value.length && value.length <= 8 ? value.map(brief) : null;
-    const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(value);
+    const words = list ? (list.includes(null) ? null : list.join(spoken(", "))) : brief(SETTINGS.has(name) ? spoken(value) : value);
     return words === null || words === "" ? null : el("div", { title: explained(name) || null }, el("dt", {}, labels[name] ?? factName(name)), el("dd", {}, cut(words, 240)));
   }).filter(Boolean);
   return rows.length ? el("dl", { class: "facts" }, rows) : null;
