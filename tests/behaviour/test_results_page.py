@@ -397,6 +397,15 @@ def test_places_in_pairs_have_the_tokens_of_the_first_and_shares_their_errors(op
 
 
 @browser_test
+def test_a_place_keeps_the_name_that_it_has_in_all_pairs(opened: Opener) -> None:
+    found = Mystery(Labelled(torch.eye(3), ("layer", "pos"), {"pos": ["0:a", "1", "2:last"]}))
+    rows = [["a", "x", "y"], ["a", "u", "v"]]
+    shown = opened([found], {**HEAD, "reading": {"tokens": {"clean": rows, "corrupt": rows}}})
+    assert shown.locator("figure .strip .token").all_inner_texts() == ["a", "x", "last"]
+    assert "tokens of the first pair" in shown.inner_text("figure .legend")
+
+
+@browser_test
 def test_what_was_asked_is_said_once(opened: Opener) -> None:
     tokens = ["a", "b", " c"]
     asked = {**HEAD, "given": {"answer": " c", "positions": [-1], "n": 2}, "reading": {"tokens": {"reads": [tokens]}}}
