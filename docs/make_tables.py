@@ -101,7 +101,7 @@ def models(cards: Sequence[dict[str, Any]], *, chinese: bool) -> str:
     """Return one row per shipped model: what it is, its training, and the first of its figures."""
     language = int(chinese)
     heads = (("model", "trained on", "measured"), ("模型", "训练", "实测"))[language]
-    rows = [heads, ("---",) * len(heads)]
+    rows = [heads]
     for card in cards:
         about = ABOUT.get(card["name"], card["about"]) if chinese else card["about"]
         found = {name: card["figures"][name] for name in FIGURES if name in card["figures"]}
@@ -128,7 +128,7 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
 
 def catalogue(*, chinese: bool) -> str:
     """Return one row per mechanism that ships with the package, with the paper it is from."""
-    rows = [(("mechanism", "paper"), ("机制", "论文"))[int(chinese)], ("---",) * 2]
+    rows = [(("mechanism", "paper"), ("机制", "论文"))[int(chinese)]]
     for kind, config in _registered():
         rows.append((f"[`{kind}`](docs/mechanisms.md)", _about(config)[1]["Source"]))
     return _table(rows)
@@ -138,7 +138,7 @@ def headlines(*, chinese: bool) -> str:
     """Return a few of the measured figures, the missed aims among them; the others stand beside the benchmarks."""
     language = int(chinese)
     heads = (("compared, one CPU thread", "measured", "aim", "met"), ("比较（单个 CPU 线程）", "实测", "目标", "达到"))
-    rows: list[Sequence[str]] = [heads[language], ("---",) * 4]
+    rows: list[Sequence[str]] = [heads[language]]
     ours = {(row["figure"], row["baseline"], row["case"]): row for row in _ratios() if row["threads"] == 1}
     for key, names in RATIOS.items():
         row = ours[key]
@@ -166,7 +166,7 @@ def _sweeps() -> list[dict[str, Any]]:
 def speed() -> str:
     """Return one row per measured ratio: what against what, the ratio of CPU times, and the aim it met or missed."""
     heads = ("compared", "case", "threads", "ratio", "aim", "met")
-    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    rows: list[Sequence[str]] = [heads]
     for row in _ratios():
         unit = " (speed)" if row["ratio_of"] == "speeds" else ""
         ratio = f"{row['cpu']['median']:.3f} ({row['cpu']['low']:.3f}-{row['cpu']['high']:.3f})"
@@ -193,7 +193,7 @@ def circuits() -> str:
         "met",
     )
     tasks = {"composition": "Q-, K-, V-composition scores", "copying": "OV copying eigenvalues, full vocabulary"}
-    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    rows: list[Sequence[str]] = [heads]
     found = json.loads(CIRCUITS.read_text(encoding="utf-8"))
     for row in found["rows"]:
         low, high = row["faster_quartiles"]
@@ -227,7 +227,7 @@ def sweeps() -> str:
         "lens": "logit lens, top 5, {} tokens",
         "dla": "direct effects of every head, {} tokens",
     }
-    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    rows: list[Sequence[str]] = [heads]
     for row in _sweeps():
         kind, size = row["task"].split("-")
         (low, high), faster = row["faster_quartiles"], row["faster"]["cpu"]
@@ -254,7 +254,7 @@ def large() -> str:
         "aim",
         "met",
     )
-    rows: list[Sequence[str]] = [heads, ("---",) * len(heads)]
+    rows: list[Sequence[str]] = [heads]
     for row in found["rows"]:
         sides = row["sides"]
         both = [sides["glassformer"], sides["transformers"]]
@@ -313,7 +313,6 @@ def mechanisms() -> str:
     """Return one row per registered mechanism that ships with the package."""
     rows = [
         ("mechanism", "equation", "linear in v", "rows sum to one", "scores", "streams", "state", "source"),
-        ("---",) * 8,
     ]
     for kind, config in _registered():
         equation, about = _about(config)
@@ -369,7 +368,9 @@ def _number(value: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    """Return a table in Markdown; its first row is the heads."""
+    ruled = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in ruled)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,13 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_has_a_rule_under_its_heads(page: Path) -> None:
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    tables = re.findall(r"(?:^\|.*\n?)+", prose, re.MULTILINE)
+    assert [table for table in tables if not re.match(r".*\n\|( *:?-+:? *\|)+(\n|$)", table)] == []
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_a_notebook_is_kept_without_outputs_and_its_links_lead_somewhere(notebook: Path) -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
