@@ -246,8 +246,9 @@ def test_ids_must_be_integers_of_the_vocabulary() -> None:
         gf.run(model, [1, 300])
     with pytest.raises(TokenOutOfRange, match="token id -1 is outside"):
         gf.run(model, [-1])
-    with pytest.raises(TextError, match="at least one"):
-        gf.run(model, torch.zeros(1, 0, dtype=torch.long))
+    for empty in (torch.zeros(1, 0, dtype=torch.long), [], [[]]):
+        with pytest.raises(TextError, match="at least one"):
+            gf.run(model, empty)
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* bool with 2 axes"):
         gf.run(model, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* float32 with 1 axes"):

@@ -207,12 +207,13 @@ def token_ids(
             ids = torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
+    # a list of nothing has a type by chance
+    if ids.numel() == 0:
+        raise TextError("there is no token to run on: give at least one.")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
         kind = f"{str(ids.dtype).removeprefix('torch.')} with {ids.ndim} axes"
         raise ShapeMismatch(f"token ids are integers with axes `pos` or `batch pos`; found {kind}.")
     ids = torch.atleast_2d(ids).long()
-    if ids.numel() == 0:
-        raise TextError("there is no token to run on: give at least one.")
     stack = model.source if reading == "source" and model.source is not None else model.output
     vocab, length, limit = model.embeddings[stack].vocab_size, ids.shape[1], model.config.max_len
     low, high = int(ids.min()), int(ids.max())
