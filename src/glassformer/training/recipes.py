@@ -4,16 +4,48 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Planted, Repeat, Senses, TextConfig, UnseenWords, ZhEnConfig
+from glassformer.data import MixtureConfig, Planted, Repeat, RepeatedText, Senses, TextConfig, UnseenWords, ZhEnConfig
 from glassformer.data.grammar.translation import zh_en_tokenizer
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
+# what any development environment holds and is written much as the standard library is: classes that take over their
+# arguments line after line (self.x = x) are at least three times as frequent as there
+PACKAGES = (
+    "attrs==26.1.0",
+    "click==8.5.1",
+    "debugpy==1.8.22",
+    "docstring_parser==0.18.0",
+    "fonttools==4.68.0",
+    "fsspec==2026.9.0",
+    "httpx2==2.16.2",
+    "hypothesis==6.170.15",
+    "ipykernel==7.4.0",
+    "ipython==9.18.1",
+    "Jinja2==3.1.6",
+    "parso==0.8.7",
+    "prompt_toolkit==3.0.53",
+    "pydantic==2.14.3",
+    "python-dateutil==4.0.0",
+    "PyYAML==6.0.3",
+    "requests==2.34.2",
+    "rich==15.0.0",
+    "Sphinx==9.0.4",
+    "stack-data==0.6.3",
+    "tornado==6.6.1",
+    "tqdm==4.70.1",
+    "typer==0.29.2",
+    "urllib3==2.8.0",
+)
+
 
 def gpt_4l() -> TrainConfig:
-    """A small Llama-like decoder on the Python standard library."""
+    """A small Llama-like decoder on Python: the standard library and pinned packages, some spans of them repeated.
+
+    Training text loses every run of 13 tokens that the held-out files of the standard library have too.
+    """
     layer = block(
         n_heads=8,
         n_kv_heads=2,
@@ -23,8 +55,15 @@ def gpt_4l() -> TrainConfig:
     )
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
-    optim = OptimConfig(lr=1.5e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
-    return TrainConfig(model, text, optim=optim, steps=3000, log_every=20, evaluate_every=200, save_every=200)
+    library = text.replace(apart_from=text)
+    packages = library.replace(sources=tuple(f"python-package:{pinned}" for pinned in PACKAGES), distinct=True)
+    parts = (library, packages, RepeatedText(length=256, text=library))
+    data = MixtureConfig(parts, shares=(0.4, 0.56, 0.04), batch_size=8, length=256)
+    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(
+        model, data, evaluate=text, optim=optim, steps=18_000, precision="bfloat16", log_every=100,
+        evaluate_every=1000, save_every=1000,
+    )  # fmt: skip
 
 
 def zh_en() -> TrainConfig:
