@@ -25,6 +25,7 @@ class MixtureConfig(DataConfig, kind="mixture"):
             step to step so that it is right on average.
         vocab_size: Of a byte-level BPE that is learned from the text of all parts, as much of each as its share says;
             without one the tokenizer is that of the first part.
+        digit_pairs: Whether that BPE reads numbers two digits at a time, see `train_bpe`.
     """
 
     parts: tuple[DataConfig, ...]
@@ -33,12 +34,14 @@ class MixtureConfig(DataConfig, kind="mixture"):
     length: int = 256
     seed: int = 0
     vocab_size: int | None = None
+    digit_pairs: bool = False
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")
         require(len(self.parts) > 0, "parts is empty.")
         require(len(self.parts) == len(self.shares), f"{len(self.parts)} parts but {len(self.shares)} shares.")
         require(min(self.shares) >= 0, f"shares={self.shares} has a negative share.")
+        require(self.vocab_size is not None or not self.digit_pairs, "digit_pairs is of a BPE: give vocab_size, too.")
         require(abs(sum(self.shares) - 1) < 1e-6, f"shares={self.shares} sum to {sum(self.shares):g}, not to 1.")
 
     def build(self, tokenizer: Tokenizer | None = None) -> "MixtureData":
@@ -81,7 +84,7 @@ class MixtureData:
         self.config = config
         self.parts: list[Data] = []
         if tokenizer is None and config.vocab_size is not None:
-            tokenizer = train_bpe(config.texts(), config.vocab_size)
+            tokenizer = train_bpe(config.texts(), config.vocab_size, digit_pairs=config.digit_pairs)
         for index, part in enumerate(config.parts):
             seed = hash64(config.seed, index, part.seed) >> 33
             changed = part.replace(batch_size=config.batch_size, length=config.length, seed=seed)

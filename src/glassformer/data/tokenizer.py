@@ -40,6 +40,7 @@ NAMES = {
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
+_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _CHINESE = r"[\x{3000}-\x{303F}\x{3400}-\x{9FFF}\x{FF00}-\x{FFEF}]"
 
 
@@ -383,34 +384,56 @@ class Tokenizer:
 
 
 @checked
-def train_bpe(texts: Iterable[str], vocab_size: Count, specials: Iterable[str] = ("<bos>",)) -> Tokenizer:
+def train_bpe(
+    texts: Iterable[str], vocab_size: Count, specials: Iterable[str] = ("<bos>",), *, digit_pairs: bool = False
+) -> Tokenizer:
     """Train a byte-level BPE: every text can be encoded, and the same texts give the same tokenizer.
 
     Args:
         texts: What to learn the merges from; read once, so a generator will do.
         vocab_size: Specials, the 256 bytes and the merges together.
         specials: Names of special tokens, which get the first ids.
+        digit_pairs: Read numbers two digits at a time from the left, each pair one token, of which there are a hundred,
+            however rare; otherwise numbers are merged as words are.
 
     Raises:
-        ConfigError: There is no room for the bytes and the specials.
+        ConfigError: There is no room for the bytes, the specials and the pairs.
     """
     specials = list(specials)
-    if vocab_size < 256 + len(specials):
+    pairs = [f"{number:02}" for number in range(100)] if digit_pairs else []
+    if vocab_size < 256 + len(specials) + len(pairs):
         raise ConfigError(
-            f"vocab_size={vocab_size} is too small for byte-level BPE: 256 bytes and {len(specials)} specials need "
-            f"at least {256 + len(specials)}."
+            f"vocab_size={vocab_size} is too small for byte-level BPE: 256 bytes, {len(specials)} specials"
+            f"{', 100 pairs of digits' if pairs else ''} need at least {256 + len(specials) + len(pairs)}."
         )
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # single digits while learning, so that no merge is of digits but those that are added
+    inner.pre_tokenizer = _words_and_numbers("[0-9]") if pairs else _WORDS
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(pairs),
         special_tokens=specials,
         initial_alphabet=sorted(_BYTE_OF),
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
-    return Tokenizer(inner)
+    if pairs:
+        inner.pre_tokenizer = _words_and_numbers("[0-9]{1,2}")
+    return Tokenizer(_with_merges(inner, pairs))
+
+
+def _words_and_numbers(number: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(number), "isolated"), _WORDS])
+
+
+def _with_merges(inner: tokenizers.Tokenizer, pairs: list[str]) -> tokenizers.Tokenizer:
+    """Return a BPE that has pairs of characters as tokens, too, merged after all else."""
+    told = json.loads(inner.to_str())
+    vocabulary, merges = told["model"]["vocab"], told["model"]["merges"]
+    for pair in pairs:
+        vocabulary[pair] = len(vocabulary)
+        merges.append([*pair])
+    return tokenizers.Tokenizer.from_str(json.dumps(told))
 
 
 def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:

@@ -4,8 +4,19 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Planted, Repeat, RepeatedText, Senses, TextConfig, UnseenWords, ZhEnConfig
+from glassformer.data import (
+    MixtureConfig,
+    Planted,
+    Repeat,
+    RepeatedText,
+    Senses,
+    TemplateText,
+    TextConfig,
+    UnseenWords,
+    ZhEnConfig,
+)
 from glassformer.data.grammar.translation import zh_en_tokenizer
+from glassformer.data.text.sources import PACKAGE, PROSE, STANDARD_LIBRARY
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.training.config import TrainConfig
@@ -40,6 +51,37 @@ PACKAGES = (
     "urllib3==2.8.0",
 )
 
+# those that explain themselves at length in docstrings and comments
+DOCUMENTED = (
+    "beartype==0.23.1",
+    "click==8.5.1",
+    "debugpy==1.8.22",
+    "docutils==0.22.4",
+    "filelock==4.2.11",
+    "fonttools==4.68.0",
+    "fsspec==2026.9.0",
+    "huggingface_hub==2.4.0",
+    "hypothesis==6.170.15",
+    "ipython==9.18.1",
+    "jedi==0.20.1",
+    "matplotlib==3.11.2",
+    "mpmath==1.3.0",
+    "networkx==3.6.1",
+    "numpy==2.4.6",
+    "packaging==26.3",
+    "pandas==3.1.1",
+    "prompt_toolkit==3.0.53",
+    "pydantic==2.14.3",
+    "Pygments==2.21.0",
+    "pytest==9.2.0",
+    "Sphinx==9.0.4",
+    "sympy==1.14.0",
+    "torch==2.13.0",
+    "tornado==6.6.1",
+    "transformers==5.23.0",
+    "urllib3==2.8.0",
+)
+
 
 def gpt_4l() -> TrainConfig:
     """A small Llama-like decoder on Python: the standard library and pinned packages, some spans of them repeated.
@@ -56,12 +98,37 @@ def gpt_4l() -> TrainConfig:
     model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
     library = text.replace(apart_from=text)
-    packages = library.replace(sources=tuple(f"python-package:{pinned}" for pinned in PACKAGES), distinct=True)
+    packages = library.replace(sources=tuple(f"{PACKAGE}{pinned}" for pinned in PACKAGES), distinct=True)
     parts = (library, packages, RepeatedText(length=256, text=library))
     data = MixtureConfig(parts, shares=(0.4, 0.56, 0.04), batch_size=8, length=256)
     optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
     return TrainConfig(
         model, data, evaluate=text, optim=optim, steps=18_000, precision="bfloat16", log_every=100,
+        evaluate_every=1000, save_every=1000,
+    )  # fmt: skip
+
+
+def prose_4l() -> TrainConfig:
+    """The decoder of `gpt-4l` on English: docstrings and comments of Python and of pinned packages, and sentences.
+
+    A quarter of each batch are sentences of templates, of which every answer is known.
+    """
+    layer = block(
+        n_heads=8,
+        n_kv_heads=2,
+        positions=Rope(),
+        norm=RmsNorm(),
+        mlp=Mlp(688, activation="silu", gated=True, bias=False),
+    )
+    vocab_size = 2816
+    model = DecoderConfig(vocab_size, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    sources = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in DOCUMENTED))
+    text = TextConfig(batch_size=8, length=256, sources=tuple(f"{PROSE}{source}" for source in sources), distinct=True)
+    parts = (text.replace(apart_from=text), TemplateText(length=256))
+    data = MixtureConfig(parts, shares=(0.75, 0.25), batch_size=8, length=256, vocab_size=vocab_size, digit_pairs=True)
+    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(
+        model, data, evaluate=text, optim=optim, steps=11_000, precision="bfloat16", log_every=100,
         evaluate_every=1000, save_every=1000,
     )  # fmt: skip
 
@@ -151,6 +218,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
     "phase-change": phase_change,
+    "prose-4l": prose_4l,
     "senses": senses,
     "unseen-words-1l": lambda: unseen_words(1),
     "unseen-words-2l": lambda: unseen_words(2),

@@ -46,12 +46,19 @@ _PASSING = [
     "When {one} and {other} went to the {place}, {subject} gave a {thing} to",
     "After {one} and {other} met at the {place}, {subject} handed the {thing} to",
     "While {one} and {other} were waiting in the {place}, {subject} showed a {thing} to",
+    "At the {place} {one} and {other} had a talk, and {subject} offered the {thing} to",
+    "{one} and {other} found a {thing} near the {place}. In the end {subject} gave it to",
+    "Because {one} met {other} in the {place}, {subject} could return the {thing} to",
+    "Yesterday {one} saw {other} at the {place}, where {subject} sold a {thing} to",
+    "As soon as {one} and {other} came back from the {place}, {subject} passed the {thing} to",
     "Then {one} and {other} left the {place}, and {subject} sent the {thing} to",
 ]
 _EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
 _SPANNING = [
     "The {event} that began in the year {century}{year} went on until the year {again}",
     "The {event} lasted from the year {century}{year} to the year {again}",
+    "Of the {event} we know that it started in the year {century}{year} and stopped in the year {again}",
+    "There was a {event} from the year {century}{year} until the year {again}",
     "The {event} began in the year {century}{year} and ended in the year {again}",
 ]
 _REGULAR = _words("key book lamp chair letter window teacher doctor farmer horse boat picture")
@@ -60,6 +67,9 @@ _VERBS = [(" is", " are"), (" was", " were"), (" has", " have")]
 _AGREEING = [
     "The {subject} beside the {attractor}",
     "The {subject} that we saw behind the {attractor}",
+    "They say that the {subject} near the {attractor}",
+    "In the end the {subject} in front of the {attractor}",
+    "The {subject} with the {attractor}",
     "The {subject} next to the {attractor}",
 ]
 _COLOURS = _words("red green blue black white brown grey yellow")
