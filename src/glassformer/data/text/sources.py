@@ -5,6 +5,7 @@ A *source* is a string; reading it yields documents in a fixed order, one at a t
 """
 
 import dataclasses
+import functools
 import glob
 import io
 import json
@@ -147,14 +148,28 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
 
 def _prose(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
     """Yield the English of a source's Python; the split goes by the Python, as it does where that is read itself."""
-    documents, ours = tee(read_source(source.removeprefix(PROSE), text_field, left_out))
-    found = False
+    inner = source.removeprefix(PROSE)
+    if inner == STANDARD_LIBRARY or inner.startswith(PACKAGE):
+        yield from _installed_prose(source, inner)
+    else:
+        yield from _english(source, read_source(inner, text_field, left_out))
+
+
+@functools.cache
+def _installed_prose(source: str, inner: str) -> tuple[Document, ...]:
+    """Return the English of what is installed, read once: parsing takes minutes, and a mixture reads it four times."""
+    return tuple(_english(source, read_source(inner)))
+
+
+def _english(source: str, found: Iterator[Document]) -> Iterator[Document]:
+    documents, ours = tee(found)
+    any_text = False
     for document, texts in zip(documents, distinct(paragraphs(code.text) for code in ours), strict=True):
         if texts:
-            found = True
+            any_text = True
             key = document.text if document.key is None else document.key
             yield Document(document.name, "\n\n".join(texts), key=key)
-    if not found:
+    if not any_text:
         raise DataError(f'"{source}": no docstrings or comments in English, or no Python.')
 
 
