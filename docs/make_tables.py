@@ -30,6 +30,9 @@ FIGURES = {
     "5-gram_bits_per_byte": ("of a 5-gram", "五元模型"),
     "prefix_matching": ("prefix matching", "前缀匹配"),
     "prefix_matching_on_text": ("on text", "在文本上"),
+    "indirect_objects": ("indirect objects", "间接宾语"),
+    "subject_verb_agreement": ("agreement", "主谓一致"),
+    "greater_than": ("greater than", "大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
     "self_assignments": ("`self.a = a`, `self.b =` completed", "补全 `self.a = a`、`self.b =`"),
     "self_assignments_of_new_words": ("of new words", "新词"),
@@ -70,6 +73,7 @@ ABOUT = {
     "attn-only-1l": "一层注意力，没有 MLP：只有二元与跳跃三元规律，没有归纳头。",
     "attn-only-2l": "两层注意力，没有 MLP：具有归纳头的最小模型。",
     "gpt-4l": "四层 Llama 式结构（RMSNorm、RoPE、分组键值、SwiGLU），会写 Python。",
+    "prose-4l": "与 gpt-4l 同样的四层，读英文：文档字符串、注释，以及答案已知的句子。",
     "zh-en": "采用最初 post-norm 接法的编码器-解码器，把简单的中文句子译成英文。",
 }
 
@@ -120,6 +124,8 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
     """Return what of a model's batches was made up, to stand behind what it was trained on."""
     called = {
         "Random tokens, repeated to the end of the row": ("repeated random tokens", "重复的随机词元"),
+        "Spans of text, each repeated to the end of its row": ("spans of text, repeated", "重复的文本片段"),
+        "Sentences from templates, with the answer in its place": ("sentences of templates", "由模板生成的句子"),
         "Sentence pairs from the Chinese-English grammar": ("sentences of a grammar", "由语法生成的句子"),
     }
     said = [f"{100 * share:.3g} % {called.get(about, (about, about))[int(chinese)]}" for about, share in shares.items()]

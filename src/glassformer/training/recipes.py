@@ -83,11 +83,8 @@ DOCUMENTED = (
 )
 
 
-def gpt_4l() -> TrainConfig:
-    """A small Llama-like decoder on Python: the standard library and pinned packages, some spans of them repeated.
-
-    Training text loses every run of 13 tokens that the held-out files of the standard library have too.
-    """
+def small_llama(vocab_size: int) -> DecoderConfig:
+    """Return four layers of the kind that Llama has: RMSNorm, RoPE, grouped keys, SwiGLU; width 256."""
     layer = block(
         n_heads=8,
         n_kv_heads=2,
@@ -95,7 +92,15 @@ def gpt_4l() -> TrainConfig:
         norm=RmsNorm(),
         mlp=Mlp(688, activation="silu", gated=True, bias=False),
     )
-    model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    return DecoderConfig(vocab_size, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+
+
+def gpt_4l() -> TrainConfig:
+    """A small Llama-like decoder on Python: the standard library and pinned packages, some spans of them repeated.
+
+    Training text loses every run of 13 tokens that the held-out files of the standard library have too.
+    """
+    model = small_llama(2048)
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
     library = text.replace(apart_from=text)
     packages = library.replace(sources=tuple(f"{PACKAGE}{pinned}" for pinned in PACKAGES), distinct=True)
@@ -113,15 +118,8 @@ def prose_4l() -> TrainConfig:
 
     A quarter of each batch are sentences of templates, of which every answer is known.
     """
-    layer = block(
-        n_heads=8,
-        n_kv_heads=2,
-        positions=Rope(),
-        norm=RmsNorm(),
-        mlp=Mlp(688, activation="silu", gated=True, bias=False),
-    )
     vocab_size = 2816
-    model = DecoderConfig(vocab_size, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    model = small_llama(vocab_size)
     sources = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in DOCUMENTED))
     text = TextConfig(batch_size=8, length=256, sources=tuple(f"{PROSE}{source}" for source in sources), distinct=True)
     parts = (text.replace(apart_from=text), TemplateText(length=256))

@@ -9,7 +9,7 @@ import lzma
 import platform
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -24,10 +24,12 @@ from glassformer.analysis.losses import bits_per_byte, document_losses, icl_plac
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import run_steps
 from glassformer.data import BigramModel, Data, NGramModel, TextConfig, TextData, ZhEnConfig
+from glassformer.data.text.sources import PROSE
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
 from glassformer.training.recipes import recipe
 from glassformer.zoo.card import ModelCard, card, write_card
+from glassformer.zoo.sentences import Measured, sentences
 
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
@@ -45,6 +47,13 @@ WORDS = (
     ("saddle", "bridle"), ("mortar", "gable"), ("yeast", "flour"), ("anvil", "bellows"), ("spool", "needle"),
     ("petal", "stamen"), ("awning", "canopy"), ("piston", "crankshaft"), ("walnut", "almond"), ("glacier", "moraine"),
 )  # fmt: skip
+CLASSICS = (
+    "Data visualization empowers users to",
+    "a fluffy blue creature roamed the verdant forest",
+    "Please keep it in",
+    "The American shrew",
+    "One mole of carbon dioxide",
+)
 LINES = "self.{0} = {0}\nself.{1} ="
 IN_A_CLASS = "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} ="
 
@@ -128,6 +137,7 @@ ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
+    "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
     "zh-en": "Encoder-decoder in the original post-norm wiring that translates simple Chinese sentences to English.",
 }
 
@@ -142,7 +152,7 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     text = text_config.build(model.tokenizer)
     assert isinstance(text, TextData), "held-out text is kept in memory"
     heldout = list(text.documents("heldout"))
-    train = list(text.documents("train"))
+    train = list(trained.documents("train"))
     n_bytes = text.n_bytes["heldout"]
     losses = document_losses(model, heldout, text_config.length)
     bigram, ngram = BigramModel(train, text.vocab_size), NGramModel(train, text.vocab_size, NGRAM)
@@ -162,11 +172,10 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     }
     roles = _roles(model, heldout, text_config.length)
     figures |= roles.figures
-    samples = _samples(model)
     notes = [
         f"losses in nats per token over all {len(losses):,} tokens of the {len(heldout)} held-out files "
         f"({n_bytes:,} bytes), read in windows of {text_config.length} that overlap by half",
-        f"bigram (Witten-Bell) and {NGRAM}-gram (interpolated Kneser-Ney) fitted on the training files, same tokens; "
+        f"bigram (Witten-Bell) and {NGRAM}-gram (interpolated Kneser-Ney) fitted on the text trained on, same tokens; "
         "xz -9 on the held-out files concatenated",
         f"icl_score: mean loss of tokens {late[0]}-{late[-1]} less that of tokens {early[0]}-{early[-1]}, nats; "
         f"{N_BATCHES * text_config.batch_size} windows of held-out text",
@@ -175,6 +184,12 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
     # parts may share their text
     notes += dict.fromkeys(overlaps)
+    for template in (name for part in _described(trained) for name in part.get("templates", ())):
+        asked = sentences(model, template)
+        figures, notes = figures | asked.figures, [*notes, *asked.notes]
+    if any(source.startswith(PROSE) for source in text_config.sources):
+        return figures, notes, [f"{prompt} -> {_continued(model, prompt)}" for prompt in CLASSICS]
+    samples = _samples(model)
     if any(layer.name == "mlp" for layer in model.sub_layers()):
         # attention alone writes no Python
         parsed = sum(map(_parses, samples))
@@ -214,7 +229,7 @@ def share_interval(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def assignments(model: ModelLike, trained: Data) -> "_Measured":
+def assignments(model: ModelLike, trained: Data) -> Measured:
     """Return of how many texts `self.a = a`, `self.b =` the second line is completed with `b`."""
     text = "\n".join(map(model.tokenizer.decode, trained.documents("train")))
     pairs = [pair for pair in PAIRS if not re.search(r"self\.{0} = {0}\s+self\.{1} =".format(*pair), text)]
@@ -231,24 +246,22 @@ def assignments(model: ModelLike, trained: Data) -> "_Measured":
         figures[name] = sum(found == second for found, (_, second) in zip(said, unseen)) / max(len(unseen), 1)
         told = ", ".join(f"{second} -> {found}" for found, (_, second) in zip(said, unseen))
         notes.append(f"{name}: share of {len(unseen)} texts completed greedily; {about} in training text: {told}")
-    return _Measured(figures, notes)
+    return Measured(figures, notes)
 
 
 def _completed(model: ModelLike, prompt: str) -> str:
     """Return the rest of the line that greedy decoding writes."""
+    return _continued(model, prompt, 8).split("\n")[0].strip()
+
+
+def _continued(model: ModelLike, prompt: str, n: int = 24) -> str:
+    """Return what greedy decoding writes behind a prompt."""
     tokenizer = model.tokenizer
-    made = generate(model, [[tokenizer.bos, *tokenizer.encode(prompt)]], Sampling(temperature=0.0), max_new_tokens=8)
-    return tokenizer.decode(made.tokens[0]).split("\n")[0].strip()
+    made = generate(model, [[tokenizer.bos, *tokenizer.encode(prompt)]], Sampling(temperature=0.0), max_new_tokens=n)
+    return tokenizer.decode(made.tokens[0])
 
 
-class _Measured(NamedTuple):
-    """Figures and notes on them."""
-
-    figures: dict[str, float]
-    notes: list[str]
-
-
-def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Measured:
+def _roles(model: ModelLike, documents: list[list[int]], length: int) -> Measured:
     """Return each role's best head on repeated random tokens, and the same roles on held-out text as it stands."""
     rows = [ids[i : i + length] for ids in documents for i in range(0, len(ids) - length + 1, length)]
     ids = torch.tensor(rows[:N_ROLE_ROWS])
@@ -278,7 +291,7 @@ def _roles(model: ModelLike, documents: list[list[int]], length: int) -> _Measur
         f"prefix_matching_on_repeated_text: {len(spans)} spans of {SPAN} tokens of held-out text, {SPAN_REPEATS} times "
         f"over: {head} {score:.2f} (the head named on random tokens {own:.2f})"
     )
-    return _Measured(figures, notes)
+    return Measured(figures, notes)
 
 
 def _own(found: HeadScores, drawn: HeadScores) -> float:

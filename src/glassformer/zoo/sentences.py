@@ -5,8 +5,7 @@ words. The heads behind an answer are named on pairs of training, and taken away
 """
 
 from random import Random
-
-import torch
+from typing import NamedTuple
 
 from glassformer.analysis import run
 from glassformer.analysis.causal import ablation_table, patch
@@ -20,7 +19,14 @@ N_PAIRS, N_NAMING, N_ABLATED, N_DRAWS = 1000, 64, 200, 10
 LEAST_CARRIED = 0.1  # of the logit difference, from which on a head is named
 
 
-def sentences(model: ModelLike, template: str) -> tuple[dict[str, float], list[str]]:
+class Measured(NamedTuple):
+    """Figures and notes on them."""
+
+    figures: dict[str, float]
+    notes: list[str]
+
+
+def sentences(model: ModelLike, template: str) -> Measured:
     """Return figures of one template, and what they mean.
 
     Args:
@@ -36,7 +42,7 @@ def sentences(model: ModelLike, template: str) -> tuple[dict[str, float], list[s
     ]
     own, others = _heads(model, _pairs(model, template, N_NAMING, "train"))
     if not own:
-        return figures, [*notes, f"{template}: no head alone carries {LEAST_CARRIED} of the logit difference"]
+        return Measured(figures, [*notes, f"{template}: no head alone carries {LEAST_CARRIED} of the logit difference"])
     random = Random(0)
     drawn = [random.sample(others, min(len(own), len(others))) for _ in range(N_DRAWS)]
     held = asked[:N_ABLATED]
@@ -57,7 +63,7 @@ def sentences(model: ModelLike, template: str) -> tuple[dict[str, float], list[s
         f"training: each alone carries at least {LEAST_CARRIED} of the logit difference. When as many others do, drawn "
         f"{N_DRAWS} times: {float(after[1:].mean()):.3f}, {float(after[1:].min()):.3f} at least"
     )
-    return figures, notes
+    return Measured(figures, notes)
 
 
 def _pairs(model: ModelLike, template: str, n: int, split: Split) -> Pairs:

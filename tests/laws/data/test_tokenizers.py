@@ -5,11 +5,15 @@ import tokenizers
 from hypothesis import given, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from glassformer.data import Roles, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
-from glassformer.errors import TextError
+from glassformer.data import MixtureConfig, Roles, TextConfig, Tokenizer, bytes_tokenizer, train_bpe, word_tokenizer
+from glassformer.errors import ConfigError, TextError
 
 TEXTS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the dog did not", "我吃了一个苹果 <bos> naïve"] * 20
-BYTE_LEVEL = {"bpe": train_bpe(TEXTS, 320), "bytes": bytes_tokenizer()}
+BYTE_LEVEL = {
+    "bpe": train_bpe(TEXTS, 320),
+    "digit pairs": train_bpe([*TEXTS, "1999 1999 1999"], 400, digit_pairs=True),
+    "bytes": bytes_tokenizer(),
+}
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
@@ -41,12 +45,31 @@ def test_the_same_texts_give_the_same_bpe():
     assert train_bpe(TEXTS, 320).to_json() == train_bpe(iter(TEXTS), 320).to_json()
 
 
+@given(number=st.text("0123456789", min_size=1, max_size=7))
+def test_numbers_are_read_two_digits_at_a_time_and_every_pair_is_a_token(number):
+    tokenizer = BYTE_LEVEL["digit pairs"]
+    pairs = [number[i : i + 2] for i in range(0, len(number), 2)]
+    for before in ("", " ", "x"):
+        ids = tokenizer.encode(before + number)
+        assert tokenizer.tokens(ids) == [*([before] if before else []), *pairs]
+
+
+def test_a_bpe_of_digit_pairs_has_the_size_asked_for_and_merges_words_as_any_other():
+    tokenizer = BYTE_LEVEL["digit pairs"]
+    assert tokenizer.vocab_size == 400
+    assert " the" in tokenizer.tokens(tokenizer.encode("on the mat"))
+    with pytest.raises(ConfigError, match="100 pairs of digits need at least 357"):
+        train_bpe(TEXTS, 320, digit_pairs=True)
+    with pytest.raises(ConfigError, match="digit_pairs is of a BPE"):
+        MixtureConfig((TextConfig(),), (1.0,), digit_pairs=True)
+
+
 def test_a_saved_tokenizer_encodes_alike_after_loading(tmp_path):
     for name, tokenizer in BYTE_LEVEL.items():
         path = tokenizer.save(tmp_path / name)
         assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
         for loaded in (Tokenizer.load(path), Tokenizer.load(path.parent)):
-            assert loaded.encode(TEXTS[2]) == tokenizer.encode(TEXTS[2])
+            assert loaded.encode(TEXTS[2] + "1234") == tokenizer.encode(TEXTS[2] + "1234")
             assert loaded.bos is not None and loaded.decode([*loaded.encode("x"), loaded.bos]) == "x"
             assert (loaded.bos, loaded.vocab_size) == (tokenizer.bos, tokenizer.vocab_size)
 

@@ -63,6 +63,11 @@ class LeftOut(Counter[str]):
         self[reason] += 1
         self.first.setdefault(reason, str(path))
 
+    def add(self, other: "LeftOut") -> None:
+        """Count what another one counted."""
+        self.update(other)
+        self.first = other.first | self.first
+
     def __str__(self) -> str:
         return ", ".join(f'{n} {reason} (first: "{self.first[reason]}")' for reason, n in self.items())
 
@@ -150,15 +155,19 @@ def _prose(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[D
     """Yield the English of a source's Python; the split goes by the Python, as it does where that is read itself."""
     inner = source.removeprefix(PROSE)
     if inner == STANDARD_LIBRARY or inner.startswith(PACKAGE):
-        yield from _installed_prose(source, inner)
+        documents, noted = _installed_prose(source)
+        if left_out is not None:
+            left_out.add(noted)
+        yield from documents
     else:
         yield from _english(source, read_source(inner, text_field, left_out))
 
 
 @functools.cache
-def _installed_prose(source: str, inner: str) -> tuple[Document, ...]:
+def _installed_prose(source: str) -> tuple[tuple[Document, ...], LeftOut]:
     """Return the English of what is installed, read once: parsing takes minutes, and a mixture reads it four times."""
-    return tuple(_english(source, read_source(inner)))
+    noted = LeftOut()
+    return tuple(_english(source, read_source(source.removeprefix(PROSE), left_out=noted))), noted
 
 
 def _english(source: str, found: Iterator[Document]) -> Iterator[Document]:
