@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.data.batch import hash64
+from glassformer.data.text.constructors import constructors
 from glassformer.data.text.prose import distinct, paragraphs
 from glassformer.errors import DataError, MissingExtra, TextError, nearest
 from glassformer.files import opened
@@ -29,6 +30,7 @@ from glassformer.files import opened
 STANDARD_LIBRARY = "python-stdlib"
 PACKAGE = "python-package:"
 PROSE = "prose:"
+CONSTRUCTORS = "constructors:"
 _NOT_SHIPPED = {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -82,7 +84,8 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
         source: `python-stdlib`, `python-package:NAME==VERSION` for an installed package, `-` for standard input,
             `datasets:NAME[:CONFIG]`, a file, a folder (every file below it, hidden ones excepted) or a glob. A `.jsonl`
             file holds one document per line, any other file is one. `prose:` before any of them gives the docstrings,
-            comments and help texts of its Python, a document per file, each paragraph once.
+            comments and help texts of its Python, a document per file, each paragraph once; `constructors:`
+            its classes that mostly take over their arguments.
         text_field: The field that holds the text, in JSONL and datasets.
         left_out: Counts what was left out; without one, a warning says it.
 
@@ -92,8 +95,9 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
         TextError: A file that was named is not UTF-8.
         MissingExtra: `datasets:` without the library.
     """
-    if source.startswith(PROSE):
-        yield from _prose(source, text_field, left_out)
+    taken = next((prefix for prefix in _PARTS if source.startswith(prefix)), None)
+    if taken is not None:
+        yield from _part_of_code(source, taken, text_field, left_out)
     elif source == STANDARD_LIBRARY:
         yield from python_stdlib()
     elif source.startswith(PACKAGE):
@@ -151,35 +155,50 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
         warnings.warn(f'"{source}": left out {noted}.', stacklevel=2)
 
 
-def _prose(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
-    """Yield the English of a source's Python; the split goes by the Python, as it does where that is read itself."""
-    inner = source.removeprefix(PROSE)
+def _part_of_code(source: str, taken: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
+    """Yield a part of a source's Python; the split goes by the Python, as it does where that is read itself."""
+    inner = source.removeprefix(taken)
     if inner == STANDARD_LIBRARY or inner.startswith(PACKAGE):
-        documents, noted = _installed_prose(source)
+        documents, noted = _installed_part(source, taken)
         if left_out is not None:
             left_out.add(noted)
         yield from documents
     else:
-        yield from _english(source, read_source(inner, text_field, left_out))
+        yield from _PARTS[taken](source, read_source(inner, text_field, left_out))
 
 
 @functools.cache
-def _installed_prose(source: str) -> tuple[tuple[Document, ...], LeftOut]:
-    """Return the English of what is installed, read once: parsing takes minutes, and a mixture reads it four times."""
+def _installed_part(source: str, taken: str) -> tuple[tuple[Document, ...], LeftOut]:
+    """Return a part of what is installed, read once: parsing takes minutes, and a mixture reads it four times."""
     noted = LeftOut()
-    return tuple(_english(source, read_source(source.removeprefix(PROSE), left_out=noted))), noted
+    return tuple(_PARTS[taken](source, read_source(source.removeprefix(taken), left_out=noted))), noted
 
 
 def _english(source: str, found: Iterator[Document]) -> Iterator[Document]:
     documents, ours = tee(found)
+    texts = ("\n\n".join(texts) for texts in distinct(paragraphs(code.text) for code in ours))
+    yield from _replaced(documents, texts, f'"{source}": no docstrings or comments in English, or no Python.')
+
+
+def _constructors(source: str, found: Iterator[Document]) -> Iterator[Document]:
+    documents, ours = tee(found)
+    texts = (constructors(code.text) for code in ours)
+    yield from _replaced(documents, texts, f'"{source}": no constructors that take over their arguments, or no Python.')
+
+
+def _replaced(documents: Iterator[Document], texts: Iterator[str], if_none: str) -> Iterator[Document]:
+    """Yield documents with another text each, those left out that have none."""
     any_text = False
-    for document, texts in zip(documents, distinct(paragraphs(code.text) for code in ours), strict=True):
-        if texts:
+    for document, text in zip(documents, texts, strict=True):
+        if text:
             any_text = True
             key = document.text if document.key is None else document.key
-            yield Document(document.name, "\n\n".join(texts), key=key)
+            yield Document(document.name, text, key=key)
     if not any_text:
-        raise DataError(f'"{source}": no docstrings or comments in English, or no Python.')
+        raise DataError(if_none)
+
+
+_PARTS = {PROSE: _english, CONSTRUCTORS: _constructors}
 
 
 def _named(source: str) -> Path:
@@ -226,8 +245,8 @@ def _matching(pattern: str) -> list[Path]:
         siblings = [STANDARD_LIBRARY, *(os.listdir(folder) if os.path.isdir(folder) else [])]
         raise DataError(
             f'no file "{pattern}".{nearest(os.path.basename(pattern), siblings)} A source is a file, a folder, a glob, '
-            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION", "{STANDARD_LIBRARY}", or "{PROSE}" '
-            "before one."
+            f'"-" for standard input, "datasets:NAME", "{PACKAGE}NAME==VERSION", "{STANDARD_LIBRARY}", or "{PROSE}" or '
+            f'"{CONSTRUCTORS}" before one.'
         )
     return paths
 
