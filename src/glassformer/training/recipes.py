@@ -51,15 +51,8 @@ PACKAGES = (
     "urllib3==2.8.0",
 )
 
-# where constructors are taken from as well
-TAKING = (
-    *(f"{PACKAGE}{pinned}" for pinned in PACKAGES),
-    f"{PACKAGE}matplotlib==3.11.2",
-    f"{PACKAGE}pandas==3.1.1",
-    f"{PACKAGE}sympy==1.14.0",
-    f"{PACKAGE}torch==2.13.0",
-    f"{PACKAGE}transformers==5.23.0",
-)
+# whose constructors are read besides
+CONSTRUCTING = ("matplotlib==3.11.2", "pandas==3.1.1", "sympy==1.14.0", "torch==2.13.0", "transformers==5.23.0")
 # those that explain themselves at length in docstrings and comments
 DOCUMENTED = (
     "beartype==0.23.1",
@@ -115,7 +108,8 @@ def gpt_4l() -> TrainConfig:
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
     library = text.replace(apart_from=text)
     packages = library.replace(sources=tuple(f"{PACKAGE}{pinned}" for pinned in PACKAGES), distinct=True)
-    classes = packages.replace(sources=tuple(f"{CONSTRUCTORS}{source}" for source in (STANDARD_LIBRARY, *TAKING)))
+    read = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in (*PACKAGES, *CONSTRUCTING)))
+    classes = packages.replace(sources=tuple(f"{CONSTRUCTORS}{source}" for source in read))
     parts = (library, packages, classes, RepeatedText(length=256, text=library))
     data = MixtureConfig(parts, shares=(0.38, 0.44, 0.14, 0.04), batch_size=8, length=256)
     optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
@@ -136,9 +130,8 @@ def prose_4l() -> TrainConfig:
     sources = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in DOCUMENTED))
     text = TextConfig(batch_size=8, length=256, sources=tuple(f"{PROSE}{source}" for source in sources), distinct=True)
     natural = text.replace(apart_from=text)
-    templates = (
-        *("indirect_objects",) * 4, *("colours_of_things",) * 2, "greater_than", "subject_verb_agreement", "word_senses",
-    )  # fmt: skip
+    others = ("greater_than", "subject_verb_agreement", "word_senses")
+    templates = (*("indirect_objects",) * 4, *("colours_of_things",) * 2, *others)
     parts = (natural, TemplateText(length=256, templates=templates), RepeatedText(length=256, text=natural))
     data = MixtureConfig(
         parts, shares=(0.7, 0.26, 0.04), batch_size=8, length=256, vocab_size=vocab_size, digit_pairs=True

@@ -184,7 +184,7 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     overlaps = [_said_of_overlap(part["overlap"]) for part in _described(trained) if "overlap" in part]
     # parts may share their text
     notes += dict.fromkeys(overlaps)
-    for template in (name for part in _described(trained) for name in part.get("templates", ())):
+    for template in dict.fromkeys(name for part in _described(trained) for name in part.get("templates", ())):
         asked = sentences(model, template)
         figures, notes = figures | asked.figures, [*notes, *asked.notes]
     if any(source.startswith(PROSE) for source in text_config.sources):

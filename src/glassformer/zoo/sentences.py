@@ -13,6 +13,7 @@ from glassformer.analysis.sweep import logit_difference
 from glassformer.data import pairs
 from glassformer.data.batch import Split
 from glassformer.data.pairs import Pairs
+from glassformer.errors import DataError
 from glassformer.models import ModelLike
 
 N_PAIRS, N_NAMING, N_ABLATED, N_DRAWS = 1000, 64, 200, 10
@@ -67,7 +68,13 @@ def sentences(model: ModelLike, template: str) -> Measured:
 
 
 def _pairs(model: ModelLike, template: str, n: int, split: Split) -> Pairs:
-    return getattr(pairs, template)(n, tokenizer=model.tokenizer, split=split)
+    """Return that many pairs; half as many, or half of that, where a template has no more."""
+    try:
+        return getattr(pairs, template)(n, tokenizer=model.tokenizer, split=split)
+    except DataError:
+        if n < 2:
+            raise
+        return _pairs(model, template, n // 2, split)
 
 
 def _answered(model: ModelLike, asked: Pairs) -> tuple[float, float]:
