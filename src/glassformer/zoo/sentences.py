@@ -7,8 +7,7 @@ words. The heads behind an answer are named on pairs of training, and taken away
 from random import Random
 from typing import NamedTuple
 
-from glassformer.analysis import run
-from glassformer.analysis.causal import ablation_table, patch
+from glassformer.analysis.causal import ablation_table, answered, patch
 from glassformer.analysis.sweep import logit_difference
 from glassformer.data import pairs
 from glassformer.data.batch import Split
@@ -35,8 +34,8 @@ def sentences(model: ModelLike, template: str) -> Measured:
         template: Its name.
     """
     asked = _pairs(model, template, N_PAIRS, "heldout")
-    preferred, said = _answered(model, asked)
-    figures = {template: preferred, f"{template}_said": said}
+    found = answered(model, asked)
+    figures = {template: found.preferred, f"{template}_said": found.share}
     notes = [
         f"{template}: share of {len(asked)} pairs never shown in training (another frame, or another combination of "
         "the words that decide) in which the answer is likelier than the wrong one; said: likelier than every token"
@@ -75,18 +74,6 @@ def _pairs(model: ModelLike, template: str, n: int, split: Split) -> Pairs:
         if n < 2:
             raise
         return _pairs(model, template, n // 2, split)
-
-
-def _answered(model: ModelLike, asked: Pairs) -> tuple[float, float]:
-    """Return in which share of pairs the answer is likelier than the wrong one, and in which than every token."""
-    preferred = said = 0
-    for group in asked.groups(model):
-        row = group.encode(model)
-        logits = run(model, row.clean).logits[:, -1]
-        answer = logits.gather(1, row.answer[:, None])
-        preferred += int((answer > logits.gather(1, row.wrong[:, None])).sum())
-        said += int((logits.argmax(-1) == row.answer).sum())
-    return preferred / len(asked), said / len(asked)
 
 
 def _heads(model: ModelLike, asked: Pairs) -> tuple[list[str], list[str]]:
