@@ -29,7 +29,7 @@ from glassformer.data.pairs.prompt_pairs import Pair, Pairs, Span
 from glassformer.data.tokenizer import Tokenizer
 from glassformer.errors import DataError
 
-_HELDOUT = 1 / 8  # of the combinations of words
+_HELDOUT = 1 / 8  # of the combinations of words, and how often the frame that is held out is drawn
 
 
 def _words(text: str) -> list[str]:
@@ -42,15 +42,33 @@ _NAMES = _words(
 )
 _PLACES = _words("market station library garden office beach school park museum harbour kitchen theatre")
 _THINGS = _words("letter book ticket key basket ring map lamp coat drink flower camera")
+_MEETING = [
+    "When {one} and {other} went to the {place}",
+    "After {one} and {other} met at the {place}",
+    "While {one} and {other} were waiting in the {place}",
+    "At the {place} {one} and {other} had a talk",
+    "Yesterday {one} saw {other} near the {place}",
+    "As soon as {one} and {other} came back from the {place}",
+    "Since {one} and {other} often visit the {place}",
+    "{one} and {other} had lunch by the {place}",
+]
+_GIVING = [
+    "{subject} gave a {thing} to",
+    "{subject} handed the {thing} to",
+    "{subject} showed a {thing} to",
+    "{subject} offered the {thing} to",
+    "{subject} brought a {thing} to",
+    "{subject} sold the {thing} to",
+    "{subject} returned a {thing} to",
+    "{subject} passed the {thing} on to",
+]
 _PASSING = [
-    "When {one} and {other} went to the {place}, {subject} gave a {thing} to",
-    "After {one} and {other} met at the {place}, {subject} handed the {thing} to",
-    "While {one} and {other} were waiting in the {place}, {subject} showed a {thing} to",
-    "At the {place} {one} and {other} had a talk, and {subject} offered the {thing} to",
-    "{one} and {other} found a {thing} near the {place}. In the end {subject} gave it to",
-    "Because {one} met {other} in the {place}, {subject} could return the {thing} to",
-    "Yesterday {one} saw {other} at the {place}, where {subject} sold a {thing} to",
-    "As soon as {one} and {other} came back from the {place}, {subject} passed the {thing} to",
+    *(
+        f"{met}{then}{given}"
+        for met in _MEETING
+        for then in (", ", ", and ", ", then ", ", where ")
+        for given in _GIVING
+    ),
     "Then {one} and {other} left the {place}, and {subject} sent the {thing} to",
 ]
 _EVENTS = _words("war siege drought trial voyage strike reign exhibition expedition dispute construction journey")
@@ -64,12 +82,15 @@ _SPANNING = [
 _REGULAR = _words("key book lamp chair letter window teacher doctor farmer horse boat picture")
 _NOUNS = [*((noun, noun + "s") for noun in _REGULAR), ("child", "children"), ("woman", "women"), ("man", "men")]
 _VERBS = [(" is", " are"), (" was", " were"), (" has", " have")]
+_BESIDE = (
+    "beside", "near", "behind", "in front of", "with", "under", "that we saw behind", "across from", "not far from",
+)  # fmt: skip
 _AGREEING = [
-    "The {subject} beside the {attractor}",
-    "The {subject} that we saw behind the {attractor}",
-    "They say that the {subject} near the {attractor}",
-    "In the end the {subject} in front of the {attractor}",
-    "The {subject} with the {attractor}",
+    *(
+        f"{before} {{subject}} {beside} the {{attractor}}"
+        for before in ("The", "They say that the", "In the end the", "Today the", "I think that the", "At last the")
+        for beside in _BESIDE
+    ),
     "The {subject} next to the {attractor}",
 ]
 _COLOURS = _words("red green blue black white brown grey yellow")
@@ -372,11 +393,12 @@ def _drawn(
 
     `decided` are the words that decide the answer: in whatever order they stand, they are one combination.
     """
-    frame = random.choice(frames)
+    *known, last = frames
+    frame = last if random.random() < _HELDOUT else random.choice(known)
     clean, spans = _fill(frame, words)
     corrupt, _ = _fill(frame, {**words, **changed})
     pair = Pair(clean, corrupt, *answers, {role: spans[slot] for slot, role in roles.items()})
-    new = frame == frames[-1] or is_heldout(_HELDOUT, "combination", *sorted(decided))
+    new = frame == last or is_heldout(_HELDOUT, "combination", *sorted(decided))
     return DrawnPair(pair, "heldout" if new else "train")
 
 
