@@ -13,7 +13,7 @@ SCALED, PLAIN = "1/sqrt(d)", "1"
 def run(case: Case) -> Measures:
     width, length, rows = case["width"], case["length"], case["rows"]
     generator = case.generator()
-    q, k, v = (torch.randn(rows, 1, length, width, generator=generator, dtype=torch.float64) for _ in range(3))
+    q, k = (torch.randn(rows, 1, length, width, generator=generator, dtype=torch.float64) for _ in range(2))
     scores = (q @ k.mT) * (1.0 if case["scale"] == PLAIN else width**-0.5)
     scores.requires_grad_()
     weights = scores.softmax(-1)
@@ -21,8 +21,8 @@ def run(case: Case) -> Measures:
     entropy = -(weights * weights.clamp_min(1e-300).log()).sum(-1).mean()
     return {
         "variance": float(scores.detach().var()),
-        "entropy": float(entropy),
-        "largest_weight": float(weights.amax(-1).mean()),
+        "entropy": float(entropy.detach()),
+        "largest_weight": float(weights.detach().amax(-1).mean()),
         "gradient": float(scores.grad.norm()) if scores.grad is not None else 0.0,
     }
 
@@ -44,15 +44,27 @@ STUDY = Study(
         "gradient": Measure("Norm of the gradient at the scores, for random gradients at the weights"),
     },
     claims=(
-        Claim("Products of random queries and keys have variance d", growth("variance", "width", scale=PLAIN), within(0.05, 1)),
+        Claim(
+            "Products of random queries and keys have variance d",
+            growth("variance", "width", scale=PLAIN),
+            within(0.05, 1),
+        ),
         Claim("Divided by the root of d they have variance 1", value("variance", scale=SCALED), within(0.05, 1)),
-        Claim("Without the scale wide heads put nearly all weight on one key", value("largest_weight", width=64, scale=PLAIN), above(0.9)),
+        Claim(
+            "Without the scale wide heads put nearly all weight on one key",
+            value("largest_weight", width=64, scale=PLAIN),
+            above(0.9),
+        ),
         Claim(
             "Gradients at the scores become extremely small without the scale",
             value("gradient", width=64, scale=PLAIN) / value("gradient", width=64, scale=SCALED),
             below(0.1),
         ),
-        Claim("With the scale, entropy does not depend on the width", value("entropy", width=64, scale=SCALED) - value("entropy", width=4, scale=SCALED), within(0.1, 0)),
+        Claim(
+            "With the scale, entropy does not depend on the width",
+            value("entropy", width=64, scale=SCALED) - value("entropy", width=4, scale=SCALED),
+            within(0.1, 0),
+        ),
     ),
     differs=("Queries, keys and the gradients that reach the weights are normal noise; no model is trained.",),
 )

@@ -20,7 +20,7 @@ from glassformer.study.engine import Found, Progress, run_study, survey, verify
 from glassformer.study.shelf import find, names
 
 __all__ = [
-    "Case", "Claim", "Decision", "Expectation", "Found", "Measure", "Measures", "Progress", "Quantity", "Scale", "Study",
-    "above", "below", "decide", "find", "growth", "interval", "least_step", "names", "run_study", "slope", "survey",
+    "Case", "Claim", "Decision", "Expectation", "Found", "Measure", "Measures", "Progress", "Quantity", "Scale",
+    "Study", "above", "below", "decide", "find", "growth", "interval", "least_step", "names", "run_study", "slope", "survey",
     "value", "verify", "within",
 ]  # fmt: skip

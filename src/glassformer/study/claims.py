@@ -3,8 +3,8 @@
     Claim("Softmax saturates without the scale", value("entropy", scale="none") / value("entropy", scale="sqrt"),
           below(0.5))
 
-A quantity gives one number per seed, of runs of that seed. Over seeds that is a mean with an interval (Student's t, 95 %),
-and the expectation is a range of numbers:
+A quantity gives one number per seed, of runs of that seed. Over seeds that is a mean with an interval (Student's t,
+95 %), and the expectation is a range of numbers:
 
     holds       the whole interval lies in the range
     fails       the whole interval lies outside of it
@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from glassformer.config import require
@@ -48,7 +49,7 @@ class Measured:
         case: What was varied, by name.
         seed: Of the run.
         measures: Numbers by name.
-        undefined: Why a measure is not defined for this case, by name.
+        undefined: Why a measure is not defined for this case, by name; "*" stands for all of them.
         error: What ended the run, if something did.
     """
 
@@ -62,8 +63,9 @@ class Measured:
         """Return a measure; raises `Missing` or `NotDefined` if there is none."""
         if self.error:
             raise Missing(f"{_spoken(self.case)}, seed {self.seed}: {self.error}")
-        if name in self.undefined:
-            raise NotDefined(f"{name} for {_spoken(self.case)}: {self.undefined[name]}")
+        why = self.undefined.get(name, self.undefined.get("*"))
+        if why is not None:
+            raise NotDefined(f"{name} for {_spoken(self.case)}: {why}")
         if name not in self.measures:
             raise Missing(f'{_spoken(self.case)}, seed {self.seed}: no measure "{name}".{nearest(name, self.measures)}')
         found = self.measures[name]
@@ -153,7 +155,7 @@ def least_step(measure: str, over: str, order: Sequence[Any], **where: Any) -> Q
 
     def of(runs: Runs) -> float:
         found = [value(measure, **where, **{over: at}).of(runs) for at in order]
-        return min(later - earlier for earlier, later in zip(found, found[1:]))
+        return min(later - earlier for earlier, later in pairwise(found))
 
     said = " < ".join(map(str, order))
     each = tuple({**where, over: at} for at in order)

@@ -10,7 +10,8 @@ does: decorators, what its class defines besides methods and which methods those
 that it names. It is taken from the source, so line numbers, comments and formatting do not count.
 
 What this cannot see: a method that a class newly overrides although none of its own ran before, and code outside the
-packages that are looked at. Versions of Python and PyTorch are kept beside a run for that reason.
+packages that are looked at. Versions of Python and PyTorch are kept beside a run for that reason. The engine itself is
+left out.
 """
 
 import ast
@@ -24,6 +25,7 @@ from types import CodeType, FrameType
 from typing import Any, Self
 
 OURS = "glassformer"
+ENGINE = "glassformer.study"  # runs are its business, not what they are of
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (*_FUNCTIONS, ast.ClassDef, ast.Module)
 
@@ -63,7 +65,7 @@ class Recorder:
         found = dict(self._known)
         for code in self._ran:
             module = files.get(code.co_filename)
-            if module is not None:
+            if module is not None and module.rpartition(".")[0] != ENGINE:
                 name = f"{module}:{_outermost(code.co_qualname)}"
                 found[name] = digest(name)
         return dict(sorted(found.items()))
@@ -156,9 +158,7 @@ def _bare(tree: ast.Module) -> ast.Module:
 
 
 def _is_text(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _hashed(parts: Iterable[ast.AST | str]) -> str:

@@ -1,11 +1,11 @@
 """A study: a paper, a grid of cases, what is measured in each, and claims about it.
 
-    def run(case: Case) -> Measures:
-        model = gf.load(case.train(recipe(case["mechanism"])))
-        return {"loss": heldout_loss(model), "copying": lambda: copying(model)}
+def run(case: Case) -> Measures:
+    model = gf.load(case.train(recipe(case["mechanism"])))
+    return {"loss": heldout_loss(model), "copying": lambda: copying(model)}
 
-    STUDY = Study("induction", paper="Olsson et al. 2022", question="…", run=run,
-                  grid={"mechanism": ("softmax", "linear")}, scales={"small": Scale(seeds=3, steps=500)}, claims=(…))
+STUDY = Study("induction", paper="Olsson et al. 2022", question="…", run=run,
+              grid={"mechanism": ("softmax", "linear")}, scales={"small": Scale(seeds=3, steps=500)}, claims=(…))
 """
 
 import itertools

@@ -24,7 +24,7 @@ from glassformer.files import json_text, read_json, write
 from glassformer.study import records
 from glassformer.study.claims import Decision, decide
 from glassformer.study.code import Recorder, changed
-from glassformer.study.definition import Case, Study
+from glassformer.study.definition import Case, Setting, Study
 from glassformer.study.records import Record, State
 from glassformer.study.shelf import find
 from glassformer.training import TrainConfig, train
@@ -66,6 +66,15 @@ class Found:
     scale: str
     runs: Sequence[Record]
     decisions: Sequence[Decision]
+
+    @property
+    def grid(self) -> dict[str, Sequence[Setting]]:
+        """Values of each axis at this scale."""
+        return {**self.study.grid, **self.study.scale(self.scale).grid}
+
+    def measures(self) -> list[str]:
+        """Return the names of measures: those that the study describes, then others that runs gave."""
+        return list(dict.fromkeys([*self.study.measures, *(name for run in self.runs for name in run.measures)]))
 
 
 def run_study(
@@ -131,7 +140,7 @@ def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None
     measures: dict[str, float] = {}
     undefined: dict[str, str] = {}
     error = ""
-    with _one_thread(), Recorder([study.run.__module__]) as ran:
+    with _one_thread(), Recorder([study.run.__module__.partition(".")[0]]) as ran:
         own = replace(case, trains=lambda config: _trained(config, folder, ran, said), report=said)
         own.begin()
         try:

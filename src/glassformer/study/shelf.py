@@ -1,12 +1,11 @@
 """The shelf: which studies there are, and where they come from.
 
-Those of the package are modules of `glassformer.studies`, a study each, under the name `STUDY`. Others announce theirs by
-entry points of the group `glassformer.studies`, or are Python files of one's own.
+Those of the package are the modules that `glassformer.studies` names, a study each, under the name `STUDY`. Others announce theirs
+by entry points of the group `glassformer.studies`, or are Python files of one's own.
 """
 
 import importlib
 import importlib.util
-import pkgutil
 import sys
 from functools import cache
 from importlib.metadata import entry_points
@@ -48,8 +47,7 @@ def find(name: str) -> Study:
 
 def _own() -> dict[str, str]:
     """Return the modules of the package's studies by the names of the studies."""
-    room = importlib.import_module(GROUP)
-    modules = [module.name for module in pkgutil.iter_modules(room.__path__) if not module.name.startswith("_")]
+    modules = importlib.import_module(GROUP).STUDIES
     return {name.replace("_", "-"): f"{GROUP}.{name}" for name in modules}
 
 
