@@ -139,8 +139,10 @@ import glassformer as gf
 
 def run(case):
     data = Copy(batch_size=2, length=8)
-    model = DecoderConfig(len(data.symbols()) if hasattr(data, "symbols") else 16, 8, repeat(block(n_heads=1), 1), max_len=16)
-    folder = case.train(TrainConfig(model, data, optim=OptimConfig(lr=1e-3, warmup=1), steps=3000, log_every=1000, evaluate_every=3000, save_every=3000))
+    model = DecoderConfig(data.build().vocab_size, 8, repeat(block(n_heads=1), 1), max_len=32)
+    optim = OptimConfig(lr=1e-3, warmup=1)
+    recipe = TrainConfig(model, data, optim=optim, steps=3000, log_every=50, evaluate_every=3000, save_every=3000)
+    folder = case.train(recipe)
     return {"size": sum(float(p.sum()) for p in gf.load(folder).parameters())}
 
 

@@ -21,6 +21,6 @@ from glassformer.study.shelf import find, names
 
 __all__ = [
     "Case", "Claim", "Decision", "Expectation", "Found", "Measure", "Measures", "Progress", "Quantity", "Scale",
-    "Study", "above", "below", "decide", "find", "growth", "interval", "least_step", "names", "run_study", "slope", "survey",
-    "value", "verify", "within",
+    "Study", "above", "below", "decide", "find", "growth", "interval", "least_step", "names", "run_study", "slope",
+    "survey", "value", "verify", "within",
 ]  # fmt: skip

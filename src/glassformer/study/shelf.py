@@ -1,7 +1,7 @@
 """The shelf: which studies there are, and where they come from.
 
-Those of the package are the modules that `glassformer.studies` names, a study each, under the name `STUDY`. Others announce theirs
-by entry points of the group `glassformer.studies`, or are Python files of one's own.
+Those of the package are the modules that `glassformer.studies` names, a study each, under the name `STUDY`. Others
+announce theirs by entry points of the group `glassformer.studies`, or are Python files of one's own.
 """
 
 import importlib
