@@ -171,8 +171,8 @@ class Expectation:
         high: Largest.
     """
 
-    low: float = -math.inf
-    high: float = math.inf
+    low: float | int = -math.inf
+    high: float | int = math.inf
 
     def __post_init__(self) -> None:
         require(self.low <= self.high, f"an expectation from {self.low:g} to {self.high:g} holds nothing.")
@@ -187,17 +187,17 @@ class Expectation:
         return {name: None if math.isinf(end) else end for name, end in (("low", self.low), ("high", self.high))}
 
 
-def above(least: float) -> Expectation:
+def above(least: float | int) -> Expectation:
     """Return the expectation of a number above `least`."""
     return Expectation(low=least)
 
 
-def below(most: float) -> Expectation:
+def below(most: float | int) -> Expectation:
     """Return the expectation of a number below `most`."""
     return Expectation(high=most)
 
 
-def within(distance: float, of: float) -> Expectation:
+def within(distance: float | int, of: float | int) -> Expectation:
     """Return the expectation of a number that equals `of`, give or take `distance`."""
     return Expectation(of - distance, of + distance)
 
