@@ -83,8 +83,8 @@ def _power(layer: list[Tensor], n: int, d: int, generator: torch.Generator, *, m
 
 STUDY = Study(
     "rank-collapse",
-    paper='Dong, Cordonnier and Loukas 2021, "Attention is not all you need", theorem 2.2 and section 3; masks: Wu et al. '
-    "2024, arXiv 2405.18781",
+    paper='Dong, Cordonnier and Loukas 2021, "Attention is not all you need", theorem 2.2 and section 3; masks: Wu et '
+    "al. 2024, arXiv 2405.18781",
     question="Does attention alone make all tokens alike, how fast, and what prevents it?",
     run=run,
     grid={"variant": VARIANTS},

@@ -1,7 +1,8 @@
 """Induction takes two layers: one that tells each token what came before it, and one that looks for that.
 
-A language of random words, a quarter of which never occur in training. Completing one of those from its first occurrence
-in the row is induction and nothing else. One layer cannot, unless its keys are mixed with those of the token before.
+A language of random words, a quarter of which never occur in training. Completing one of those from its first
+occurrence in the row is induction and nothing else. One layer cannot, unless its keys are mixed with those of the token
+before.
 """
 
 import math
