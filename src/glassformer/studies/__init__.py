@@ -1,1 +1,4 @@
 """Studies: what papers say, checked in miniature."""
+
+# modules that hold a `STUDY` for the engine
+STUDIES = ("gpt3_accounting", "rank_collapse", "scaled_scores", "two_layers_for_induction")

@@ -180,13 +180,17 @@ def phase_change() -> TrainConfig:
     return attention_only(2).replace(keep=tuple(range(100, 4001, 100)))
 
 
-def unseen_words(n_layers: int) -> TrainConfig:
+def unseen_words(n_layers: int, *, smeared: bool = False) -> TrainConfig:
     """Attention alone on a language of which a quarter of the words are withheld: a minute or two on one core.
 
     Two layers learn to complete a word from its first occurrence in the row, whatever the word; one layer learns which
     letters go together, which says nothing about words it never saw.
+
+    Args:
+        n_layers: How many.
+        smeared: Mix each key with the one before it, see `attention_only`.
     """
-    layer = block(n_heads=4, positions=QueryKeyOnly(amplitude=2.0))
+    layer = block(n_heads=4, positions=QueryKeyOnly(amplitude=2.0), smeared=smeared)
     data = UnseenWords()
     model = DecoderConfig(data.alphabet + 1, 128, repeat(layer, n_layers), max_len=128)
     optim = OptimConfig(lr=2e-3, warmup=100)

@@ -1,0 +1,143 @@
+"""`glassformer study`: papers' claims, checked in miniature."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.table import Table
+
+from glassformer.cli.console import Console
+from glassformer.cli.progress import progress
+from glassformer.errors import AnalysisUnavailable
+
+Action = Literal["list", "run", "report", "verify"]
+SCALES = Literal["smoke", "small", "full"]
+
+
+def study(
+    action: Annotated[Action, tyro.conf.Positional],
+    name: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    /,
+    scale: SCALES = "small",
+    jobs: int = 1,
+    folder: Path = Path("runs/studies"),
+    anew: bool = False,
+    json: bool = False,
+) -> None:
+    """Check what papers claim, in miniature: list the studies, run some, show what was found.
+
+    A claim holds, fails, or is undecided at the scale; an error of a run decides nothing. Runs are kept, so that the
+    same command goes on where it was stopped, and are run again when the code that ran for them has changed.
+
+    Exit codes: 0 done, 1 verify found claims that do not stand as reported, 2 bad input.
+
+    Examples:
+        glassformer study list
+        glassformer study run scaled-scores --scale smoke
+        glassformer study run scaled-scores my_study.py --jobs 2
+        glassformer study report scaled-scores
+        glassformer study verify scaled-scores
+
+    Args:
+        action: list the studies; run them; show the report of one; or decide its claims again from its runs.
+        name: Studies by name, or Python files that hold one.
+        scale: smoke takes seconds and shows that all works, small takes minutes, full as long as the study says.
+        jobs: Runs at a time, one thread each.
+        folder: Where runs, trained models and reports lie.
+        anew: Run again what is there, too.
+        json: Print JSON.
+    """
+    from glassformer.study import names
+
+    if action == "list":
+        _list(json)
+        return
+    if not name:
+        raise AnalysisUnavailable(f"study {action} takes the names of studies: {', '.join(names())}; or Python files.")
+    for one in name:
+        {"run": _run, "report": _report, "verify": _verify}[action](one, scale, jobs, folder, anew, json)
+
+
+def _list(json: bool) -> None:
+    from glassformer.files import json_text
+    from glassformer.study import find, names
+
+    found = [find(name) for name in names()]
+    if json:
+        told = [{"study": one.name, "paper": one.paper, "question": one.question, "scales": list(one.scales),
+                 "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
+        print(json_text(told, indent=1, ascii_only=False))
+        return
+    table = Table("study", "question", "paper", "claims", "scales")
+    for one in found:
+        table.add_row(one.name, one.question, one.paper, str(len(one.claims)), ", ".join(one.scales))
+    Console().print(table)
+
+
+def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+    from glassformer.study import Progress, run_study
+    from glassformer.study.report import write_report
+
+    with progress(name) as said:
+
+        def report(at: Progress) -> None:
+            under_way = sum(done / total for done, total in at.running.values() if total)
+            now = ", ".join(f"{case} {done}/{total}" for case, (done, total) in at.running.items())
+            # in hundredths, so that the estimate moves with the runs under way
+            said(round(100 * (at.done + under_way)), 100 * at.total, f"{name} {at.done}/{at.total} {now}".strip())
+
+        try:
+            found = run_study(name, scale, folder=folder, jobs=jobs, report=report, anew=anew)
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(f'what was finished is in "{folder}"; the same command goes on') from interrupt
+    path = write_report(found, _place(folder, found.study.name, scale))
+    _show(path, json)
+
+
+def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+    from glassformer.study import find
+
+    path = _place(folder, find(name).name, scale) / "report.json"
+    if not path.is_file():
+        raise AnalysisUnavailable(
+            f'no report of {name} at scale {scale} in "{folder}". Run: glassformer study run {name} --scale {scale}'
+        )
+    _show(path, json)
+
+
+def _verify(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
+    from glassformer.files import read_json
+    from glassformer.study import find, survey, verify
+    from glassformer.study.report import document
+
+    study = find(name)
+    found = verify(study, scale, folder=folder)
+    states = survey(study, scale, folder)
+    path = _place(folder, study.name, scale) / "report.json"
+    reported = read_json(path) if path.is_file() else None
+    now = {claim["text"]: claim["verdict"] for claim in document(found, reported)["claims"]}
+    then = {claim["text"]: claim["verdict"] for claim in (reported or {}).get("claims", [])}
+    table = Table("claim", "reported", "from the runs")
+    for text, verdict in now.items():
+        table.add_row(text, then.get(text, "not reported"), verdict)
+    console = Console()
+    console.print(table)
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    console.print(f"{len(states)} runs: {counted}", highlight=False)
+    if then and any(then.get(text) != verdict for text, verdict in now.items()):
+        raise SystemExit(1)
+
+
+def _place(folder: Path, name: str, scale: str) -> Path:
+    return folder / name / scale
+
+
+def _show(path: Path, json: bool) -> None:
+    from rich.markdown import Markdown
+
+    if json:
+        print(path.read_text(encoding="utf-8"), end="")
+    else:
+        console = Console()
+        console.print(Markdown(path.with_suffix(".md").read_text(encoding="utf-8")))
+        console.print(f"report: {path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,258 @@
+"""The engine: runs what is missing of a study, several runs at a time, and decides its claims.
+
+Each run has a process of its own share: one thread, the generators set to its seed. What ends a run is recorded and
+never decides a claim; the next call runs it again.
+"""
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.errors import AnalysisUnavailable
+from glassformer.files import json_text, read_json, write
+from glassformer.study import records
+from glassformer.study.claims import Decision, decide
+from glassformer.study.code import Recorder, changed
+from glassformer.study.definition import Case, Setting, Study
+from glassformer.study.records import Record, State
+from glassformer.study.shelf import find
+from glassformer.training import TrainConfig, train
+
+RUNS = Path("runs") / "studies"
+TRAINED, CODE = "trained", "code.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is told while a study runs.
+
+    Args:
+        done: Runs that are there.
+        total: Runs in all.
+        running: What each run under way has done, of how much, by case.
+    """
+
+    done: int
+    total: int
+    running: Mapping[str, tuple[int, int]]
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A study's runs at one scale, and its claims decided.
+
+    Args:
+        study: The study.
+        scale: Which scale.
+        runs: The records, in the order of cases.
+        decisions: One per claim.
+    """
+
+    study: Study
+    scale: str
+    runs: Sequence[Record]
+    decisions: Sequence[Decision]
+
+    @property
+    def grid(self) -> dict[str, Sequence[Setting]]:
+        """Values of each axis at this scale."""
+        return {**self.study.grid, **self.study.scale(self.scale).grid}
+
+    def measures(self) -> list[str]:
+        """Return the names of measures: those that the study describes, then others that runs gave."""
+        return list(dict.fromkeys([*self.study.measures, *(name for run in self.runs for name in run.measures)]))
+
+
+def run_study(
+    study: Study | str,
+    scale: str = "small",
+    *,
+    folder: str | Path = RUNS,
+    jobs: int = 1,
+    report: Report | None = None,
+    anew: bool = False,
+) -> Found:
+    """Run what is missing of a study, and decide its claims.
+
+    A run that is there is taken as it is, if the code that ran for it is still the same.
+
+    Args:
+        study: The study, its name, or a Python file that holds one. Several jobs take a name or a file.
+        scale: `smoke`, `small` or `full`.
+        folder: Where runs are kept, and models that are trained on the way.
+        jobs: Runs at a time, each in a process of its own with one thread.
+        report: Told what is done.
+        anew: Run everything, whatever is there.
+
+    Raises:
+        AnalysisUnavailable: There is no such study, or it has no such scale.
+        KeyboardInterrupt: Ctrl-C. What was finished is kept, and training goes on where it was.
+    """
+    found = study if isinstance(study, Study) else find(study)
+    cases, home = found.cases(scale), Path(folder)
+    states = survey(found, scale, folder)
+    todo = [case for case, state in zip(cases, states, strict=True) if anew or state != "current"]
+    tell = _Telling(report, len(cases), len(cases) - len(todo))
+    tell()
+    if jobs > 1 and isinstance(study, str) and len(todo) > 1:
+        _run_beside(study, todo, home, min(jobs, len(todo)), tell)
+    else:
+        for case in todo:
+            with tell.running(_spoken(case)) as said:
+                _run(found, case, home, said)
+    return verify(found, scale, folder=folder)
+
+
+def survey(study: Study, scale: str, folder: str | Path = RUNS) -> list[State]:
+    """Return for each case whether its run is there and current."""
+    found = [records.read(records.place(Path(folder), study.name, case)) for case in study.cases(scale)]
+    return ["missing" if record is None else record.state() for record in found]
+
+
+def verify(study: Study | str, scale: str = "small", *, folder: str | Path = RUNS) -> Found:
+    """Decide a study's claims from the runs that are there; what is missing leaves a claim undecided."""
+    found = study if isinstance(study, Study) else find(study)
+    cases = found.cases(scale)
+    kept = [records.read(records.place(Path(folder), found.name, case)) for case in cases]
+    runs = [record for record in kept if record is not None]
+    seeds = range(found.scale(scale).seeds)
+    measured = [record.measured() for record in runs]
+    return Found(found, scale, runs, [decide(claim, measured, seeds) for claim in found.claims])
+
+
+def _run(study: Study, case: Case, folder: Path, said: Callable[[int, int], None]) -> None:
+    """Run one case and write its record."""
+    started = time.monotonic()
+    measures: dict[str, float] = {}
+    undefined: dict[str, str] = {}
+    error = ""
+    with _one_thread(), Recorder([study.run.__module__.partition(".")[0]]) as ran:
+        own = replace(case, trains=lambda config: _trained(config, folder, ran, said), report=said)
+        own.begin()
+        try:
+            for name, given in study.run(own).items():
+                try:
+                    measures[name] = float(given() if callable(given) else given)
+                except AnalysisUnavailable as why:
+                    undefined[name] = str(why)
+        except AnalysisUnavailable as why:
+            undefined["*"] = str(why)
+        except Exception:
+            error = traceback.format_exc()
+    record = Record(
+        study.name, dict(case.point), dict(case.settings), case.seed, measures, undefined, error,
+        round(time.monotonic() - started, 2), records.machine(), ran.digests(),
+    )  # fmt: skip
+    records.save(records.place(folder, study.name, case), record)
+
+
+def _trained(config: TrainConfig, folder: Path, ran: Recorder, said: Callable[[int, int], None]) -> Path:
+    """Return the run folder of a recipe: as it is, if it was trained by the code that is here now."""
+    home = folder / TRAINED / records.key(json.loads(config.identity()))
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("a") as lock:
+        # cases may share a model: whoever comes second waits for it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = read_json(home / CODE) if (home / CODE).is_file() else {}
+        if known and not changed(known):
+            ran.add(known)
+            return home
+        if known:
+            shutil.rmtree(home)
+        with Recorder() as training:
+            train(config, home, report=lambda at: said(at.step, at.steps))
+        write(home / CODE, json_text(training.digests(), indent=1).encode())
+    return home
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Telling:
+    """Counts runs and what they say of themselves, and tells it."""
+
+    def __init__(self, report: Report | None, total: int, done: int) -> None:
+        self.report, self.total, self.done = report, total, done
+        self.now: dict[str, tuple[int, int]] = {}
+
+    def __call__(self) -> None:
+        if self.report is not None:
+            self.report(Progress(self.done, self.total, dict(self.now)))
+
+    def at(self, name: str, done: int, total: int) -> None:
+        """Take what a run under way has done."""
+        self.now[name] = (done, total)
+        self()
+
+    def end(self, name: str) -> None:
+        """Count a run that has ended."""
+        self.now.pop(name, None)
+        self.done += 1
+        self()
+
+    @contextlib.contextmanager
+    def running(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: self.at(name, done, total)
+        self.end(name)
+
+
+def _run_beside(study: str, todo: Sequence[Case], folder: Path, jobs: int, tell: _Telling) -> None:
+    """Run cases in processes of their own."""
+    context = multiprocessing.get_context("spawn")
+    said = context.Manager().Queue()
+    bare = [replace(case, trains=None, report=_silent) for case in todo]
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting: dict[Future[None], str] = {
+            pool.submit(_run_elsewhere, study, case, folder, said): _spoken(case) for case in bare
+        }
+        try:
+            while waiting:
+                ended, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                while not said.empty():
+                    tell.at(*said.get())
+                for run in ended:
+                    tell.end(waiting.pop(run))
+                    run.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _silent(done: int, total: int) -> None:
+    """Say nothing."""
+
+
+def _run_elsewhere(study: str, case: Case, folder: Path, said: Any) -> None:
+    name, last = _spoken(case), [0.0]
+
+    def tell(done: int, total: int) -> None:
+        if time.monotonic() - last[0] > 1:
+            last[0] = time.monotonic()
+            said.put((name, done, total))
+
+    _run(find(study), case, folder, tell)
+
+
+def _spoken(case: Case) -> str:
+    return ", ".join([*(f"{name}={value}" for name, value in case.point.items()), f"seed {case.seed}"])

@@ -1,0 +1,114 @@
+"""Records of runs: what each gave, of which code, in a file of its own that is written whole.
+
+    runs/studies/rank-collapse/5f0c….json       one run: case, measures, code, time, machine
+    runs/studies/trained/81b2…/                 one trained model: a run folder, and code.json beside its checkpoints
+
+A record stands for a case as long as no function that ran for it has changed; see `code`.
+"""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+
+from glassformer.errors import CheckpointError
+from glassformer.files import json_text, read_json, write
+from glassformer.study.claims import Measured
+from glassformer.study.code import changed
+from glassformer.study.definition import Case
+from glassformer.version import __version__
+
+FORMAT = 1
+State = Literal["missing", "current", "outdated", "error"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one run gave.
+
+    Args:
+        study: Its name.
+        point: Value of each axis.
+        settings: Of the scale.
+        seed: Of the run.
+        measures: Numbers by name.
+        undefined: Why a measure is not defined for the case, by name; "*" stands for all of them.
+        error: What ended the run, with its traceback; empty if nothing did.
+        seconds: It took, on one thread.
+        machine: Processor, and versions of Python, PyTorch and this package.
+        code: Digest of each function that ran, by `module:name`.
+    """
+
+    study: str
+    point: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    seed: int
+    measures: Mapping[str, float]
+    undefined: Mapping[str, str]
+    error: str
+    seconds: float
+    machine: Mapping[str, str]
+    code: Mapping[str, str]
+
+    def measured(self) -> Measured:
+        """Return it as claims read it."""
+        ended = self.error.strip().rsplit("\n", 1)[-1]
+        return Measured(self.point, self.seed, self.measures, self.undefined, ended)
+
+    def state(self) -> State:
+        """Return whether it can stand for its case: it ended in an error, its code has changed, or it is current."""
+        if self.error:
+            return "error"
+        return "outdated" if changed(self.code) else "current"
+
+    def to_json(self) -> str:
+        return json_text({"format": FORMAT} | dataclasses.asdict(self), indent=1, ascii_only=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return a record of JSON data; raises `KeyError` or `TypeError` if it is none."""
+        return cls(**{field.name: data[field.name] for field in dataclasses.fields(cls)})
+
+
+def key(*told: Any) -> str:
+    """Return the name of what is kept about something: a hash of its JSON."""
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def place(folder: Path, study: str, case: Case) -> Path:
+    """Return the file of a run."""
+    return folder / study / f"{key(study, case.to_dict())}.json"
+
+
+def read(path: Path) -> Record | None:
+    """Return the record in a file; None if there is none, or it is of another format or damaged."""
+    if not path.is_file():
+        return None
+    try:
+        data = read_json(path)
+        return Record.from_dict(data) if data.get("format") == FORMAT else None
+    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def save(path: Path, record: Record) -> None:
+    """Write a record, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, record.to_json().encode())
+
+
+def machine() -> dict[str, str]:
+    """Return what numbers may depend on besides code and seed."""
+    return {
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "glassformer": __version__,
+    }

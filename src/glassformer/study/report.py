@@ -1,0 +1,202 @@
+"""Reports: what a study found, as JSON for programs and as Markdown for people.
+
+    {"format": 1, "study": …, "paper": …, "question": …, "scale": …, "differs": […],
+     "claims": [{"text", "quantity", "expected", "verdict", "mean", "low", "high", "values", "why", "earlier"}],
+     "measures": [{"name", "about", "unit", "question", "source"}],
+     "runs": [{"point", "seed", "measures", "undefined", "error", "seconds", "key"}],
+     "machine": {…}, "seconds": …, "code": {"module:name": digest}}
+
+A report that is written where an older one lies remembers what that one expected: a claim whose expectation was changed
+lists the earlier ones under `earlier`, first things first.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from glassformer.analysis.question import card_of
+from glassformer.files import json_text, read_json, write
+from glassformer.study import records
+from glassformer.study.claims import Decision
+from glassformer.study.code import changed
+from glassformer.study.engine import Found
+from glassformer.study.records import Record
+
+FORMAT = 1
+JSON, MARKDOWN = "report.json", "report.md"
+
+
+def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a report as JSON data.
+
+    Args:
+        found: Runs and decisions.
+        before: The report that stood here, which knows what was expected earlier.
+    """
+    study = found.study
+    code: dict[str, str] = {}
+    for run in found.runs:
+        code |= run.code
+    return {
+        "format": FORMAT,
+        "study": study.name,
+        "paper": study.paper,
+        "question": study.question,
+        "scale": found.scale,
+        "settings": dict(study.scale(found.scale).settings),
+        "grid": {name: list(values) for name, values in found.grid.items()},
+        "seeds": study.scale(found.scale).seeds,
+        "differs": list(study.differs),
+        "claims": [_claim(decision, before) for decision in found.decisions],
+        "measures": [_measure(found, name) for name in found.measures()],
+        "runs": [_run(run) for run in found.runs],
+        "seconds": round(sum(run.seconds for run in found.runs), 1),
+        "machines": _distinct([run.machine for run in found.runs]),
+        "code": code,
+    }
+
+
+def write_report(found: Found, folder: Path) -> Path:
+    """Write report.json and report.md into a folder, and return the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / JSON
+    before = read_json(path) if path.is_file() else None
+    made = document(found, before)
+    write(path, json_text(made, indent=1, ascii_only=False).encode())
+    write(folder / MARKDOWN, markdown(made).encode())
+    return path
+
+
+def outdated(report: Mapping[str, Any]) -> list[str]:
+    """Return the functions a report speaks of that are other code by now."""
+    return changed(report["code"])
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Return a report for people."""
+    claims = [
+        (
+            claim["text"], claim["quantity"], claim["expected"], _interval(claim), f"**{claim['verdict']}**",
+        )
+        for claim in report["claims"]
+    ]  # fmt: skip
+    notes = [f"- {claim['text']}: {claim['why']}." for claim in report["claims"] if claim["why"]]
+    notes += [
+        f"- {claim['text']}: expected was first {', then '.join(e['expected'] for e in claim['earlier'])}, and after "
+        f"results {claim['expected']}."
+        for claim in report["claims"]
+        if claim["earlier"]
+    ]
+    machine = "; ".join(", ".join(one.values()) for one in report["machines"])
+    parts = [
+        f"# {report['study']}\n\n{report['question']}\n\nPaper: {report['paper']}",
+        f"Scale {report['scale']}: {len(report['runs'])} runs, {report['seeds']} seeds, "
+        f"{_spoken(report['seconds'])} on one thread ({machine}).",
+        "## Claims\n\n" + _table(("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
+        *(["\n".join(notes)] if notes else []),
+        *(["## What differs from the paper\n\n" + "\n".join(f"- {one}" for one in report["differs"])]
+          if report["differs"] else []),
+        "## Measures\n\n" + "\n".join(map(_said_of_measure, report["measures"])),
+        "## Runs\n\n" + _runs(report),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _claim(decision: Decision, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    claim = decision.claim
+    said = {
+        "text": claim.text, "quantity": claim.quantity.name, "expected": str(claim.expected),
+        "range": claim.expected.to_dict(), "verdict": decision.verdict, "mean": _number(decision.mean),
+        "low": _number(decision.low), "high": _number(decision.high),
+        "values": {str(seed): value for seed, value in decision.values.items()}, "why": decision.why,
+    }  # fmt: skip
+    return said | {"earlier": _earlier(said, before)}
+
+
+def _earlier(claim: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return what was expected of a claim in earlier reports, the first one first."""
+    for old in (before or {}).get("claims", []):
+        if old["text"] == claim["text"]:
+            known = old["earlier"]
+            if old["expected"] != claim["expected"]:
+                known = [*known, {name: old[name] for name in ("expected", "range", "verdict", "mean", "low", "high")}]
+            return known
+    return []
+
+
+def _measure(found: Found, name: str) -> dict[str, str]:
+    told = found.study.measures.get(name)
+    said = {"name": name, "about": "" if told is None else told.about, "unit": "" if told is None else told.unit}
+    if told is None or told.analysis is None:
+        return said
+    card = card_of(told.analysis)
+    return said | {"analysis": card.name, "question": card.question, "source": card.source}
+
+
+def _run(run: Record) -> dict[str, Any]:
+    return {
+        "point": dict(run.point), "seed": run.seed, "measures": dict(run.measures), "undefined": dict(run.undefined),
+        "error": run.error.strip().rsplit("\n", 1)[-1], "seconds": run.seconds,
+        "key": records.key(run.study, {"point": run.point, "settings": run.settings, "seed": run.seed}),
+    }  # fmt: skip
+
+
+def _said_of_measure(measure: Mapping[str, str]) -> str:
+    unit = f", in {measure['unit']}" if measure["unit"] else ""
+    about = measure["about"] or "no description"
+    by = f" By `{measure['analysis']}`: {measure['question']} {measure['source']}" if "analysis" in measure else ""
+    return f"- `{measure['name']}`: {about}{unit}.{by}"
+
+
+def _runs(report: Mapping[str, Any]) -> str:
+    """Return a table with a row for each point: means over seeds, and their standard deviations."""
+    names = [measure["name"] for measure in report["measures"]]
+    axes = list(report["grid"])
+    rows = []
+    for point in _distinct([run["point"] for run in report["runs"]]):
+        runs = [run for run in report["runs"] if run["point"] == point]
+        found = [[run["measures"].get(name) for run in runs] for name in names]
+        said = [_mean(values) for values in found]
+        rows.append((*(str(point[axis]) for axis in axes), *said, str(sum(bool(run["error"]) for run in runs) or "")))
+    return _table((*axes, *names, "errors"), rows)
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    mean = math.fsum(numbers) / len(numbers)
+    if len(numbers) == 1:
+        return f"{mean:.4g}"
+    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+    return f"{mean:.4g} ± {spread:.2g}"
+
+
+def _interval(claim: Mapping[str, Any]) -> str:
+    if claim["mean"] is None:
+        return ""
+    if claim["low"] is None:
+        return f"{claim['mean']:.4g}"
+    return f"{claim['mean']:.4g} [{claim['low']:.4g}, {claim['high']:.4g}]"
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _distinct(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    for one in found:
+        if dict(one) not in seen:
+            seen.append(dict(one))
+    return seen
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines)

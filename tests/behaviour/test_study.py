@@ -1,0 +1,232 @@
+"""Studies from outside: what is run is kept, what is stopped goes on, what breaks decides nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli import main
+from glassformer.errors import AnalysisUnavailable, ConfigError
+from glassformer.files import read_json
+from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, survey, value, verify
+from glassformer.study.report import document, outdated, write_report
+
+OWN = '''"""Noise has mean zero."""
+
+import torch
+
+from glassformer.study import Claim, Measure, Scale, Study, above, value, within
+
+SHIFT = 0.0
+
+
+def run(case):
+    """Draw."""
+    drawn = torch.randn(case["n"], generator=case.generator()) * case["width"] + SHIFT
+    return {"mean": float(drawn.mean()), "spread": lambda: float(drawn.std())}
+
+
+STUDY = Study(
+    "noise", paper="Nobody 2000", question="Is it noise?", run=run, grid={"width": (1, 4)},
+    scales={"smoke": Scale(seeds=2, settings={"n": 10}), "small": Scale(seeds=4, settings={"n": 400})},
+    measures={"mean": Measure("Mean of what is drawn"), "spread": Measure("Its standard deviation", "units")},
+    claims=(
+        Claim("The mean is 0", value("mean", width=1), within(0.2, 0)),
+        Claim("Wide noise is narrow", value("spread", width=4), within(0.5, 1)),
+    ),
+)
+'''
+
+
+@pytest.fixture
+def own(tmp_path) -> str:
+    path = tmp_path / f"noise_{os.getpid()}_{time.monotonic_ns()}.py"
+    path.write_text(OWN, encoding="utf-8")
+    return str(path)
+
+
+def study(run, claims, **more) -> Study:
+    return Study("made-up", "Nobody 2000", "Is it so?", run, claims, {"small": Scale(seeds=2)}, **more)
+
+
+def test_a_study_of_ones_own_is_run_and_its_claims_may_fail(own, tmp_path):
+    found = run_study(own, "small", folder=tmp_path / "runs")
+    assert [decision.verdict for decision in found.decisions] == ["holds", "fails"]
+    assert len(found.runs) == 8 and survey(find(own), "small", tmp_path / "runs") == ["current"] * 8
+    assert [d.verdict for d in verify(own, "small", folder=tmp_path / "runs").decisions] == ["holds", "fails"]
+
+
+def test_runs_that_are_there_are_not_run_again_and_several_jobs_give_the_same(own, tmp_path):
+    alone = run_study(own, "small", folder=tmp_path / "one")
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.json")}
+    run_study(own, "small", folder=tmp_path / "one")
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*.json")}
+    beside = run_study(own, "small", folder=tmp_path / "two", jobs=2)
+    assert [run.measures for run in alone.runs] == [run.measures for run in beside.runs]
+    assert [run.code for run in alone.runs] == [run.code for run in beside.runs]
+
+
+def test_an_error_ends_its_run_decides_nothing_and_is_run_again(tmp_path):
+    broken = [True]
+
+    def run(case):
+        if broken[0] and case.seed == 1:
+            raise RuntimeError("no luck")
+        return {"x": 1.0 + case.seed / 100}
+
+    made = study(run, (Claim("it is so", value("x"), above(0)),))
+    found = run_study(made, folder=tmp_path)
+    assert found.decisions[0].verdict == "undecided" and "RuntimeError: no luck" in found.decisions[0].why
+    assert survey(made, "small", tmp_path) == ["current", "error"]
+    broken[0] = False
+    assert run_study(made, folder=tmp_path).decisions[0].verdict == "holds"
+
+
+def test_where_an_analysis_is_not_defined_the_claim_says_so(tmp_path):
+    def run(case):
+        def refuse():
+            raise AnalysisUnavailable("there is no pattern")
+
+        return {"x": 1.0, "y": refuse}
+
+    made = study(run, (Claim("x", value("x"), above(0), exact=True), Claim("y", value("y"), above(0))))
+    found = run_study(made, folder=tmp_path)
+    assert [decision.verdict for decision in found.decisions] == ["holds", "not defined"]
+    assert "there is no pattern" in found.decisions[1].why
+
+
+def test_the_report_says_what_was_expected_first(tmp_path):
+    def run(case):
+        return {"x": 1.0 + case.seed / 100}
+
+    for expected in (above(2), above(0.5), above(0.5)):
+        found = run_study(study(run, (Claim("it is so", value("x"), expected),)), folder=tmp_path)
+        path = write_report(found, tmp_path / "report")
+    claim = read_json(path)["claims"][0]
+    assert claim["expected"] == "above 0.5" and claim["verdict"] == "holds"
+    assert [(old["expected"], old["verdict"]) for old in claim["earlier"]] == [("above 2", "fails")]
+    assert "expected was first above 2, and after results above 0.5" in (path.parent / "report.md").read_text()
+    assert outdated(read_json(path)) == []
+
+
+def test_code_that_changed_is_run_again_and_words_are_not(own, tmp_path):
+    command = [sys.executable, "-m", "glassformer", "study", "run", own, "--scale", "smoke", "--folder", str(tmp_path)]
+
+    def runs() -> dict[Path, float]:
+        subprocess.run(command, check=True, capture_output=True)
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "noise").glob("*.json")}
+
+    first = runs()
+    assert len(first) == 4
+    Path(own).write_text(OWN.replace('"""Draw."""', '"""Draw noise."""'), encoding="utf-8")
+    assert runs() == first
+    Path(own).write_text(OWN.replace("SHIFT = 0.0", "SHIFT = 1.0"), encoding="utf-8")
+    assert all(runs()[path] > then for path, then in first.items())
+
+
+SLOW = """
+from glassformer.study import Claim, Scale, Study, above, value
+from glassformer.training import OptimConfig, TrainConfig
+from glassformer.data import Copy
+from glassformer.models import DecoderConfig, block, repeat
+import glassformer as gf
+
+
+def run(case):
+    data = Copy(batch_size=2, length=8)
+    model = DecoderConfig(data.build().vocab_size, 8, repeat(block(n_heads=1), 1), max_len=32)
+    optim = OptimConfig(lr=1e-3, warmup=1)
+    recipe = TrainConfig(model, data, optim=optim, steps=3000, log_every=50, evaluate_every=3000, save_every=3000)
+    folder = case.train(recipe)
+    return {"size": sum(float(p.sum()) for p in gf.load(folder).parameters())}
+
+
+STUDY = Study(
+    "slow", paper="Nobody 2000", question="Does it end?", run=run, grid={},
+    scales={"small": Scale(seeds=2)}, claims=(Claim("It has a size", value("size"), above(-1e9)),),
+)
+"""
+
+
+def test_what_is_interrupted_goes_on_and_ends_alike(tmp_path):
+    path = tmp_path / f"slow_{os.getpid()}.py"
+    path.write_text(SLOW, encoding="utf-8")
+
+    def command(folder: str) -> list[str]:
+        return [sys.executable, "-m", "glassformer", "study", "run", str(path), "--folder", str(tmp_path / folder)]
+
+    stopped = subprocess.Popen(command("stopped"), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    trained = tmp_path / "stopped" / "trained"
+    while not list(trained.glob("*/metrics.jsonl")):
+        assert stopped.poll() is None, stopped.communicate()[1]
+        time.sleep(0.05)
+    os.killpg(stopped.pid, signal.SIGINT)
+    assert "the same command goes on" in stopped.communicate(timeout=60)[1] and stopped.returncode == 130
+    subprocess.run(command("stopped"), check=True, capture_output=True)
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    ends = [
+        sorted(json.dumps(read_json(run)["measures"]) for run in (tmp_path / folder / "slow").glob("*.json"))
+        for folder in ("stopped", "whole")
+    ]
+    assert ends[0] == ends[1] and len(ends[0]) == 2
+
+
+def test_the_command_lists_shows_and_verifies(own, tmp_path, capsys):
+    folder = ["--folder", str(tmp_path / "runs")]
+    assert main(["study", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in names())
+    assert main(["study", "report", own, *folder]) == 2
+    assert "glassformer study run" in capsys.readouterr().err
+    assert main(["study", "run", own, *folder]) == 0
+    assert "fails" in capsys.readouterr().out
+    assert main(["study", "report", own, "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out)["study"] == "noise"
+    assert main(["study", "verify", own, *folder]) == 0
+    assert "8 runs: 8 current" in capsys.readouterr().out
+    report = next((tmp_path / "runs").rglob("report.json"))
+    report.write_text(report.read_text().replace('"verdict": "fails"', '"verdict": "holds"'))
+    assert main(["study", "verify", own, *folder]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "scaled-score"], 'no study "scaled-score". Nearest: "scaled-scores"'),
+        (["run"], "takes the names of studies"),
+        (["run", "nowhere.py"], 'no file "nowhere.py"'),
+        (["run", "scaled-scores", "--scale", "full"], 'has no scale "full". Scales: smoke, small'),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, said, capsys):
+    assert main(["study", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"grid": {"kind": ("a",)}, "claims": (Claim("x", value("x", king="a"), above(0)),)}, 'Nearest: "kind"'),
+        ({"claims": ()}, "claims nothing"),
+        ({"scales": {"huge": Scale()}}, 'no scale "huge"'),
+        ({"scales": {"full": Scale()}}, "has no small scale"),
+    ],
+)
+def test_a_study_that_asks_for_what_it_has_not_is_refused(changes, said):
+    whole = {"claims": (Claim("x", value("x"), below(0)),), "scales": {"small": Scale()}} | changes
+    with pytest.raises(ConfigError, match=said):
+        Study("made-up", "Nobody 2000", "Is it so?", lambda case: {}, **whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", names())
+def test_the_smoke_of_every_study_runs(name, tmp_path):
+    found = run_study(name, "smoke", folder=tmp_path)
+    assert not any(run.error for run in found.runs)
+    made = document(found)
+    assert {claim["verdict"] for claim in made["claims"]} <= {"holds", "fails", "undecided", "not defined"}
