@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -46,12 +46,6 @@ class Scale:
         require(self.seeds >= 1, f"seeds={self.seeds} is not at least 1.")
 
 
-class Trains(Protocol):
-    """Trains a recipe, or finds it trained, and returns the run folder."""
-
-    def __call__(self, config: TrainConfig, /) -> Path: ...
-
-
 @dataclass(frozen=True)
 class Case:
     """One point of the grid, with one seed.
@@ -60,14 +54,14 @@ class Case:
         point: Value of each axis, by name.
         settings: Of the scale.
         seed: Of everything that is drawn. PyTorch's and Python's generators are set to it before a case is run.
-        trains: What `train` asks.
+        trains: Trains a recipe, or finds it trained, and returns the run folder.
         report: Told (done, in all) of what takes long.
     """
 
     point: Mapping[str, Setting]
     settings: Mapping[str, Setting]
     seed: int
-    trains: Trains | None = field(default=None, compare=False)
+    trains: Callable[[TrainConfig], Path] | None = field(default=None, compare=False)
     report: Callable[[int, int], None] = field(default=lambda done, total: None, compare=False)
 
     def __getitem__(self, name: str) -> Any:
