@@ -182,7 +182,7 @@ class Expectation:
             return f"below {self.high:g}"
         return f"above {self.low:g}" if math.isinf(self.high) else f"from {self.low:g} to {self.high:g}"
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | int | None]:
         """Return the ends; None for a side that is open."""
         return {name: None if math.isinf(end) else end for name, end in (("low", self.low), ("high", self.high))}
 
