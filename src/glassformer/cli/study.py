@@ -68,9 +68,10 @@ def _list(json: bool) -> None:
                  "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
         print(json_text(told, indent=1, ascii_only=False))
         return
-    table = Table("study", "question", "paper", "claims", "scales")
+    table = Table("study", "question", "claims")
+    table.columns[0].no_wrap = True
     for one in found:
-        table.add_row(one.name, one.question, one.paper, str(len(one.claims)), ", ".join(one.scales))
+        table.add_row(one.name, one.question, str(len(one.claims)))
     Console().print(table)
 
 
