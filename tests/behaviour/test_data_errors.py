@@ -13,8 +13,10 @@ from glassformer.data import (
     MixtureConfig,
     ModularAddition,
     NGramModel,
+    Planted,
     Recall,
     Repeat,
+    RepeatedText,
     TextConfig,
     Tokenizer,
     ZhEnConfig,
@@ -33,6 +35,8 @@ from glassformer.errors import (
     TextError,
     TokenOutOfRange,
 )
+from glassformer.training import train
+from tiny_runs import recipe
 
 
 def read(source, **options):
@@ -172,6 +176,58 @@ def test_datasets_without_the_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtra, match=r'pip install "glassformer\[datasets\]"'):
         read("datasets:wikitext:wikitext-2-raw-v1")
+
+
+MISSING = {
+    "python-package:no-such-package==1": (DataError, "no-such-package is not installed"),
+    "prose:python-package:tyro==0.0.1": (DataError, "which is other text"),
+    "no/such/file.txt": (DataError, 'no file "no/such/file.txt"'),
+    "datasets:wikitext": (MissingExtra, "needs the datasets library"),
+}
+
+
+@pytest.fixture(params=MISSING)
+def missing(request, monkeypatch):
+    """A source that is not there, and how it is refused."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    return request.param, *MISSING[request.param]
+
+
+def test_a_source_that_is_not_there_is_refused_before_it_is_read(missing):
+    source, error, message = missing
+    with pytest.raises(error, match=message):
+        read_source(source)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda first, then: MixtureConfig((first, then), (0.5, 0.5)),
+        lambda first, then: MixtureConfig((first, then), (0.5, 0.5), vocab_size=300),
+        lambda first, then: MixtureConfig((first, RepeatedText(text=then)), (1.0, 0.0)),
+        lambda first, then: MixtureConfig((first, Planted(text=then, counts=(0, 1))), (0.5, 0.5)),
+        lambda first, then: MixtureConfig((first, MixtureConfig((first, then), (0.5, 0.5))), (0.5, 0.5)),
+        lambda first, then: first.replace(sources=(*first.sources, *then.sources)),
+        lambda first, then: first.replace(sources=(*first.sources, *then.sources), streaming=True),
+        lambda first, then: first.replace(apart_from=then),
+    ],
+)
+def test_what_is_not_there_is_refused_before_what_comes_first_is_read(around, missing, tmp_path):
+    source, error, message = missing
+    # what reads it would say so
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    first = TextConfig(sources=(str(tmp_path / "latin.txt"),))
+    with pytest.raises(error, match=message):
+        around(first, TextConfig(sources=(source,))).build()
+
+
+@pytest.mark.filterwarnings("ignore:training is on")
+def test_what_a_recipe_is_measured_on_is_there_before_its_training_text_is_read(missing, tmp_path):
+    source, error, message = missing
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    data = TextConfig(sources=(str(tmp_path / "latin.txt"),))
+    with pytest.raises(error, match=message):
+        train(recipe(data=data, evaluate=TextConfig(sources=(source,))), tmp_path / "run")
 
 
 NO_JSON = bytes_tokenizer().to_json().replace('":"1.0"', 'NaN1.0"', 1).encode()  # the library reads it

@@ -10,15 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from elsewhere import ELSEWHERE, elsewhere
 from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys
 from glassformer.checkpoints import parity, save
 from glassformer.checkpoints.comparison import whole_checkpoint
 from glassformer.checkpoints.comparison.reference import reference
+from glassformer.checkpoints.comparison.whole_checkpoint import Parity
 from glassformer.cli import main
 from glassformer.data import word_tokenizer
 from glassformer.errors import MissingExtra
 from glassformer.models import DecoderConfig, block
+from glassformer.numerics import placement
+from glassformer.numerics.placement import place_of
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +145,92 @@ def test_a_text_reads_rows_that_begin_at_other_tokens(sound: Path, tmp_path: Pat
     word_tokenizer(["the cat sat on a mat"]).save(folder)
     found = parity(folder, text="the cat sat on a mat the cat")
     assert found.first is None
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Where the reference, its tokens and ours lay, of each comparison in turn."""
+    found: list[torch.device] = []
+    compare, load = whole_checkpoint.comparisons_of, whole_checkpoint.load
+
+    def compared(checkpoint: Any, theirs: Any, tokens: torch.Tensor, steps: int) -> Any:
+        found.extend((place_of(theirs), tokens.device))
+        return compare(checkpoint, theirs, tokens, steps)
+
+    def loaded(folder: Path, **how: Any) -> Any:
+        ours = load(folder, **how)
+        found.append(place_of(ours))
+        return ours
+
+    monkeypatch.setattr(whole_checkpoint, "comparisons_of", compared)
+    monkeypatch.setattr(whole_checkpoint, "load", loaded)
+    return found
+
+
+# one of each kind of model
+CHANGED = {"llama_grouped_keys": "model.layers.1.mlp.down_proj.weight"} | {name: OTHERS[name][0] for name in OTHERS}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_checkpoint_is_compared_on_any_device_with_the_errors_of_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[torch.device]
+) -> None:
+    _, faulty = changed_copy(name, tmp_path, monkeypatch)
+    with elsewhere():
+        there = parity(faulty, dtype="float64", steps=2, device=ELSEWHERE)
+    assert places == [ELSEWHERE] * 3
+    assert_same(there, parity(faulty, dtype="float64", steps=2))
+    assert places[3:] == [torch.device("cpu")] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_gpu_finds_the_errors_of_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device
+) -> None:
+    sound, faulty = changed_copy(name, tmp_path, monkeypatch)
+    assert parity(sound, device=cuda).first is None
+    assert_same(parity(faulty, dtype="float64", device=cuda), parity(faulty, dtype="float64"))
+
+
+def changed_copy(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Return a sound checkpoint, and a copy with a tensor changed; the reference always reads the sound one."""
+    kind, config = all_cases()[name].make()
+    sound = folder / "sound"
+    reference_folder(kind, config, sound, torch.float32)
+    faulty = Path(shutil.copytree(sound, folder / "faulty"))
+    change_tensor(faulty, CHANGED[name])
+    monkeypatch.setattr(whole_checkpoint, "reference", lambda _, dtype, attention: reference(sound, dtype, attention))
+    return sound, faulty
+
+
+def assert_same(found: Parity, expected: Parity) -> None:
+    """Assert that two comparisons found the same errors, but for rounding in float64."""
+    assert [(d.site, d.rows) for d in found.differences] == [(d.site, d.rows) for d in expected.differences]
+    assert found.first is not None and expected.first is not None and found.first.site == expected.first.site
+    assert [d.error for d in found.differences] == pytest.approx([d.error for d in expected.differences], abs=1e-11)
+
+
+def test_a_text_is_compared_on_any_device(sound: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sound, tmp_path / "with-tokenizer"))
+    word_tokenizer(["the cat sat on a mat"]).save(folder)
+    with elsewhere():
+        assert parity(folder, text="the cat sat on a mat the cat", steps=1, device=ELSEWHERE).first is None
+
+
+def test_the_command_compares_where_it_is_told_and_on_the_accelerator_by_default(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, places: list[torch.device]
+) -> None:
+    monkeypatch.setattr(placement, "_accelerator", lambda: ELSEWHERE)
+    with elsewhere():
+        assert main(["parity", str(sound), "--steps", "1"]) == 0
+        assert main(["parity", str(sound), "--steps", "1", "--device", "cpu"]) == 0
+    assert places == [ELSEWHERE] * 3 + [torch.device("cpu")] * 3
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(
+    sound: Path, capsys: pytest.CaptureFixture[str], places: list[torch.device]
+) -> None:
+    assert main(["parity", str(sound), "--device", "warp:1"]) == 2
+    assert "device='warp:1' cannot be used" in capsys.readouterr().err
+    assert places == []

@@ -450,8 +450,9 @@ def run(
             rows of ids, which are padded on the right; for other modules a tensor, a tuple of arguments or a mapping of
             keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
-        read: Site names, globs, heads (`L1H6.pattern`), `Read` for a part or a reduced value, and analyses of one pass,
-            which stand for what they read; see `Tape` for several reads of one site.
+        read: Site names, globs, short names (`pattern`, of all layers that have it), heads (`L1H6.pattern`), `Read` for
+            a part or a reduced value, and analyses of one pass, which stand for what they read; see `Tape` for several
+            reads of one site.
         edit: An edit or several, or pairs of a site and a plain function.
         specials: Put special tokens around a text always (True) or never (False), see `Tokenizer.adding`; by default as
             the tokenizer was made or published.
@@ -466,7 +467,7 @@ def run(
     Raises:
         TextError: The text is empty, longer than the context, or mostly unknown, or the model has no tokenizer.
         TokenOutOfRange: An id is outside the vocabulary.
-        UnknownSite: A read or an edit names a site the model does not have.
+        UnknownSite: A read or an edit names a site the model does not have, or by a short name several of a layer.
         ShapeMismatch: A position that is read or edited is padding in some row; in a `Batch`, columns are counted.
 
     Example:

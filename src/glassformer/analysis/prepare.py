@@ -160,9 +160,29 @@ def next_tokens(model: ModelLike, given: Any, analysis: str) -> Batch:
     return next_token_batch(ids, weight, lengths=counts.clamp_min(1))
 
 
-def rows_by_length(model: Model, given: Any) -> list[Int[Tensor, "batch pos"]]:
-    """Return texts or ids, one or several, as rows of ids: those of one length together, the longest first."""
-    ids, padding = _rows(model, given, "prompt", None, None)
+def rows_by_length(model: Model, given: Any, analysis: str) -> list[Int[Tensor, "batch pos"]]:
+    """Return texts or ids, one or several, as rows of ids: those of one length together, the longest first.
+
+    Args:
+        model: What reads them.
+        given: A text, ids, several of either, of any lengths, or a `Batch`, of which each row is one text.
+        analysis: Named in errors.
+
+    Raises:
+        ShapeMismatch: A row of a `Batch` holds several documents.
+    """
+    if isinstance(given, Batch):
+        batch = given.to(place_of(model))
+        ids = token_ids(model, batch.tokens)
+        padding = Padding.of(ids, batch.lengths)
+        documents = batch.documents
+        if documents is not None and bool(((documents != documents[:, :1]) & padding.real(ids)).any()):
+            raise ShapeMismatch(
+                f"{analysis} takes each row for one text, and rows of this Batch hold several documents.\n"
+                "    Give the documents by themselves: texts, or rows of ids, of any lengths."
+            )
+    else:
+        ids, padding = _rows(model, given, "prompt", None, None)
     if padding.lengths is None:
         return [ids]
     lengths = padding.lengths.unique().flip(0).tolist()

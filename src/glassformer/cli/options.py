@@ -38,18 +38,27 @@ OneMeasure = Annotated[
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a model's weights lie, and as numbers of which type.
+class ComputeDevice:
+    """The device a verb computes on.
 
     Args:
         device: Where to compute: cpu, cuda, cuda:1, mps; auto is this machine's accelerator if it has one, and the CPU
             otherwise.
+    """
+
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Placement(ComputeDevice):
+    """Where a model's weights lie, and as numbers of which type.
+
+    Args:
         dtype: Type of the weights: float16, bfloat16, float32 or float64. By default that in which a published model is
             stored, and float32 for ours.
         allow_nonfinite: Open a model although some of its weights are NaN or infinite.
     """
 
-    device: str = "auto"
     dtype: str | None = None
     allow_nonfinite: bool = False
 

@@ -7,6 +7,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
+from glassformer.cli.options import ComputeDevice
 from glassformer.cli.output import finish
 from glassformer.cli.progress import progress
 from glassformer.files import check_writable, json_text
@@ -24,6 +25,8 @@ def parity(
     seed: int = 0,
     revision: str | None = None,
     json: Path | None = None,
+    *,
+    compute: ComputeDevice,
 ) -> None:
     """Compare a checkpoint as it is loaded here with the transformers library: every layer, and where they part.
 
@@ -62,7 +65,7 @@ def parity(
     with progress("parity") as report:
         found = checkpoints.parity(
             model, dtype=getattr(torch, dtype), text=text, length=length, steps=steps, tolerance=tolerance,
-            patterns=patterns, seed=seed, revision=revision, report=report,
+            patterns=patterns, seed=seed, revision=revision, device=compute.device, report=report,
         )  # fmt: skip
     shown = [_layers(model, found), _logits(found), _verdict(found)]
     finish(shown, JSON=(json, lambda: json_text({"model": model} | found.to_dict(), indent=1)))

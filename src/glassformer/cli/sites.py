@@ -30,7 +30,7 @@ def sites(
 
     Args:
         model: A shipped model, a preset (gpt2-small, gpt3-175b, …) or a folder.
-        glob: Names to list, or a head's label and what of it.
+        glob: Names to list, a short name (attn.pattern, of all layers), or a head's label and what of it.
         length: Number of tokens to walk a forward pass with.
         json: Print JSON.
     """

@@ -109,6 +109,14 @@ class DataConfig(Config, family=True):
         """Read or prepare the data; without a tokenizer, one that fits is built."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Raise what `build` would for text that is not there, as far as that shows before any is read.
+
+        Raises:
+            DataError: No file of that name, or a package that is not installed at that version.
+            MissingExtra: A source needs a library that is not installed.
+        """
+
     def origins(self) -> tuple[str, ...]:
         """Return where rows come from: sources of text as they are named, and kinds of what is made up."""
         return (self.kind or type(self).__name__,)

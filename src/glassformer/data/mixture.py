@@ -47,6 +47,10 @@ class MixtureConfig(DataConfig, kind="mixture"):
     def build(self, tokenizer: Tokenizer | None = None) -> "MixtureData":
         return MixtureData(self, tokenizer)
 
+    def check(self) -> None:
+        for part in self.parts:
+            part.check()
+
     def origins(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(origin for part in self.parts for origin in part.origins()))
 
@@ -81,6 +85,8 @@ class MixtureData:
     """The parts, built with one tokenizer: the one given, or learned from all, or what the first part builds."""
 
     def __init__(self, config: MixtureConfig, tokenizer: Tokenizer | None = None) -> None:
+        # before minutes go into parts that come first
+        config.check()
         self.config = config
         self.parts: list[Data] = []
         if tokenizer is None and config.vocab_size is not None:

@@ -124,7 +124,7 @@ def generate(
             that it learnt no token for.
         edit: An edit or several, or pairs of a site and a plain function, as `gf.run` takes them. Those at the
             encoder's sites are made once, when it reads the source.
-        read: Names of sites, globs, heads (`L1H6.pattern`), or `Read` for some heads or coordinates.
+        read: Names of sites, globs, short names, heads (`L1H6.pattern`), or `Read` for some heads or coordinates.
 
     Raises:
         ConfigError: `max_new_tokens` is below 1.

@@ -111,19 +111,16 @@ def declare(
         yield Site.named(name, names, fixed, layer, lazy=quantity in lazy)
 
 
-def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
+def by_short_name(table: Mapping[str, Site], short: str) -> dict[int, Site]:
     """Return the sites of blocks that go by a short name, by layer: what stands behind `blocks.3.` in their own.
 
     `resid_post`, `attn.pattern`, or `pattern` where a block has no other; of the stack that ends in the logits, or
-    `encoder.resid_post`.
+    `encoder.resid_post`. Nothing if no block has such a site.
 
     Raises:
-        UnknownSite: No block has such a site, or a block has several.
+        UnknownSite: A block has several.
     """
-    stacks = {site.stack for site in table.values()}
-    first, _, rest = short.partition(".")
-    stack, words = (first, rest) if first in stacks else ("decoder" if "decoder" in stacks else "", short)
-    inside = [site for site in table.values() if site.stack == stack and site.layer is not None]
+    words, inside = _of_stack(table, short)
     chosen = [site for site in inside if site.behind_block == words] or [s for s in inside if s.quantity == words]
     found: dict[int, Site] = {}
     for site in chosen:
@@ -132,10 +129,31 @@ def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
             several = (f'"{short.removesuffix(words)}{one.behind_block}"' for one in (found[site.layer], site))
             raise UnknownSite(f'"{short}" is the name of several sites of layer {site.layer}: {" or ".join(several)}.')
         found[site.layer] = site
+    return found
+
+
+def in_layers(table: Mapping[str, Site], short: str) -> dict[int, Site]:
+    """Return the sites of blocks that go by a short name, by layer; raises `UnknownSite` if there are none."""
+    found = by_short_name(table, short)
     if not found:
+        words, inside = _of_stack(table, short)
         known = list(dict.fromkeys(site.behind_block for site in inside))
         there = f"What stands behind blocks.0. in the name of a site: {', '.join(known)}."
         there = there if known else "Sites of this model lie in no blocks that we know; they go by their whole names."
-        close = nearest(words, [*known, *(site.quantity for site in inside)])
+        close = nearest(words, short_names(table, short))
         raise UnknownSite(f'no site "{short}" in any layer.{close}\n    {there}')
     return found
+
+
+def short_names(table: Mapping[str, Site], like: str = "") -> list[str]:
+    """Return short names of sites of blocks, in the stack that ends in the logits, or that `like` begins with."""
+    _, inside = _of_stack(table, like)
+    return list(dict.fromkeys(name for site in inside for name in (site.behind_block, site.quantity)))
+
+
+def _of_stack(table: Mapping[str, Site], short: str) -> tuple[str, list[Site]]:
+    """Return a short name without the stack it may begin with, and the sites of that stack's blocks."""
+    stacks = {site.stack for site in table.values()}
+    first, _, rest = short.partition(".")
+    stack, words = (first, rest) if first in stacks else ("decoder" if "decoder" in stacks else "", short)
+    return words, [site for site in table.values() if site.stack == stack and site.layer is not None]

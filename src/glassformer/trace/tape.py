@@ -23,7 +23,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch, SiteNotRead, 
 from glassformer.labelled import Labelled
 from glassformer.trace.edits import Apply, At, Edit, Set
 from glassformer.trace.heads import HeadAddress, Located
-from glassformer.trace.sites import Site
+from glassformer.trace.sites import Site, by_short_name, short_names
 
 
 class SiteTable(dict[str, Site]):
@@ -35,26 +35,31 @@ class SiteTable(dict[str, Site]):
         self._matched: dict[str, list[str]] = {}
 
     def match(self, glob: str) -> list[str]:
-        """Return the names a glob covers, in order, or those of a head's sites; raises `UnknownSite` if there are none.
+        """Return the names of the sites that are asked for, in order.
 
         Args:
-            glob: A name, a glob, or a head's label and a quantity: `blocks.*.z`, `L1H6.pattern`, `L1H6.*`.
+            glob: A name; a glob, `blocks.*.z`; a short name, of all layers that have it, `pattern` or `attn.out`; or a
+                head's label and a quantity, `L1H6.pattern`, `L1H6.*`.
+
+        Raises:
+            UnknownSite: There are none, or a short name is that of several sites of a layer.
         """
         if glob in self:
             return [glob]
         if (head := HeadAddress.parse(glob)) is not None:
             return [found.site.name for found in head.locate(self, At())]
         if glob not in self._matched:
-            self._matched[glob] = fnmatch.filter(self, glob)
+            named = fnmatch.filter(self, glob)
+            self._matched[glob] = named or [site.name for site in by_short_name(self, glob).values()]
         names = self._matched[glob]
         if not names:
             family = ".".join(glob.split(".")[:2]) + ".*" if "." in glob else "*"
             hint = f'\n    List them with model.sites("{family}").' if fnmatch.filter(self, family) else ""
-            raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, self)}{hint}')
+            raise UnknownSite(f'no site "{glob}" in this model.{nearest(glob, [*self, *short_names(self)])}{hint}')
         return list(names)
 
     def locate(self, name: str, at: At | None = None) -> list[Located]:
-        """Return the sites and parts that a name, a glob, or a head's label and a quantity stand for.
+        """Return the sites and parts that a name, a glob, a short name, or a head's label and a quantity stand for.
 
         Raises:
             UnknownSite: There is none.
@@ -85,7 +90,7 @@ class Read:
     """Record a site, or a part of it.
 
     Args:
-        site: Name or glob.
+        site: Name, glob, short name (`pattern`, of all layers), or a head's label and a quantity.
         at: Part to keep; the whole by default.
         reduce: Function applied to the part before it is kept, for values too large to store.
     """
@@ -127,7 +132,7 @@ class Request:
     Args:
         name: What its value is called.
         read: The site, its part, and what is made of it.
-        asked: The name or glob it came from.
+        asked: The name, glob or short name it came from.
         of: Label of the head it is of, if it was asked for by one.
     """
 
@@ -153,15 +158,16 @@ class Tape:
 
     Args:
         model: Anything with a static site table.
-        read: Site names, globs, heads (`L1H6.pattern`) or `Read` objects. What is asked for by a head is called by its
-            label. Of several reads of one site all are kept: the whole under the site's name, parts under names that
-            say which, `blocks.0.attn.z[pos=-1]`; a part that is the only one goes by the site's name.
+        read: Site names, globs, short names (`pattern`, of all layers), heads (`L1H6.pattern`) or `Read` objects. What
+            is asked for by a head is called by its label. Of several reads of one site all are kept: the whole under
+            the site's name, parts under names that say which, `blocks.0.attn.z[pos=-1]`; a part that is the only one
+            goes by the site's name.
         edit: Edits, or pairs (site, function).
         grad: Keep values attached to the graph, so that gradients at sites come from autograd.
         logits: Whether the caller wants the model's output too; if not, the stack stops after the deepest site needed.
 
     Raises:
-        UnknownSite: A name that no site has.
+        UnknownSite: A name that no site has, or a short one that several sites of a layer have.
         UnknownAxis: An edit or read addresses an axis its site does not have.
         AnalysisUnavailable: An edit at a site that can only be read, or one that reads a site the pass comes by later.
     """

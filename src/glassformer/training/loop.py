@@ -70,7 +70,7 @@ def train(
         RunFolderError: Another process trains there, or the folder holds another recipe.
         ConfigError: The recipe names a device that is not here.
         TrainingDiverged: A loss or a gradient is not finite; the last good checkpoint is whole.
-        DataError: The corpus holds no usable text.
+        DataError: A source of text is not there, or the corpus holds no usable text.
         CheckpointError: The checkpoint to go on from is damaged.
         SaveError: A checkpoint could not be written; the last one is whole.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and saved. A second Ctrl-C does not wait for that.
@@ -80,6 +80,9 @@ def train(
     assert device is not None, "a recipe names a device"
     deterministic = _reproducible(config.compile or is_accelerator(device))
     with RunFolder(folder, config, begin_from) as run, deterministic:
+        # what is measured on is built after what is trained on has been read
+        for source in (config.data, config.evaluate or config.data):
+            source.check()
         data = config.data.build(run.tokenizer())
         model = _model(config, data).to(device)
         heldout = data if config.evaluate is None else config.evaluate.build(data.tokenizer)

@@ -7,8 +7,10 @@ import torch
 
 import glassformer as gf
 from glassformer.analysis import Run, run
+from glassformer.analysis.sweep import Metric, sweep
 from glassformer.errors import GlassformerError, ShapeMismatch, SiteNotRead, UnknownSite
 from glassformer.testing.models import subject
+from glassformer.trace import Site
 
 
 def passed(name: str, read: str = "*") -> Run:
@@ -54,6 +56,61 @@ def test_a_short_name_of_nothing_or_of_several_sites_says_what_there_is(
         _ = done[short]
     assert said in str(refusal.value)
     assert short not in done
+
+
+@pytest.mark.parametrize(
+    ("model", "short", "glob"),
+    [
+        ("gpt2", "pattern", "blocks.*.attn.pattern"),
+        ("gpt2", "mlp.out", "blocks.*.mlp.out"),
+        ("gpt2", "resid_post", "blocks.*.resid_post"),
+        ("translator_pre", "cross.pattern", "decoder.blocks.*.cross.pattern"),
+        ("translator_pre", "encoder.pattern", "encoder.blocks.*.attn.pattern"),
+        # only one of the layers has scores
+        ("lightning_hybrid", "scores", "blocks.*.attn.scores"),
+    ],
+)
+def test_a_short_name_reads_the_sites_of_all_layers_that_it_finds_there(model: str, short: str, glob: str) -> None:
+    done, expected = passed(model, short), passed(model, glob)
+    assert list(done) == list(expected)
+    for name, site in expected.items():
+        layer = Site.named(name).layer
+        assert layer is not None
+        assert torch.equal(done[short, layer].values, site.values)
+
+
+def test_a_short_name_is_all_layers_in_parts_edits_and_tables_too() -> None:
+    found = subject("gpt2")
+    (ids,) = found.inputs
+    first = run(found.model, ids, read=gf.Read("pattern", at=gf.At(head=0)))
+    assert first["pattern", 1].axes == ("batch", "query", "key")
+    short, glob = (run(found.model, ids, edit=gf.Scale(name, 0.0)) for name in ("z", "blocks.*.attn.z"))
+    assert torch.equal(short.predictions(), glob.predictions())
+    assert list(found.model.sites("resid_post")) == ["blocks.0.resid_post", "blocks.1.resid_post"]
+
+
+@pytest.mark.parametrize(
+    ("model", "short", "said"),
+    [
+        ("gpt2", "patern", 'no site "patern" in this model. Nearest: "pattern"'),
+        ("gpt2", "atn.out", 'no site "atn.out" in this model. Nearest: "attn.out"'),
+        ("gpt2", "blocks.2.pattern", 'no site "blocks.2.pattern" in this model. Nearest: "blocks.1.attn.pattern"'),
+        ("gpt2", "out", '"out" is the name of several sites of layer 0: "attn.out" or "mlp.out"'),
+        ("translator_pre", "pattern", '"attn.pattern" or "cross.pattern"'),
+    ],
+)
+def test_a_short_name_of_nothing_or_of_several_sites_is_not_read(model: str, short: str, said: str) -> None:
+    with pytest.raises(UnknownSite) as refusal:
+        passed(model, short)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("site", ["z", "*.z"])
+def test_a_metric_looks_at_one_layer(site: str) -> None:
+    found = subject("gpt2")
+    metric = Metric("size", lambda z: z.flatten(2).norm(dim=-1), site=site, at=gf.At(pos=-1))
+    with pytest.raises(ShapeMismatch, match=r'metric "size" looks at one site; .* blocks\.0\.attn\.z, blocks\.1'):
+        sweep(found.model, found.inputs[0], [[gf.Scale("blocks.0.resid_pre", 0.5)]], metric)
 
 
 def test_what_was_not_read_says_what_to_read() -> None:

@@ -89,7 +89,8 @@ def attention_sinks(
 
     Args:
         model: A decoder with softmax attention in some layer; only such heads are measured and masked.
-        text: A text or ids, what starts a text first; or several, of any lengths, which give a spread.
+        text: A text or ids, what starts a text first; or several, of any lengths, which give a spread; or a `Batch`
+            whose rows are one text each.
         above: Mass from which a head counts into the sink rate.
         window: Last keys seen under a window, the query's own included.
         first: First keys kept beside a window; also how many neutral tokens are put in front.
@@ -99,11 +100,11 @@ def attention_sinks(
     Raises:
         AnalysisUnavailable: The model is no decoder, or no layer has a softmax over keys: then nothing has to rest
             anywhere.
-        ShapeMismatch: Fewer than three tokens in some row.
+        ShapeMismatch: Fewer than three tokens in some row, or several documents.
     """
     known, left_out = _softmax_heads(model)
     model.require_one_vocabulary("attention_sinks, which counts losses on next tokens,")
-    groups = rows_by_length(model, text)
+    groups = rows_by_length(model, text, "attention_sinks")
     longest, shortest = groups[0].shape[1], groups[-1].shape[1]
     if shortest < 3:
         raise ShapeMismatch(f"attention_sinks: three tokens at least are needed, found {shortest}.")

@@ -14,15 +14,20 @@ from glassformer.analysis.sweep._plan import Donor, EditLike, Plan
 from glassformer.errors import ShapeMismatch
 from glassformer.models import Model, ModuleLike
 from glassformer.models.evaluation import evaluating
-from glassformer.trace import Edit, Foreign, HeadAddress, Site, SiteTable, Take, Tape
+from glassformer.trace import Edit, Foreign, Site, SiteTable, Take, Tape
 
 
 def asked(
     plan: Plan | Sequence[Sequence[EditLike]], metric: MetricsLike, model: ModuleLike
 ) -> tuple[Plan, dict[str, Metric]]:
-    """Return rows as a plan and metrics by name; raises `ShapeMismatch` if both have an axis of one name."""
+    """Return rows as a plan and metrics by name.
+
+    Raises:
+        ShapeMismatch: Both have an axis of one name, or a metric names several sites.
+        UnknownSite: A metric names a site that the model does not have.
+    """
     plan = Plan.of(plan)
-    metrics = {name: _of_head(found, model) for name, found in named_metrics(metric).items()}
+    metrics = {name: _of_one_site(found, model) for name, found in named_metrics(metric).items()}
     kept = next(iter(metrics.values())).axes
     if twice := [axis for axis in kept if axis in ("metric", "batch", *plan.axes)]:
         raise ShapeMismatch(
@@ -32,12 +37,14 @@ def asked(
     return plan, metrics
 
 
-def _of_head(metric: Metric, model: ModuleLike) -> Metric:
-    """Return a metric by site and part, if it names a head."""
-    if HeadAddress.parse(metric.site) is None:
-        return metric
+def _of_one_site(metric: Metric, model: ModuleLike) -> Metric:
+    """Return a metric by the name of the one site, and the part of it, that it looks at."""
     view: Any = model if hasattr(model, "sites") else Foreign(model)
-    found = view.sites().locate(metric.site, metric.at)
+    table: SiteTable = view.sites()
+    # of any module the logits are what it returns
+    if metric.site == "logits" or metric.site in table:
+        return metric
+    found = table.locate(metric.site, metric.at)
     if len(found) > 1:
         raise ShapeMismatch(
             f'metric "{metric.name}" looks at one site; "{metric.site}" are {", ".join(one.name for one in found)}.'

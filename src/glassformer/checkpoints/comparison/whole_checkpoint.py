@@ -34,7 +34,7 @@ from glassformer.checkpoints.names import folder_of
 from glassformer.config import require
 from glassformer.errors import CheckpointError, TextError
 from glassformer.models import Decoder, Encoder, EncoderDecoder, EncoderDecoderConfig
-from glassformer.numerics.placement import NumberType, number_type
+from glassformer.numerics.placement import Device, NumberType, device_of, number_type
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 # what compares ours, once it is loaded, with what was kept of the reference
@@ -91,6 +91,7 @@ def parity(
     patterns: bool = True,
     seed: int = 0,
     revision: str | None = None,
+    device: Device | None = None,
     report: Callable[[int, int, str], None] | None = None,
 ) -> Parity:
     """Compare a published checkpoint as we load it with the reference implementation.
@@ -105,6 +106,8 @@ def parity(
         patterns: Run the reference's eager attention and compare its patterns; otherwise its fused attention runs.
         seed: Of the random tokens.
         revision: Of a hub model.
+        device: Where both run: a device by its name, or `"auto"`, this machine's accelerator if it has one and the CPU
+            otherwise. The CPU by default.
         report: Told (steps done, of how many, what is done now).
 
     Returns:
@@ -114,12 +117,14 @@ def parity(
         MissingExtra: `transformers` is not installed.
         CheckpointError: The folder is damaged, or is in our own layout.
         TextError: There is a text, and the checkpoint has no tokenizer.
+        ConfigError: There is no such device here, or `dtype` is neither float32 nor float64.
     """
     require(length >= 4, f"parity: length must be at least 4, found {length}.")
     require(steps >= 1, f"parity: steps must be at least 1, found {steps}.")
     computed = number_type(dtype)
     require(computed in TOLERANCE, f"parity runs in float32 or float64, found {str(dtype).removeprefix('torch.')}.")
     assert computed is not None, "what has a tolerance is a type"
+    place = device_of(device) or torch.device("cpu")
     tell = report or (lambda done, total, now: None)
     library()
     folder = folder_of(name, revision)
@@ -129,15 +134,15 @@ def parity(
             f'"{folder}" is in our own layout, of which there is no other implementation; parity is for checkpoints '
             "that another library wrote."
         )
-    tokens = _tokens(checkpoint, text, length, seed)
+    tokens = _tokens(checkpoint, text, length, seed).to(place)
     tell(0, 4, "loading the reference")
-    theirs = reference(folder, computed, "eager" if patterns else "sdpa")
+    theirs = reference(folder, computed, "eager" if patterns else "sdpa").to(place)
     tell(1, 4, "running the reference")
     comparisons = comparisons_of(checkpoint, theirs, tokens, steps)
     kind = type(theirs).__name__
     del theirs
     tell(2, 4, "loading ours")
-    ours: Any = load(folder, dtype=computed)
+    ours: Any = load(folder, dtype=computed, device=place)
     tell(3, 4, "running ours")
     with torch.no_grad():
         found = [difference for comparison in comparisons for difference in comparison(ours)]
@@ -151,12 +156,12 @@ def comparisons_of(checkpoint: Checkpoint, theirs: Any, tokens: Tensor, steps: i
 
     Args:
         checkpoint: What it was loaded from.
-        theirs: The reference.
+        theirs: The reference, where the tokens lie.
         tokens: Three rows of ids, `batch pos`, none of them padding; an encoder-decoder's decoder reads some backwards.
         steps: Greedy tokens generated from a cache, as far as the context reaches.
     """
     total = tokens.shape[1]
-    lengths = torch.tensor([total, max(1, total - 3), 1])
+    lengths = torch.tensor([total, max(1, total - 3), 1], device=tokens.device)
     steps = min(steps, checkpoint.config.max_len - total)
     modules = counterparts(checkpoint)
     if isinstance(checkpoint.model, EncoderDecoder):
@@ -239,7 +244,7 @@ def _pair(
     with torch.no_grad(), wide(next(theirs.parameters()).dtype):
         encoded = theirs.get_encoder()(input_ids=source, attention_mask=mask)
     config: Any = checkpoint.config
-    start = torch.full((len(source), 1), config.start_id or 0)
+    start = torch.full((len(source), 1), config.start_id or 0, device=source.device)
     read = {"encoder_outputs": encoded, "attention_mask": mask}
     greedy = _greedy(theirs, start, steps, "decoder_input_ids", read)
 

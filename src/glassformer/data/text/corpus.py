@@ -83,6 +83,12 @@ class TextConfig(DataConfig, kind="text"):
         documents = read_source(source, self.text_field, left_out)
         yield from (document for document in documents if document.text.strip())
 
+    def check(self) -> None:
+        for source in self.sources:
+            read_source(source, self.text_field)
+        if self.apart_from is not None:
+            self.apart_from.check()
+
     def origins(self) -> tuple[str, ...]:
         return self.sources
 
@@ -115,6 +121,7 @@ class TextData:
     """
 
     def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
+        config.check()
         self.config = config
         self.left_out = LeftOut()
         by_source = {source: list(config.read_one(source, self.left_out)) for source in config.sources}
@@ -197,6 +204,7 @@ class StreamedText:
     """Text that does not fit in memory: the same rows as `crop="cut"`, shuffled within a buffer."""
 
     def __init__(self, config: TextConfig, tokenizer: Tokenizer | None = None) -> None:
+        config.check()
         self.config = config
         if tokenizer is None:
             # merges are learned from the beginning of the corpus: all of it would not fit in memory

@@ -75,6 +75,9 @@ class Planted(DataConfig, kind="planted"):
     def build(self, tokenizer: Tokenizer | None = None) -> "PlantedData":
         return PlantedData(self, tokenizer)
 
+    def check(self) -> None:
+        self.text.check()
+
     def origins(self) -> tuple[str, ...]:
         return self.text.origins()
 

@@ -46,6 +46,9 @@ class RepeatedText(DataConfig, kind="repeated_text"):
     def build(self, tokenizer: Tokenizer | None = None) -> "RepeatedTextData":
         return RepeatedTextData(self, tokenizer)
 
+    def check(self) -> None:
+        self.text.check()
+
     def origins(self) -> tuple[str, ...]:
         return self.text.origins()
 

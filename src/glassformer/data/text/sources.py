@@ -15,8 +15,8 @@ import sysconfig
 import tokenize
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, PackagePath, distribution
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ class LeftOut(Counter[str]):
 
 
 def read_source(source: str, text_field: str = "text", left_out: LeftOut | None = None) -> Iterator[Document]:
-    """Yield the documents of a source.
+    """Return the documents of a source one by one.
+
+    What is not there is refused at once; nothing is read before the first document is asked for.
 
     What is named must be readable text. What merely lies in a folder, or falls under a glob, is left out if it is not:
     no UTF-8, not to be read, no regular file, empty.
@@ -97,19 +99,21 @@ def read_source(source: str, text_field: str = "text", left_out: LeftOut | None 
     """
     taken = next((prefix for prefix in _PARTS if source.startswith(prefix)), None)
     if taken is not None:
-        yield from _part_of_code(source, taken, text_field, left_out)
-    elif source == STANDARD_LIBRARY:
-        yield from python_stdlib()
-    elif source.startswith(PACKAGE):
-        yield from _package(source, left_out)
-    elif source == "-":
-        yield Document("-", _decoded(sys.stdin.buffer.read(), "standard input"))
-    elif source.startswith("datasets:"):
-        yield from _dataset(source, text_field)
-    elif os.path.exists(source) and not os.path.isdir(source):
-        yield from _file(_named(source), text_field)
-    else:
-        yield from _many(source, text_field, left_out)
+        inner = read_source(source.removeprefix(taken), text_field, left_out)
+        return _part_of_code(source, taken, inner, left_out)
+    if source == STANDARD_LIBRARY:
+        return python_stdlib()
+    if source.startswith(PACKAGE):
+        return _package(source, _python_of(source), left_out)
+    if source == "-":
+        return _standard_input()
+    if source.startswith("datasets:"):
+        return _dataset(source, _datasets(source), text_field)
+    if os.path.isdir(source):
+        return _many(source, None, text_field, left_out)
+    if os.path.exists(source):
+        return _file(_named(source), text_field)
+    return _many(source, _matching(source), text_field, left_out)
 
 
 def python_stdlib() -> Iterator[Document]:
@@ -126,8 +130,12 @@ def python_stdlib() -> Iterator[Document]:
         yield Document(name, data.decode(encoding), key=name)
 
 
-def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
-    """Yield the Python files of an installed package, sorted by name; tests are left out, and what is not UTF-8."""
+def _standard_input() -> Iterator[Document]:
+    yield Document("-", _decoded(sys.stdin.buffer.read(), "standard input"))
+
+
+def _python_of(source: str) -> list[PackagePath]:
+    """Return the Python files of an installed package, sorted by name; tests are left out."""
     name, pinned, version = source.removeprefix(PACKAGE).partition("==")
     if not (name and pinned and version):
         raise DataError(f'"{source}" does not say which version. A package is named as "{PACKAGE}NAME==VERSION".')
@@ -145,8 +153,13 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
     files = [file for file in python if not _NOT_SHIPPED.intersection(file.parts)]
     if not files:
         raise DataError(f'"{source}": the installed {name} lists no Python files.')
+    return sorted(files, key=lambda file: file.as_posix())
+
+
+def _package(source: str, files: Iterable[PackagePath], left_out: LeftOut | None) -> Iterator[Document]:
+    """Yield the files of a package; what is not UTF-8 is left out."""
     noted = LeftOut() if left_out is None else left_out
-    for file in sorted(files, key=lambda file: file.as_posix()):
+    for file in files:
         path = Path(str(file.locate()))
         text = _text(_bytes(path), path, 0, noted)
         if text is not None:
@@ -155,7 +168,7 @@ def _package(source: str, left_out: LeftOut | None) -> Iterator[Document]:
         warnings.warn(f'"{source}": left out {noted}.', stacklevel=2)
 
 
-def _part_of_code(source: str, taken: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
+def _part_of_code(source: str, taken: str, python: Iterator[Document], left_out: LeftOut | None) -> Iterator[Document]:
     """Yield a part of a source's Python; the split goes by the Python, as it does where that is read itself."""
     inner = source.removeprefix(taken)
     if inner == STANDARD_LIBRARY or inner.startswith(PACKAGE):
@@ -164,7 +177,7 @@ def _part_of_code(source: str, taken: str, text_field: str, left_out: LeftOut | 
             left_out.add(noted)
         yield from documents
     else:
-        yield from _PARTS[taken](source, read_source(inner, text_field, left_out))
+        yield from _PARTS[taken](source, python)
 
 
 @functools.cache
@@ -208,12 +221,13 @@ def _named(source: str) -> Path:
     return path
 
 
-def _many(source: str, text_field: str, left_out: LeftOut | None) -> Iterator[Document]:
-    """Yield what is text of a folder or a glob, in order."""
-    is_folder = os.path.isdir(source)
+def _many(
+    source: str, matching: Sequence[Path] | None, text_field: str, left_out: LeftOut | None
+) -> Iterator[Document]:
+    """Yield what is text of the files that match a glob, or of a folder, in order."""
     noted = LeftOut() if left_out is None else left_out
     before, found = noted.total(), False
-    for path in sorted(_below(Path(source), noted) if is_folder else _matching(source)):
+    for path in sorted(_below(Path(source), noted) if matching is None else matching):
         for document in _file(path, text_field, noted):
             found = True
             yield document
@@ -315,13 +329,18 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
     return record[text_field]
 
 
-def _dataset(source: str, text_field: str) -> Iterator[Document]:
+def _datasets(source: str) -> Any:
+    """Return the `datasets` module; raises `MissingExtra` if it is not installed."""
     try:
-        from datasets import load_dataset  # type: ignore[import-not-found]
+        import datasets  # type: ignore[import-not-found]
     except ImportError as error:
         raise MissingExtra(f'"{source}" needs the datasets library: pip install "glassformer[datasets]".') from error
+    return datasets
+
+
+def _dataset(source: str, datasets: Any, text_field: str) -> Iterator[Document]:
     name, *config = source.removeprefix("datasets:").split(":", 1)
-    for number, record in enumerate(load_dataset(name, *config, split="train", streaming=True)):
+    for number, record in enumerate(datasets.load_dataset(name, *config, split="train", streaming=True)):
         yield Document(f"{source}:{number}", _text_of(record, text_field, f'"{source}" row {number}'))
 
 

@@ -9,6 +9,7 @@ import torch
 from glassformer.analysis import run
 from glassformer.analysis.behaviour import AttentionSinks, attention_sinks
 from glassformer.analysis.token_flow import rollout, value_norms
+from glassformer.data import Batch
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.handmade import induction_model, repeated
 from glassformer.testing import close
@@ -121,3 +122,28 @@ def test_conditions_that_do_not_fit_are_left_out_with_the_reason() -> None:
     result = attention_sinks(found.model, *found.inputs, window=30)
     assert "do not fit in max_len=24" in result.left_out["neutral tokens in front"]
     assert "smaller window" in result.left_out["window"]
+
+
+def test_a_batch_gives_what_its_rows_give() -> None:
+    model, lengths = subject("gpt2").model, torch.tensor([9, 5])
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    rows = [row[:length].tolist() for row, length in zip(ids, lengths)]
+    every = torch.ones_like(ids, dtype=torch.bool)
+    # one document in each row, and behind it what fills the row
+    one_each = (torch.arange(9) >= lengths[:, None]).long()
+    for given, same in (
+        (Batch(ids, ids, every), ids),
+        (Batch(ids, ids, every, lengths=lengths, documents=one_each), rows),
+    ):
+        found, expected = (attention_sinks(model, text, window=3, first=2) for text in (given, same))
+        assert torch.equal(found.loss.values, expected.loss.values)
+        assert torch.equal(found.measures.values, expected.measures.values)
+
+
+def test_a_batch_whose_rows_hold_several_documents_is_refused() -> None:
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    packed = Batch(
+        ids, ids, torch.ones_like(ids, dtype=torch.bool), documents=(torch.arange(9) > 4).long().expand(2, 9)
+    )
+    with pytest.raises(ShapeMismatch, match="each row for one text, and rows of this Batch hold several documents"):
+        attention_sinks(subject("gpt2").model, packed)
