@@ -107,7 +107,8 @@ def gpt_4l() -> TrainConfig:
     model = small_llama(2048)
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
     library = text.replace(apart_from=text)
-    packages = library.replace(sources=tuple(f"{PACKAGE}{pinned}" for pinned in PACKAGES), distinct=True)
+    # a text that is typed is read behind <bos>, wherever in a file it could stand
+    packages = library.replace(sources=tuple(f"{PACKAGE}{p}" for p in PACKAGES), distinct=True, row_bos=True)
     read = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in (*PACKAGES, *CONSTRUCTING)))
     classes = packages.replace(sources=tuple(f"{CONSTRUCTORS}{source}" for source in read))
     parts = (library, packages, classes, RepeatedText(length=256, text=library))

@@ -1,8 +1,9 @@
 """Spans of natural text, each repeated to the end of its row: what comes next stands in the row, in words text has.
 
-From the second token of the first repetition on, everything is determined; only that counts. A span lies within one
-document. Beside text, rows of random tokens (`Repeat`) are learned late; spans of text are learned early, and the
-previous-token and induction heads that they bring serve random tokens too.
+From the second token of the first repetition on, everything is determined. A span lies within one document, and every
+token counts: were the first time left out, a model would learn to expect repetition of whatever begins so. Beside text,
+rows of random tokens (`Repeat`) are learned late; spans of text are learned early, and the previous-token and induction
+heads that they bring serve random tokens too.
 """
 
 import dataclasses
@@ -73,13 +74,12 @@ class RepeatedTextData:
         config, bos = self.config, self.tokenizer.bos
         random = generator(config.seed, "repeated_text", split, step)
         lead = [] if bos is None else [bos]
-        rows, weights = [], []
+        rows = []
         for _ in range(config.batch_size):
             span = self._span(split, random)
             times = -(-(config.length + 1) // len(span))
             rows.append(torch.tensor([*lead, *(span.tolist() * times)])[: config.length + 1])
-            weights.append(torch.arange(config.length) >= len(span) + len(lead))
-        return next_token_batch(torch.stack(rows), torch.stack(weights))
+        return next_token_batch(torch.stack(rows))
 
     def documents(self, split: Split) -> Iterator[list[int]]:
         check_split(split)
