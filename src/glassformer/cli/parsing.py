@@ -36,6 +36,7 @@ NOT_STREAMED = {
     "circuits": "it looks at folded copies of all layers together",
     "train": "weights that are trained are held in memory",
     "models": "it opens no model",
+    "study": "its models are trained for it",
     "plot": "it opens no model",
     "convert": "tensors go from file to file as it is",
     "params": "it reads no weights, whatever the model's size",

@@ -27,6 +27,7 @@ from glassformer.arguments import Count, checked
 from glassformer.config import Config
 from glassformer.data.marks import check_known, mark_notes, marks
 from glassformer.errors import CheckpointError, ConfigError, TextError, TokenOutOfRange
+from glassformer.files import json_text
 from glassformer.files.reading import MOST_TOKENIZER, read_text, reason
 from glassformer.provenance import Note
 from glassformer.words import sentence
@@ -433,7 +434,7 @@ def _with_merges(inner: tokenizers.Tokenizer, pairs: list[str]) -> tokenizers.To
     for pair in pairs:
         vocabulary[pair] = len(vocabulary)
         merges.append([*pair])
-    return tokenizers.Tokenizer.from_str(json.dumps(told))
+    return tokenizers.Tokenizer.from_str(json_text(told))
 
 
 def bytes_tokenizer(specials: Iterable[str] = ("<bos>",)) -> Tokenizer:

@@ -7,7 +7,6 @@ A record stands for a case as long as no function that ran for it has changed; s
 """
 
 import dataclasses
-import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ class Record:
 
 def key(*told: Any) -> str:
     """Return the name of what is kept about something: a hash of its JSON."""
-    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
+    return sha256(json_text(list(told), sort=True).encode()).hexdigest()[:20]
 
 
 def place(folder: Path, study: str, case: Case) -> Path:

@@ -137,7 +137,6 @@ ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
-    "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
     "zh-en": "Encoder-decoder in the original post-norm wiring that translates simple Chinese sentences to English.",
 }
 

