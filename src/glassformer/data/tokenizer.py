@@ -404,8 +404,8 @@ def train_bpe(
     pairs = [f"{number:02}" for number in range(100)] if digit_pairs else []
     if vocab_size < 256 + len(specials) + len(pairs):
         raise ConfigError(
-            f"vocab_size={vocab_size} is too small for byte-level BPE: 256 bytes, {len(specials)} specials"
-            f"{', 100 pairs of digits' if pairs else ''} need at least {256 + len(specials) + len(pairs)}."
+            f"vocab_size={vocab_size} is too small for byte-level BPE: 256 bytes and {len(specials)} specials"
+            f"{' and 100 pairs of digits' if pairs else ''} need at least {256 + len(specials) + len(pairs)}."
         )
     inner = tokenizers.Tokenizer(models.BPE())
     # single digits while learning, so that no merge is of digits but those that are added
