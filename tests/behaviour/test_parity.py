@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from elsewhere import ELSEWHERE, elsewhere
 from families import all_cases, reference_folder
 from families.llama import llama_grouped_keys
-from glassformer.checkpoints import parity, save
+from glassformer.checkpoints import load, parity, save
 from glassformer.checkpoints.comparison import whole_checkpoint
 from glassformer.checkpoints.comparison.reference import reference
 from glassformer.checkpoints.comparison.whole_checkpoint import Parity
@@ -151,7 +151,7 @@ def test_a_text_reads_rows_that_begin_at_other_tokens(sound: Path, tmp_path: Pat
 def places(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Where the reference, its tokens and ours lay, of each comparison in turn."""
     found: list[torch.device] = []
-    compare, load = whole_checkpoint.comparisons_of, whole_checkpoint.load
+    compare = whole_checkpoint.comparisons_of
 
     def compared(checkpoint: Any, theirs: Any, tokens: torch.Tensor, steps: int) -> Any:
         found.extend((place_of(theirs), tokens.device))
