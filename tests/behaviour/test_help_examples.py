@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from glassformer import checkpoints
 from glassformer.cli import VERBS, main
 from glassformer.cli.parsing import call_of
 from glassformer.data import Planted, TextConfig
+from glassformer.studies import scaled_scores
 from glassformer.training import train
 from tiny_runs import MODEL, recipe
 
@@ -84,6 +86,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     train(planted, Path("runs/memorisation"))
     save_file({"joy": torch.ones(256), "grief": -torch.ones(256)}, "vectors.safetensors")
     Path("my-recipe.json").write_text(recipe(steps=2).to_json())
+    shutil.copy(scaled_scores.__file__, "my_study.py")
     return tmp_path
 
 
