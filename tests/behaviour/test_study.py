@@ -199,7 +199,8 @@ def test_the_command_lists_shows_and_verifies(own, tmp_path, capsys):
     [
         (["run", "scaled-score"], 'no study "scaled-score". Nearest: "scaled-scores"'),
         (["run"], "takes the names of studies"),
-        (["run", "nowhere.py"], 'no file "nowhere.py"'),
+        (["run", "nowhere.py"], 'no Python file "nowhere.py"'),
+        (["run", "/dev/null"], 'no Python file "/dev/null"'),
         (["run", "scaled-scores", "--scale", "full"], 'has no scale "full". Scales: smoke, small'),
     ],
 )

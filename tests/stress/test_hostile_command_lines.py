@@ -42,6 +42,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),
     "models": ([], [], []),
+    "study": (["list"], ["--jobs"], ["--scale", "--folder"]),
     "plot": (["nowhere"], [], ["--out"]),
     "generate": ([MODEL, "a", "--max-new-tokens", "2"], ["--max-new-tokens", "--top-k", "--seed"], []),
     "convert": (["nowhere", "out"], [], ["--to", "--shard-size", "--dtype"]),
@@ -74,7 +75,7 @@ def command_line(seed: int) -> list[str]:
     if (
         kind == "output"
         and "--json" not in words
-        and verb not in ("models", "plot", "generate", "convert", "train", "sites")
+        and verb not in ("models", "plot", "generate", "convert", "train", "sites", "study")
     ):
         return [verb, *given, "--json", draw.choice([name for name in NAMES if name != "/dev/null"])]
     return [verb, *given, draw.choice(words or ["--specials"]), draw.choice((*TEXTS, *NAMES))]

@@ -18,6 +18,7 @@ from glassformer.words import speaking
 # option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
 BOUNDS: dict[str, tuple[int, int]] = {
     "beams": (1, 1_000),
+    "jobs": (1, 1_024),
     "length": (1, 10_000_000),
     "max_new_tokens": (1, 10_000_000),
     "n": (1, 100_000),

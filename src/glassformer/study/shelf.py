@@ -60,8 +60,10 @@ def _study(module: ModuleType, where: str) -> Study:
 
 def _loaded(path: Path) -> ModuleType:
     """Return the module of a file, under a name by which what ran of it is found again."""
-    if not path.is_file():
-        raise AnalysisUnavailable(f'no file "{path}". A study is a name (glassformer study list) or a Python file.')
+    if path.suffix != ".py" or not path.is_file():
+        raise AnalysisUnavailable(
+            f'no Python file "{path}". A study is a name (glassformer study list) or a file that ends in .py.'
+        )
     name = f"study_in_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None, "a file that ends in .py is a module"
