@@ -1,11 +1,15 @@
 """The constructors of Python files: how things take over what they are made of, as the file has it.
 
+    self.x = x
+    self.y = y
+
     class Point:
         def __init__(self, x, y):
             self.x = x
             self.y = y
 
-They are a small part of any program, and what they do with names takes many examples to learn.
+They are a small part of any program, and what they do with names takes many examples to learn. The lines stand by
+themselves first: there nothing before says what a name is called.
 """
 
 import ast
@@ -16,7 +20,7 @@ SHARE = 1 / 3  # of its statements
 
 
 def constructors(code: str) -> str:
-    """Return the classes of a Python file that take over their arguments: the head of each, and its `__init__`.
+    """Return the classes of a Python file that take over their arguments: those lines, then its head and `__init__`.
 
     Those are meant in which at least two statements, and a third of all, are of the form `self.x = x`.
 
@@ -32,7 +36,15 @@ def constructors(code: str) -> str:
         return ""
     lines = code.split("\n")
     found = [
-        "\n".join([*lines[node.lineno - 1 : _first(node.body[0]) - 1], *lines[_first(part) - 1 : part.end_lineno], ""])
+        "\n".join(
+            [
+                *(lines[statement.lineno - 1].strip() for statement in part.body if _keeps_name(statement)),
+                "",
+                *lines[node.lineno - 1 : _first(node.body[0]) - 1],
+                *lines[_first(part) - 1 : part.end_lineno],
+                "",
+            ]
+        )
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for part in node.body
