@@ -4,16 +4,89 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from glassformer.attention import QueryKeyOnly, Rope
-from glassformer.data import MixtureConfig, Planted, Repeat, Senses, TextConfig, UnseenWords, ZhEnConfig
+from glassformer.data import (
+    MixtureConfig,
+    Planted,
+    Repeat,
+    RepeatedText,
+    Senses,
+    TemplateText,
+    TextConfig,
+    UnseenWords,
+    ZhEnConfig,
+)
 from glassformer.data.grammar.translation import zh_en_tokenizer
+from glassformer.data.text.sources import CONSTRUCTORS, PACKAGE, PROSE, STANDARD_LIBRARY
 from glassformer.errors import UnknownModel, nearest
 from glassformer.models import DecoderConfig, EncoderDecoderConfig, Mlp, RmsNorm, block, repeat
 from glassformer.training.config import TrainConfig
 from glassformer.training.optim import OptimConfig
 
+# what any development environment holds and is written much as the standard library is: classes that take over their
+# arguments line after line (self.x = x) are at least three times as frequent as there
+PACKAGES = (
+    "attrs==26.1.0",
+    "click==8.5.1",
+    "debugpy==1.8.22",
+    "docstring_parser==0.18.0",
+    "fonttools==4.68.0",
+    "fsspec==2026.9.0",
+    "httpx2==2.16.2",
+    "hypothesis==6.170.15",
+    "ipykernel==7.4.0",
+    "ipython==9.18.1",
+    "Jinja2==3.1.6",
+    "parso==0.8.7",
+    "prompt_toolkit==3.0.53",
+    "pydantic==2.14.3",
+    "python-dateutil==4.0.0",
+    "PyYAML==6.0.3",
+    "requests==2.34.2",
+    "rich==15.0.0",
+    "Sphinx==9.0.4",
+    "stack-data==0.6.3",
+    "tornado==6.6.1",
+    "tqdm==4.70.1",
+    "typer==0.29.2",
+    "urllib3==2.8.0",
+)
 
-def gpt_4l() -> TrainConfig:
-    """A small Llama-like decoder on the Python standard library."""
+# whose constructors are read besides
+CONSTRUCTING = ("matplotlib==3.11.2", "pandas==3.1.1", "sympy==1.14.0", "torch==2.13.0", "transformers==5.23.0")
+# those that explain themselves at length in docstrings and comments
+DOCUMENTED = (
+    "beartype==0.23.1",
+    "click==8.5.1",
+    "debugpy==1.8.22",
+    "docutils==0.22.4",
+    "filelock==4.2.11",
+    "fonttools==4.68.0",
+    "fsspec==2026.9.0",
+    "huggingface_hub==2.4.0",
+    "hypothesis==6.170.15",
+    "ipython==9.18.1",
+    "jedi==0.20.1",
+    "matplotlib==3.11.2",
+    "mpmath==1.3.0",
+    "networkx==3.6.1",
+    "numpy==2.4.6",
+    "packaging==26.3",
+    "pandas==3.1.1",
+    "prompt_toolkit==3.0.53",
+    "pydantic==2.14.3",
+    "Pygments==2.21.0",
+    "pytest==9.2.0",
+    "Sphinx==9.0.4",
+    "sympy==1.14.0",
+    "torch==2.13.0",
+    "tornado==6.6.1",
+    "transformers==5.23.0",
+    "urllib3==2.8.0",
+)
+
+
+def small_llama(vocab_size: int) -> DecoderConfig:
+    """Return four layers of the kind that Llama has: RMSNorm, RoPE, grouped keys, SwiGLU; width 256."""
     layer = block(
         n_heads=8,
         n_kv_heads=2,
@@ -21,10 +94,53 @@ def gpt_4l() -> TrainConfig:
         norm=RmsNorm(),
         mlp=Mlp(688, activation="silu", gated=True, bias=False),
     )
-    model = DecoderConfig(2048, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+    return DecoderConfig(vocab_size, 256, repeat(layer, 4), max_len=512, final_norm=RmsNorm())
+
+
+def gpt_4l() -> TrainConfig:
+    """A small Llama-like decoder on Python: the standard library and pinned packages, some spans of them repeated.
+
+    Constructors have a share of their own: that `self.y =` goes on with `y` after `self.x = x`, and not as before,
+    takes more of them than ordinary text holds. Training text loses every run of 13 tokens that the held-out files of
+    the standard library have too.
+    """
+    model = small_llama(2048)
     text = TextConfig(batch_size=8, length=256, vocab_size=2048)
-    optim = OptimConfig(lr=1.5e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
-    return TrainConfig(model, text, optim=optim, steps=3000, log_every=20, evaluate_every=200, save_every=200)
+    library = text.replace(apart_from=text)
+    packages = library.replace(sources=tuple(f"{PACKAGE}{pinned}" for pinned in PACKAGES), distinct=True)
+    read = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in (*PACKAGES, *CONSTRUCTING)))
+    classes = packages.replace(sources=tuple(f"{CONSTRUCTORS}{source}" for source in read))
+    parts = (library, packages, classes, RepeatedText(length=256, text=library))
+    data = MixtureConfig(parts, shares=(0.38, 0.44, 0.14, 0.04), batch_size=8, length=256)
+    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(
+        model, data, evaluate=text, optim=optim, steps=10_500, precision="bfloat16", log_every=100,
+        evaluate_every=1000, save_every=1000,
+    )  # fmt: skip
+
+
+def prose_4l() -> TrainConfig:
+    """The decoder of `gpt-4l` on English: docstrings and comments of Python and of pinned packages, and sentences.
+
+    A quarter of each batch are sentences of templates, of which every answer is known; those that take longest to learn
+    are drawn more often. Spans repeated bring induction heads, on which names that come again depend.
+    """
+    vocab_size = 2816
+    model = small_llama(vocab_size)
+    sources = (STANDARD_LIBRARY, *(f"{PACKAGE}{pinned}" for pinned in DOCUMENTED))
+    text = TextConfig(batch_size=8, length=256, sources=tuple(f"{PROSE}{source}" for source in sources), distinct=True)
+    natural = text.replace(apart_from=text)
+    others = ("greater_than", "subject_verb_agreement", "word_senses")
+    templates = (*("indirect_objects",) * 4, *("colours_of_things",) * 2, *others)
+    parts = (natural, TemplateText(length=256, templates=templates), RepeatedText(length=256, text=natural))
+    data = MixtureConfig(
+        parts, shares=(0.7, 0.26, 0.04), batch_size=8, length=256, vocab_size=vocab_size, digit_pairs=True
+    )
+    optim = OptimConfig(lr=2e-3, warmup=200, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, floor=0.05)
+    return TrainConfig(
+        model, data, evaluate=text, optim=optim, steps=9_000, precision="bfloat16", log_every=100,
+        evaluate_every=1000, save_every=1000,
+    )  # fmt: skip
 
 
 def zh_en() -> TrainConfig:
@@ -116,6 +232,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "memorisation": memorisation,
     "memorisation-tokens": lambda: memorisation("tokens"),
     "phase-change": phase_change,
+    "prose-4l": prose_4l,
     "senses": senses,
     "unseen-words-1l": lambda: unseen_words(1),
     "unseen-words-2l": lambda: unseen_words(2),

@@ -1,6 +1,7 @@
 """Training text apart from held-out text: no shared run is left, near copies go, packages are those that are pinned."""
 
 import importlib.metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given, strategies as st
 
 from glassformer.data import RepeatedText, TextConfig, TextData, bytes_tokenizer, read_source
 from glassformer.data.text.overlap import RUN, Runs, hashed_runs, near_copies
+from glassformer.data.text.sources import PACKAGE
 from glassformer.errors import ConfigError, DataError
+from glassformer.training.recipes import RECIPES
 
 BOS = 256
 # few different tokens, so that runs are shared
@@ -141,6 +144,14 @@ def test_another_package_than_the_one_named_is_refused(source, message):
         list(read_source(f"python-package:{source}"))
 
 
+def test_packages_that_recipes_read_are_pinned_for_development():
+    pinned = set((Path(__file__).parents[3] / "constraints.txt").read_text().splitlines())
+    for recipe in RECIPES.values():
+        config = recipe()
+        named = [name.partition(PACKAGE)[2] for name in config.data.origins() if PACKAGE in name]
+        assert pinned.issuperset(named)
+
+
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_a_row_of_repeated_text_is_one_span_of_one_document_over_and_over(folder, split):
     text = TextConfig(sources=(str(folder),), heldout=0.2)
@@ -151,9 +162,10 @@ def test_a_row_of_repeated_text_is_one_span_of_one_document_over_and_over(folder
         batch = data.batch(step, split)
         assert batch.tokens.equal(config.build(data.tokenizer).batch(step, split).tokens)
         for tokens, targets, weight in zip(batch.tokens, batch.targets, batch.weight):
-            size = next(n for n in range(4, 12) if (targets[n:] == targets[:-n]).all())
-            assert tokens[0] == BOS and weight.all()
-            assert any(bytes(tokens[1 : size + 1].tolist()) in document for document in documents)
+            row = [*tokens.tolist(), int(targets[-1])]
+            size = next(n for n in range(4, 12) if row[n:] == row[:-n])
+            assert BOS not in row and weight.all() and targets.tolist() == row[1:]
+            assert any(bytes(row[:size]) in document for document in documents)
 
 
 def test_text_without_documents_as_long_as_a_span_is_refused(tmp_path):

@@ -36,6 +36,10 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
+def _phrases(text: str) -> list[str]:
+    return text.split(", ")
+
+
 _NAMES = _words(
     "Mary John Tom James Anna Peter Lucy Paul Kate David Emma Mark Sarah Jack Alice Simon Laura Martin Helen Robert "
     "Julia Daniel Ruth Adam Jane Henry"
@@ -82,22 +86,32 @@ _SPANNING = [
 _REGULAR = _words("key book lamp chair letter window teacher doctor farmer horse boat picture")
 _NOUNS = [*((noun, noun + "s") for noun in _REGULAR), ("child", "children"), ("woman", "women"), ("man", "men")]
 _VERBS = [(" is", " are"), (" was", " were"), (" has", " have")]
-_BESIDE = (
-    "beside", "near", "behind", "in front of", "with", "under", "that we saw behind", "across from", "not far from",
-)  # fmt: skip
+_BESIDE = _phrases(
+    "beside, near, behind, in front of, with, under, across from, not far from, above, below, by, close to, far from, "
+    "on top of, around, without, opposite, to the left of, at the side of, like, that we saw behind, that we put near, "
+    "that came with, which we found under, known from, bought for"
+)
+_OPENING = _phrases(
+    "The, They say that the, In the end the, Today the, I think that the, At last the, It seems that the, We know that "
+    "the, Now the, Perhaps the"
+)
 _AGREEING = [
-    *(
-        f"{before} {{subject}} {beside} the {{attractor}}"
-        for before in ("The", "They say that the", "In the end the", "Today the", "I think that the", "At last the")
-        for beside in _BESIDE
-    ),
+    *(f"{opening} {{subject}} {beside} the {{attractor}}" for opening in _OPENING for beside in _BESIDE),
     "The {subject} next to the {attractor}",
 ]
 _COLOURS = _words("red green blue black white brown grey yellow")
 _OBJECTS = _words("lamp coat door book chair cup car boat hat box wall ball")
 _COLOURING = [
-    "The {one} is {colour} and the {other} is {second}. The colour of the {asked} is",
-    "There is a {colour} {one} and a {second} {other}. The {asked} is",
+    *(
+        f"{told}{asked} the {{asked}} is"
+        for told in (
+            "The {one} is {colour} and the {other} is {second}",
+            "There is a {colour} {one} and a {second} {other}",
+            "We have a {colour} {one}, and a {other} that is {second}",
+            "The {one} was painted {colour}, the {other} was painted {second}",
+        )
+        for asked in (". The colour of", ". We know that", ", and so", ". Now")
+    ),
     "I saw that the {one} was {colour} and the {other} was {second}, so the {asked} is",
 ]
 # noun -> what it does -> places where it is the one that does so
@@ -115,8 +129,16 @@ _SENSES = {
 }
 _OFTEN = _words("now today often again sometimes tonight")
 _SENSING = [
-    "In the {place} {often} the {noun}",
-    "They say that {often} in the {place} the {noun}",
+    *(
+        f"{opening} {placed}"
+        for opening in ("They say that", "We know that", "It seems that", "I think that")
+        for placed in (
+            "in the {place} {often} the {noun}",
+            "{often} in the {place} the {noun}",
+            "the {noun} of the {place} {often}",
+            "{often} the {noun} in the {place}",
+        )
+    ),
     "It is known that in the {place} the {noun} {often}",
 ]
 _ARGUMENTS = _words(
@@ -367,7 +389,9 @@ def _word_sense(random: Random) -> DrawnPair:
     answer, wrong = random.sample([*_SENSES[noun]], 2)
     place, elsewhere = random.choice([*zip(_SENSES[noun][answer], _SENSES[noun][wrong], strict=True)])
     words, roles = {"place": place, "noun": noun, "often": often}, {"place": "place", "noun": "noun"}
-    return _drawn(random, _SENSING, words, {"place": elsewhere}, (answer, wrong), roles, {place, noun})
+    # what a place says of a noun must have been read: only sentences can be new
+    decided = {place, noun, often}
+    return _drawn(random, _SENSING, words, {"place": elsewhere}, (answer, wrong), roles, decided)
 
 
 TEMPLATES: dict[str, Callable[[Random], DrawnPair]] = {

@@ -61,7 +61,7 @@ class RepeatedText(DataConfig, kind="repeated_text"):
 
 
 class RepeatedTextData:
-    """Rows that are one span of text over and over, `<bos>` before them."""
+    """Rows that are one span of text over and over; they begin within a document, so no `<bos>` is before them."""
 
     def __init__(self, config: RepeatedText, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
@@ -71,14 +71,13 @@ class RepeatedTextData:
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)
-        config, bos = self.config, self.tokenizer.bos
+        config = self.config
         random = generator(config.seed, "repeated_text", split, step)
-        lead = [] if bos is None else [bos]
         rows = []
         for _ in range(config.batch_size):
             span = self._span(split, random)
             times = -(-(config.length + 1) // len(span))
-            rows.append(torch.tensor([*lead, *(span.tolist() * times)])[: config.length + 1])
+            rows.append(span.repeat(times)[: config.length + 1].long())
         return next_token_batch(torch.stack(rows))
 
     def documents(self, split: Split) -> Iterator[list[int]]:
