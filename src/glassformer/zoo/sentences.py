@@ -5,11 +5,14 @@ words. The heads behind an answer are named on pairs of training, and taken away
 """
 
 from random import Random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
 
 from glassformer.analysis.causal import ablation_table, answered, patch
-from glassformer.analysis.sweep import logit_difference
-from glassformer.data import pairs
+from glassformer.analysis.sweep import Metric, logit_difference, sweep
+from glassformer.data import greater_than, pairs
 from glassformer.data.batch import Split
 from glassformer.data.pairs import Pairs
 from glassformer.errors import DataError
@@ -34,11 +37,12 @@ def sentences(model: ModelLike, template: str) -> Measured:
         template: Its name.
     """
     asked = _pairs(model, template, N_PAIRS, "heldout")
-    found = answered(model, asked)
-    figures = {template: found.preferred, f"{template}_said": found.share}
+    clean, corrupt = (_share_right(model, asked, side) for side in ("clean", "corrupt"))
+    figures = {template: clean, f"{template}_said": answered(model, asked).share}
     notes = [
         f"{template}: share of {len(asked)} pairs never shown in training (another frame, or another combination of "
-        "the words that decide) in which the answer is likelier than the wrong one; said: likelier than every token"
+        f"the words that decide) in which {_right(asked)}; after the corrupt prompts, which do not ask for it, "
+        f"{corrupt:.3f}; said: the answer is likelier than every token"
     ]
     own, others = _heads(model, _pairs(model, template, N_NAMING, "train"))
     if not own:
@@ -49,7 +53,7 @@ def sentences(model: ModelLike, template: str) -> Measured:
     table = ablation_table(
         model,
         [pair.clean for pair in held],
-        logit_difference([pair.answer for pair in held], [pair.wrong for pair in held]),
+        _preference(model, held),
         {"named": own} | {f"drawn {i}": heads for i, heads in enumerate(drawn)},
         kinds=["mean"],
         mean_over="all",
@@ -64,6 +68,38 @@ def sentences(model: ModelLike, template: str) -> Measured:
         f"{N_DRAWS} times: {float(after[1:].mean()):.3f}, {float(after[1:].min()):.3f} at least"
     )
     return Measured(figures, notes)
+
+
+def _right(asked: Pairs) -> str:
+    """Return in words what `_preference` asks."""
+    if asked.name == greater_than.__name__:
+        return "all years later than the one read are together likelier than all others"
+    return "the answer is likelier than the wrong one"
+
+
+def _preference(model: ModelLike, asked: Pairs) -> Metric:
+    """Return log odds of what is right against what is wrong: above 0 the model takes the right.
+
+    Two years, one on each side of the year read, tell little: of most such pairs the later one is likelier whatever was
+    read. So all years are asked, as Hanna et al. 2023, "How does GPT-2 compute greater-than?", section 2, do.
+    """
+    if asked.name != greater_than.__name__:
+        return logit_difference([pair.answer for pair in asked], [pair.wrong for pair in asked])
+    years = torch.tensor([model.tokenizer.encode(f"{year:02}")[0] for year in range(100)])
+
+    def later_years(logits: Tensor, read: Tensor) -> Tensor:
+        later = (years == read[:, None]).cumsum(-1) - (years == read[:, None]).long() > 0
+        odds = logits[..., years]
+        return odds.masked_fill(~later, -torch.inf).logsumexp(-1) - odds.masked_fill(later, -torch.inf).logsumexp(-1)
+
+    named = [str(pair.clean)[slice(*pair.roles["year"])] for pair in asked]
+    return Metric("later years against all others", later_years, (named,))
+
+
+def _share_right(model: ModelLike, asked: Pairs, side: Literal["clean", "corrupt"]) -> float:
+    """Return of how many pairs what is right after the clean prompt is likelier, after that prompt or the other."""
+    prompts = [getattr(pair, side) for pair in asked]
+    return float((sweep(model, prompts, [[]], _preference(model, asked)).base.values > 0).double().mean())
 
 
 def _pairs(model: ModelLike, template: str, n: int, split: Split) -> Pairs:
