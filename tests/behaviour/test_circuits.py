@@ -211,7 +211,7 @@ def shown(report: object) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en"])
+@pytest.mark.parametrize("name", ["attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l", "zh-en"])
 def test_every_shipped_model_is_reported(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["circuits", name]) == 0
     shown = capsys.readouterr().out

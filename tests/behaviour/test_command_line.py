@@ -180,10 +180,17 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
 
 def test_plot_says_what_of_the_training_rows_is_no_text(monkeypatch):
     pytest.importorskip("matplotlib")
-    assert main(["train", "recipe.json"]) == 0
+    Path("texts").mkdir()
+    for i in range(12):
+        Path(f"texts/{i}.txt").write_text(f"one after the other {i}\n" * 9)
+    text = TextConfig(sources=("texts",), batch_size=2, length=12, vocab_size=260, heldout=0.5)
+    plain = recipe(steps=2, data=text)
+    Path("plain.json").write_text(plain.replace(model=plain.model.replace(vocab_size=260)).to_json())
     drawn = []
     monkeypatch.setattr("glassformer.render.curves.save", lambda figure, path: drawn.append(figure))
-    for run in ("attn-only-2l", "gpt-4l", "runs/recipe"):
+    for trained in ("recipe", "plain"):
+        assert main(["train", f"{trained}.json"]) == 0
+    for run in ("attn-only-2l", "runs/plain", "runs/recipe"):
         assert main(["plot", run]) == 0
     titles = [[axes.get_title() for axes in figure.axes] for figure in drawn]
     assert titles[0][0].startswith("25 % of the rows of every training batch: Random tokens")

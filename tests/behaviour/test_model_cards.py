@@ -13,7 +13,7 @@ from glassformer.training.recipes import recipe
 from glassformer.zoo import card, cards
 from glassformer.zoo.build import assignments, even_attention, repeated_spans, share_interval
 
-NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "zh-en")
+NAMES = ("attn-only-1l", "attn-only-2l", "gpt-4l", "prose-4l", "zh-en")
 
 
 def test_the_list_of_models_shows_every_figure_of_every_card(capsys, monkeypatch):

@@ -11,6 +11,7 @@ from glassformer.cli.output import check, finish
 EXAMPLES = {
     "attn-only-1l": "import os\nimport sys\nimport",
     "attn-only-2l": "class TokenBuffer:\n    pass\n\nbuffer = Token",
+    "prose-4l": "Then Peter and Julia left the garden, and Peter sent the coat to",
     "zh-en": "我吃了一个苹果",
 }
 PYTHON = """class Point:

@@ -137,6 +137,7 @@ ABOUT = {
     "attn-only-1l": "One attention layer, no MLP: bigrams and skip-trigrams, no induction heads.",
     "attn-only-2l": "Two attention layers, no MLP: the smallest model with induction heads.",
     "gpt-4l": "Four Llama-like layers (RMSNorm, RoPE, grouped keys, SwiGLU) that write Python.",
+    "prose-4l": "Four Llama-like layers that read English: docstrings, comments, and sentences with a known answer.",
     "zh-en": "Encoder-decoder in the original post-norm wiring that translates simple Chinese sentences to English.",
 }
 
@@ -192,12 +193,14 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
     if any(layer.name == "mlp" for layer in model.sub_layers()):
         # attention alone writes no Python
         parsed = sum(map(_parses, samples))
+        files = [sample for sample in samples if not sample.startswith("self.")]
         figures["samples_that_parse"] = parsed / len(samples)
         low, high = share_interval(parsed, len(samples))
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
-            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
+            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}; {sum(map(_parses, files))} of the "
+            f"{len(files)} that do not begin with `self.`, as lists of constructors do"
         )
         assigned = assignments(model, trained)
         figures, notes = figures | assigned.figures, [*notes, *assigned.notes]
