@@ -39,12 +39,13 @@ def sentences(model: ModelLike, template: str) -> Measured:
     asked = _pairs(model, template, N_PAIRS, "heldout")
     clean, corrupt = (_share_right(model, asked, side) for side in ("clean", "corrupt"))
     known = _pairs(model, template, N_ABLATED, "train")
+    trained = _share_right(model, known, "clean")
     figures = {template: clean, f"{template}_said": answered(model, asked).share}
     notes = [
         f"{template}: share of {len(asked)} pairs never shown in training (another frame, or another combination of "
         f"the words that decide) in which {_right(asked)}; after the corrupt prompts, which do not ask for it, "
-        f"{corrupt:.3f}; of {len(known)} pairs as in training {_share_right(model, known, 'clean'):.3f}; said: the answer is "
-        "likelier than every token"
+        f"{corrupt:.3f}; of {len(known)} pairs as in training {trained:.3f}; said: the answer is likelier "
+        "than every token"
     ]
     own, others = _heads(model, _pairs(model, template, N_NAMING, "train"))
     if not own:
