@@ -34,6 +34,7 @@ FIGURES = {
     "subject_verb_agreement": ("agreement", "主谓一致"),
     "greater_than": ("greater than", "大于"),
     "samples_that_parse": ("samples that parse", "可解析的样本"),
+    "samples_that_parse_beside_lists": ("of those that are no list of `self.`", "其中并非 `self.` 列表的"),
     "self_assignments": ("`self.a = a`, `self.b =` completed", "补全 `self.a = a`、`self.b =`"),
     "self_assignments_of_new_words": ("of new words", "新词"),
     "self_assignments_in_a_class": ("in a class", "在类中"),

@@ -199,9 +199,16 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
-            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}; {sum(map(_parses, files))} of the "
-            f"{len(files)} that do not begin with `self.`, as lists of constructors do"
+            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
         )
+        if 0 < len(files) < len(samples):
+            in_files = sum(map(_parses, files))
+            figures["samples_that_parse_beside_lists"] = in_files / len(files)
+            low, high = share_interval(in_files, len(files))
+            notes.append(
+                f"samples_that_parse_beside_lists: the same of the {len(files)} samples that do not begin with `self.`, as "
+                f"lists of constructors do, which are easy to parse; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
+            )
         assigned = assignments(model, trained)
         figures, notes = figures | assigned.figures, [*notes, *assigned.notes]
     return figures, notes, samples[:2]
