@@ -27,7 +27,8 @@ def study(
     """Check what papers claim, in miniature: list the studies, run some, show what was found.
 
     A claim holds, fails, or is undecided at the scale; an error of a run decides nothing. Runs are kept, so that the
-    same command goes on where it was stopped, and are run again when the code that ran for them has changed.
+    same command goes on where it was stopped, and are run again when the code that ran for them has changed. What was
+    found at the small scale comes with the package: report shows it where nothing was run.
 
     Exit codes: 0 done, 1 verify found claims that do not stand as reported, 2 bad input.
 
@@ -60,7 +61,8 @@ def study(
 
 def _list(json: bool) -> None:
     from glassformer.files import json_text
-    from glassformer.study import find, names
+    from glassformer.study import find, names, shipped
+    from glassformer.study.report import tallied
 
     found = [find(name) for name in names()]
     if json:
@@ -68,10 +70,10 @@ def _list(json: bool) -> None:
                  "claims": [claim.text for claim in one.claims]} for one in found]  # fmt: skip
         print(json_text(told, indent=1, ascii_only=False))
         return
-    table = Table("study", "question", "claims")
+    table = Table("study", "question", "claims", "found")
     table.columns[0].no_wrap = True
     for one in found:
-        table.add_row(one.name, one.question, str(len(one.claims)))
+        table.add_row(one.name, one.question, str(len(one.claims)), tallied(shipped(one.name)))
     Console().print(table)
 
 
@@ -97,8 +99,12 @@ def _run(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool)
 
 def _report(name: str, scale: str, jobs: int, folder: Path, anew: bool, json: bool) -> None:
     from glassformer.study import find
+    from glassformer.study.shelf import shipped_at
 
-    path = _place(folder, find(name).name, scale) / "report.json"
+    study = find(name)
+    path = _place(folder, study.name, scale) / "report.json"
+    if not path.is_file() and scale == "small":
+        path = shipped_at(study.name)
     if not path.is_file():
         raise AnalysisUnavailable(
             f'no report of {name} at scale {scale} in "{folder}". Run: glassformer study run {name} --scale {scale}'
@@ -136,9 +142,16 @@ def _place(folder: Path, name: str, scale: str) -> Path:
 def _show(path: Path, json: bool) -> None:
     from rich.markdown import Markdown
 
+    from glassformer.files import read_json
+    from glassformer.study.report import markdown, outdated
+
     if json:
         print(path.read_text(encoding="utf-8"), end="")
-    else:
-        console = Console()
-        console.print(Markdown(path.with_suffix(".md").read_text(encoding="utf-8")))
-        console.print(f"report: {path}", highlight=False, soft_wrap=True)
+        return
+    report, console = read_json(path), Console()
+    console.print(Markdown(markdown(report)))
+    older = outdated(report)
+    if older:
+        console.print(f"of earlier code: {len(older)} functions have changed since, {older[0]} among them")
+    page = path.with_suffix(".html")
+    console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)

@@ -121,6 +121,7 @@ class Study:
         scales: What is run, by `SCALES`: smoke takes seconds and shows that it works, small takes minutes.
         measures: What the measures are.
         differs: What is done otherwise than in the paper.
+        mechanisms: Kinds of attention that the claims are about: tables of mechanisms show what was found.
         skip: Points of the grid that are left out.
     """
 
@@ -133,6 +134,7 @@ class Study:
     grid: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
     measures: Mapping[str, Measure] = field(default_factory=dict)
     differs: tuple[str, ...] = ()
+    mechanisms: tuple[str, ...] = ()
     skip: Callable[[Mapping[str, Setting]], bool] = lambda point: False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Reports: what a study found, as JSON for programs and as Markdown for people.
+"""Reports: what a study found, as JSON for programs, as Markdown and as a page with figures for people.
 
-    {"format": 1, "study": …, "paper": …, "question": …, "scale": …, "differs": […],
+    {"format": "glassformer.study", "version": 1, "study": …, "paper": …, "question": …, "scale": …, "differs": […],
      "claims": [{"text", "quantity", "expected", "verdict", "mean", "low", "high", "values", "why", "earlier"}],
      "measures": [{"name", "about", "unit", "question", "source"}],
      "runs": [{"point", "seed", "measures", "undefined", "error", "seconds", "key"}],
@@ -17,14 +17,15 @@ from typing import Any
 
 from glassformer.analysis.question import card_of
 from glassformer.files import json_text, read_json, write
+from glassformer.render.page import study_page
 from glassformer.study import records
-from glassformer.study.claims import Decision
+from glassformer.study.claims import VERDICTS, Decision
 from glassformer.study.code import changed
 from glassformer.study.engine import Found
 from glassformer.study.records import Record
 
-FORMAT = 1
-JSON, MARKDOWN = "report.json", "report.md"
+FORMAT, VERSION = "glassformer.study", 1
+JSON, MARKDOWN, PAGE = "report.json", "report.md", "report.html"
 
 
 def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str,
         code |= run.code
     return {
         "format": FORMAT,
+        "version": VERSION,
         "study": study.name,
         "paper": study.paper,
         "question": study.question,
@@ -58,19 +60,29 @@ def document(found: Found, before: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def write_report(found: Found, folder: Path) -> Path:
-    """Write report.json and report.md into a folder, and return the former."""
+    """Write report.json, report.md and report.html into a folder, and return the first."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSON
     before = read_json(path) if path.is_file() else None
     made = document(found, before)
     write(path, json_text(made, indent=1, ascii_only=False).encode())
     write(folder / MARKDOWN, markdown(made).encode())
+    write(folder / PAGE, study_page(made).encode())
     return path
 
 
 def outdated(report: Mapping[str, Any]) -> list[str]:
     """Return the functions a report speaks of that are other code by now."""
     return changed(report["code"])
+
+
+def tallied(report: Mapping[str, Any] | None) -> str:
+    """Return how many claims ended how, `3 hold, 2 fail`; empty without a report."""
+    if report is None:
+        return ""
+    ended = [claim["verdict"] for claim in report["claims"]]
+    words = {"holds": "hold", "fails": "fail"}
+    return ", ".join(f"{ended.count(one)} {words.get(one, one)}" for one in VERDICTS if one in ended)
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
-"""The shelf: which studies there are, and where they come from.
+"""The shelf: which studies there are, where they come from, and what those of the package found.
 
 Those of the package are the modules that `glassformer.studies` names, a study each, under the name `STUDY`. Others
 announce theirs by entry points of the group `glassformer.studies`, or are Python files of one's own.
+
+    glassformer/studies/found/rank-collapse.json        a report of the small scale, as it ships
 """
 
 import importlib
@@ -9,14 +11,18 @@ import importlib.util
 import sys
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from glassformer.errors import AnalysisUnavailable, nearest
+from glassformer.files import read_json
 from glassformer.study.definition import Study
 
 GROUP = "glassformer.studies"
 VARIABLE = "STUDY"
+FOUND = "found"
 
 
 def names() -> list[str]:
@@ -43,6 +49,19 @@ def find(name: str) -> Study:
     raise AnalysisUnavailable(
         f'no study "{name}".{nearest(name, names())} Studies: {", ".join(names())}; or name a Python file.'
     )
+
+
+def shipped(name: str) -> dict[str, Any] | None:
+    """Return the report of a study that came with the package, or None if none did."""
+    path = shipped_at(name)
+    return read_json(path) if path.is_file() else None
+
+
+def shipped_at(name: str) -> Path:
+    """Return the file of the report of a study that comes with the package."""
+    spec = find_spec(GROUP)
+    assert spec is not None and spec.origin is not None, "the package has studies"
+    return Path(spec.origin).parent / FOUND / f"{name}.json"
 
 
 def _own() -> dict[str, str]:

@@ -206,8 +206,9 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
             figures["samples_that_parse_beside_lists"] = in_files / len(files)
             low, high = share_interval(in_files, len(files))
             notes.append(
-                f"samples_that_parse_beside_lists: the same of the {len(files)} samples that do not begin with `self.`, "
-                f"as lists of constructors do, which are easy to parse; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
+                f"samples_that_parse_beside_lists: the same of the {len(files)} samples that do not begin with "
+                "`self.`, as lists of constructors do, which are easy to parse; 95 % interval (Wilson) "
+                f"{low:.2f} to {high:.2f}"
             )
         assigned = assignments(model, trained)
         figures, notes = figures | assigned.figures, [*notes, *assigned.notes]

@@ -24,6 +24,7 @@ EXPLANATION = (
     "draw.js", "glossary.js", "tensors.js", "lens.js", "patterns.js", "explanation_words.js", "explanation.js",
 )  # fmt: skip
 CIRCUITS = ("draw.js", "glossary.js", "charts.js", "circuits.js")
+STUDY = ("draw.js", "charts.js", "study.js")
 RESULTS = (
     "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "results_words.js",
     "results_views.js", "results.js",
@@ -68,6 +69,15 @@ def circuits_page(payload: Mapping[str, Any]) -> str:
         payload: The report's JSON document (``docs/circuits-json.md``), format version 1.
     """
     return _page(payload, "report", spoken("The circuits of {model}", model=payload["model"]["name"]), CIRCUITS)
+
+
+def study_page(payload: Mapping[str, Any]) -> str:
+    """Return the report of a study as one self-contained HTML document.
+
+    Args:
+        payload: The report (``glassformer.study.report``), format version 1.
+    """
+    return _page(payload, "study", payload["study"], STUDY)
 
 
 def results_page(results: Result | Sequence[Any], head: Mapping[str, Any] | None = None) -> str:
