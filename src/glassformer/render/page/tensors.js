@@ -108,7 +108,7 @@ const TOKENS = new Set(["pos", "query", "key", "position"]);
 const AXES = new Map(Object.entries({
   pos: spoken("position"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
-  kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"),
+  kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"), "part of it": spoken("part of it"),
 }));
 const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
 const LETTERS = { layer: "L", head: "H" };

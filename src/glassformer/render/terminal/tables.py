@@ -64,9 +64,13 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
     found = numbers.top(top, by_size=True)
     grid = table(_name_of(name), "  ".join(map(_name_of, value.axes)), "", left=(0, 2))
     for places, number in found:
-        grid.add_row(labels_of(value.axes, places), f"{number:.3g}", bar(number, abs(found[0][1])))
+        grid.add_row(labels_of(value.axes, places), _brief(number), bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
     return Group(grid, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
+
+
+def _brief(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 def _name_of(name: str) -> str:
@@ -86,7 +90,7 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
         grid = table(_name_of(name), *heads[first : first + WIDE])
         for i in order:
             numbers = values[i, first : first + WIDE].tolist()
-            grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
+            grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else _brief(x) for x in numbers))
         grids.append(grid)
     rest = len(rows) - len(order)
     return Group(*grids, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
