@@ -133,7 +133,7 @@ class LensMap(Result):
 
 
 def _to_four_digits(values: Any) -> Any:
-    """Round the numbers of nested lists: small ones keep as many digits as large ones, and none prints all of its own."""
+    """Round numbers in nested lists: small ones keep as many digits as large ones, and none prints all its own."""
     return [_to_four_digits(one) for one in values] if isinstance(values, list) else float(f"{values:.4g}")
 
 
