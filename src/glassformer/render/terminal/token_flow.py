@@ -81,7 +81,7 @@ def _(result: FlowRoutes, top: int = N_EDGES) -> RenderableType:
     carried = {edge: importance.get(edge.above, 0.0) * edge.share for edge in result.edges}
     for edge in sorted(carried, key=lambda edge: -carried[edge])[:top]:
         below = edge.below if " | " in edge.below else spoken("constant")
-        edges.add_row(_node(below), edge.via, _node(edge.above), short(edge.share), short(carried[edge]))
+        edges.add_row(_node(below), spoken(edge.via), _node(edge.above), short(edge.share), short(carried[edge]))
     note = spoken(
         "{places:,} places and {edges:,} edges of at least {threshold:g}. {constants:.2f} ends in biases, "
         "{dropped:.2f} where no edge is as large. Norms frozen.",
