@@ -115,11 +115,11 @@ const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
 const LETTERS = { layer: "L", head: "H" };
 
 // what analyses of ours call their conditions, variants and measures; heads, sites and whatever users name stay as they are
-const OURS = new Set(["condition", "intervention", "variant", "weights", "measure", "outcome", "component"]);
+const OURS = new Set(["condition", "intervention", "variant", "weights", "measure", "outcome", "component", "metric", "kind"]);
 const CALLED = new Set([spoken("as it is"), spoken("first key masked"), spoken("first token dropped"), spoken("first token replaced"), spoken("neutral tokens in front"),
   spoken("window"), spoken("window with first keys"), spoken("without all of them"), spoken("first key cut"), spoken("earlier"), spoken("constants"), spoken("trained"),
   spoken("initial"), spoken("attention only"), spoken("+ MLP"), spoken("+ skip"), spoken("full"), spoken("written first"), spoken("written others"),
-  spoken("value size ratio"), spoken("key size ratio"), spoken("score above others"), spoken("calibration error")]);
+  spoken("value size ratio"), spoken("key size ratio"), spoken("score above others"), spoken("calibration error"), spoken("probability"), spoken("logit difference"), spoken("state"), spoken("mlp"), spoken("attn")]);
 function called(label) {
   const part = /^without (L\d+ \w+)$/.exec(label);
   const said = part ? spoken("without {part}", { part: part[1] }) : spoken(label);
