@@ -405,6 +405,9 @@ def test_routes_carry_the_whole_prediction(call: Any, words: str) -> None:
     arrived = sum(found["inputs"]["values"]) + found["constants"] + found["dropped"]
     assert arrived == pytest.approx(1.0, abs=1e-5)
     assert "The most important edges" in out and "3:three" in out
+    rows = [line.split() for line in out.partition("The most important edges")[2].splitlines()[2:14]]
+    importance = [float(row[-1]) for row in rows if row and row[-1].startswith((".", "1."))]
+    assert len(importance) > 3 and importance == sorted(importance, reverse=True)
 
 
 @pytest.mark.parametrize(

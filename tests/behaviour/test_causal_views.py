@@ -54,6 +54,12 @@ def test_a_share_is_the_indirect_effect_beside_the_total_one(trace: CausalTrace)
     close(mean(trace.share).values[0], trace.indirect_effect.values[0] / trace.total_effect.values[0])
 
 
+def test_the_total_effect_is_told_as_exactly_as_the_runs_it_is_between_with_its_error(trace: CausalTrace) -> None:
+    told = next(line for line in lines(trace) if line.startswith("logit difference"))
+    effect, error = trace.total_effect.values[1], trace.total_error.values[1]
+    assert told.split()[-3:] == [f"{float(effect):+.3f}", "±", f"{float(error):.3f}"]
+
+
 @pytest.mark.parametrize("by", [0.0, 0.2])
 def test_an_answer_that_the_noise_does_not_lower_has_no_shares_and_is_said_to_have_none(
     trace: CausalTrace, by: float

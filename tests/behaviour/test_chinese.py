@@ -150,6 +150,14 @@ def test_how_circuits_were_measured_is_said_in_chinese(name: str) -> None:
     assert set(re.findall("[a-z]+", printed)) & said == set()
 
 
+@pytest.mark.parametrize("name", ["AttentionSinks", "Suppression", "StreamRank"])
+def test_conditions_and_variants_of_ours_are_said_in_chinese(name: str) -> None:
+    english = {"masked", "dropped", "without", "first", "written", "earlier", "trained", "initial", "attention", "full"}
+    with speaking("zh"):
+        printed = " ".join(lines(result(name), 200))
+    assert set(re.findall("[a-z]+", printed)) & english == set()
+
+
 # what can be seen or is read aloud, but for tokens, and the names and digests behind the numbers
 TEXTS = """() => {
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [document.title];

@@ -1,5 +1,6 @@
 """`explain`: its numbers agree with each other and with the model, on the terminal, as JSON, on the command line."""
 
+import dataclasses
 import io
 import json
 import math
@@ -184,6 +185,15 @@ def test_the_lens_over_positions_agrees_with_the_lens_at_one() -> None:
         assert [c.id for c in row.candidates[:3]] == found.lens_map.top[i, at].tolist()
         assert row.entropy_bits == pytest.approx(float(found.lens_map.entropy_bits[i, at]), rel=1e-4, abs=1e-5)
         assert row.kl_bits == pytest.approx(float(found.lens_map.kl_bits[i, at]), rel=1e-3, abs=1e-5)
+
+
+def test_small_probabilities_of_the_lens_keep_their_digits_in_its_document() -> None:
+    found = sample("short").lens_map
+    assert found is not None
+    small = dataclasses.replace(found, probability=found.probability * 1e-4)
+    told = torch.tensor(small.to_dict()["probability"])
+    assert float(told.max()) > 0
+    close(told, small.probability, tolerance=1e-3)
 
 
 def test_a_large_model_shows_the_lens_at_as_many_positions_as_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ class DirectLogitAttribution(Result):
         sum: Of the contributions. With frozen norms it is `total` up to rounding, unless the stream itself was edited;
             with live norms nothing makes it so, and what is missing is how far the norm's scale ties components
             together.
-        norm: `frozen`, the final norm divides by what it divided by; `live`, a contribution is what is lost if the
-            component's write is taken away and the final norm divides by the scale of what is left.
+        norm: What the final norm divides by: `frozen`, what it divided by in this pass; `live`, the scale of what is
+            left without the component, so that its contribution is what is lost with it.
         cap: The model's soft cap on logits, or None. With a cap, all numbers are of raw logits, before it: what comes
             after it is no sum.
     """

@@ -52,9 +52,10 @@ class InputGradients(Result):
         answers: Token id whose logit is in question, for each query.
         against: Token id subtracted, for each query; None without one.
         method: How gradients became numbers.
-        metric_name: `logit`, `logit difference`, `log-probability` (nats), or the difference of two of those.
-        baseline: Name of x'; empty where none is used.
-        steps: Points of the quadrature; 1 where there is none.
+        metric_name: What is measured of the prediction: `logit`, `logit difference`, `log-probability` (nats), or the
+            difference of two of those.
+        baseline: What takes the place of every token's vector at the start of the way (x'); empty where nothing does.
+        steps: At how many points of the way gradients are taken; 1 where there is no way.
     """
 
     HEADLINE = ("values",)

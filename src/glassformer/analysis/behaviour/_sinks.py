@@ -47,14 +47,14 @@ class AttentionSinks(Result):
             mass times the size of its value as written (before gates and norms on mixed values); `written_others`, the
             same summed over all other keys; `value_size_ratio` and `key_size_ratio`, its value as written and its key
             over the mean of the others; `score_above_others`, its score less the mean of the other keys a query sees.
-        sink_rate: Share of heads with a mass above `above`.
-        above: See `sink_rate`.
+        sink_rate: Share of heads whose mass is more than `above`.
+        above: Mass from which a head counts into the sink rate.
         loss: Mean in nats of the tokens from the third on, `condition`; `as it is` first.
         loss_change: Less that of `as it is`, `condition`.
         spread: Standard error of the change over rows; NaN with one row.
-        window: r, of the conditions with a window.
-        first: s, how many first keys they keep, and how many neutral tokens come in front.
-        neutral: Token that replaces the first one and is put in front.
+        window: How many last keys each query sees in the conditions with a window (r).
+        first: How many first keys one of them keeps (s), and how many neutral tokens come in front.
+        neutral: Id of the token that replaces the first one and is put in front.
         left_out: Conditions and heads that are not defined here, and why.
     """
 

@@ -127,10 +127,14 @@ class LensMap(Result):
             "labels": list(self.labels),
             "positions": list(self.positions),
             "top": self.top.tolist(),
-            # rounded as decimals: rounded as single precision they would print with all their digits
-            **{name: values.double().round(decimals=4).tolist() for name, values in numbers.items()},
+            **{name: _to_four_digits(values.double().tolist()) for name, values in numbers.items()},
             "words": {str(id): text for id, text in self.words.items()},
         }
+
+
+def _to_four_digits(values: Any) -> Any:
+    """Round numbers in nested lists: small ones keep as many digits as large ones, and none prints all its own."""
+    return [_to_four_digits(one) for one in values] if isinstance(values, list) else float(f"{values:.4g}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,12 @@ function topsOf(routes) {
   return tops.length ? tops : [routes.nodes[0].label];
 }
 
+// "L0 mlp | 3: Peter" is a place and the token at it
+function nodeText(label) {
+  const at = label.indexOf(" | ");
+  return at < 0 ? spokenLabel(label) : `${spokenLabel(label.slice(0, at))} ${labelText("key", label.slice(at + 3))}`;
+}
+
 // what can still be reached from the top by edges above a threshold
 function reached(routes, threshold) {
   const below = new Set(routes.edges.map((e) => e.below));
@@ -68,7 +74,7 @@ function routesPicture(routes, threshold) {
     const side = { stream: 0, mlp: 5, head: -3 }[kind] * (x(above) === x(below) ? 1 : 0);
     const d = `M${x(below) + side} ${y(below)}C${x(below) + side} ${y(below) - bend} ${x(above) + side} ${y(above) + bend} ${x(above) + side} ${y(above)}`;
     return titled(svg("path", { d, class: `edge via-${kind}`, "stroke-width": (0.8 + 6 * carried).toFixed(2) }),
-      spoken("{below} → {above} by {via}: {share} of it", { below: visible(e.below), above: visible(e.above), via: e.via, share: percent(e.share) }));
+      spoken("{below} → {above} by {via}: {share} of it", { below: nodeText(e.below), above: nodeText(e.above), via: e.via, share: percent(e.share) }));
   });
   // names stand on the middle of the strongest edges, where none stands already
   const named = [];
@@ -79,7 +85,7 @@ function routesPicture(routes, threshold) {
   }
   const heads = named.map((n) => svg("text", { x: n.x, y: n.y, class: "middle via" }, n.via));
   const dots = nodes.map((n) => titled(svg("circle", { cx: x(n), cy: y(n), r: (2.5 + 5 * Math.sqrt(Math.min(1, n.importance))).toFixed(1), class: "stop" }),
-    spoken("{place}: importance {n}", { place: visible(n.label), n: compact(n.importance) })));
+    spoken("{place}: importance {n}", { place: nodeText(n.label), n: compact(n.importance) })));
   const names = places.map((p, i) => svg("text", { x: left - 12, y: height - bottom - rowGap * (i + 0.5) + 4, class: "end" }, spokenLabel(p)));
   const rules = places.map((p, i) => { const at = height - bottom - rowGap * (i + 0.5); return svg("line", { x1: left, x2: width - 8, y1: at, y2: at, class: "rule" }); });
   const tokens = columns.map((name, i) => {

@@ -24,11 +24,8 @@ const titleOf = (result) => `${kindName(result.result)}${manner(result) ? `${spo
 // what an analysis answers, in a sentence for readers where there is one
 const answers = (result) => READERS[result.result]?.[0] ?? inCode(data.about[result.result]?.summary ?? "");
 const numbersSaid = (result, name) => READERS[result.result]?.[1][name] ?? "";
-const meaning = (result, field) => withoutAxes(data.about[result.result]?.fields[field] ?? "");
+const meaning = (result, field) => capitalised((data.about[result.result]?.fields[field] ?? "").replaceAll("`", ""));
 const entriesOf = (result) => Object.entries({ ...result.derived, ...Object.fromEntries(Object.entries(result).filter(([name]) => !["derived", "result", "notes", "provenance"].includes(name))) });
-
-// axes are for those who program: a picture names its own
-const withoutAxes = (words) => words.replace(/(, | over |^)`(\w+|…)( (\w+|…))*`(?=[.,:;]|$)/g, "").replace(/^[.;:,] */, "").replace(/^./, (c) => c.toUpperCase());
 
 // what was asked stands above already, or in the title, and what is nothing need not be said
 const isSaid = (result) => ([name, value]) => {

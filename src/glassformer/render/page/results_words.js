@@ -57,10 +57,15 @@ const READERS = {
 };
 
 // facts whose names on the command line and in the code say little to a reader
-const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors") };
+const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors"), subject: spoken("subject"), samples: spoken("samples"),
+  window: spoken("window"), prompts: spoken("prompts"), sites: spoken("sites"), method: spoken("method"), threshold: spoken("threshold"), habits: spoken("habits"),
+  answer: spoken("answer") };
 const FACTS = {
   metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
   constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"), subject: spoken("places of the subject"),
+  answer: spoken("answer"), wrong: spoken("wrong"), window: spoken("window"), above: spoken("above"), neutral: spoken("neutral"), last: spoken("last"),
+  value: spoken("value"), norms: spoken("norms"), steps: spoken("steps"), sink_rate: spoken("sink rate"), indirect_effect: spoken("indirect effect"),
+  total_error: spoken("total error"),
 };
 
 // numbers that add up to a whole

@@ -108,15 +108,28 @@ const TOKENS = new Set(["pos", "query", "key", "position"]);
 const AXES = new Map(Object.entries({
   pos: spoken("position"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
-  kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"),
+  kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"), "part of it": spoken("part of it"), condition: spoken("condition"),
+  intervention: spoken("intervention"), variant: spoken("variant"), weights: spoken("weights"), depth: spoken("depth"),
 }));
 const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
 const LETTERS = { layer: "L", head: "H" };
 
+// what analyses of ours call their conditions, variants and measures; heads, sites and whatever users name stay as they are
+const OURS = new Set(["condition", "intervention", "variant", "weights", "measure", "outcome", "component", "metric", "kind"]);
+const CALLED = new Set([spoken("as it is"), spoken("first key masked"), spoken("first token dropped"), spoken("first token replaced"), spoken("neutral tokens in front"),
+  spoken("window"), spoken("window with first keys"), spoken("without all of them"), spoken("first key cut"), spoken("earlier"), spoken("constants"), spoken("trained"),
+  spoken("initial"), spoken("attention only"), spoken("+ MLP"), spoken("+ skip"), spoken("full"), spoken("written first"), spoken("written others"),
+  spoken("value size ratio"), spoken("key size ratio"), spoken("score above others"), spoken("calibration error"), spoken("probability"), spoken("logit difference"), spoken("state"), spoken("mlp"), spoken("attn")]);
+function called(label) {
+  const part = /^without (L\d+ \w+)$/.exec(label);
+  const said = part ? spoken("without {part}", { part: part[1] }) : spoken(label);
+  return part || CALLED.has(said) ? said : label;
+}
+
 const placed = (label) => /^(\D*?)(\d+):([\s\S]*)$/.exec(String(label));
 const readable = (text) => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
 const placeOf = (site) => String(site).replace(/^(?:(\w+)\.)?blocks\.(\d+)\.(?:resid_)?(.+)$/, (_, stack, layer, rest) => `${stack ? `${stack} ` : ""}L${layer} ${rest}`);
-const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : readable(label));
+const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : OURS.has(axis) ? readable(called(label)) : readable(label));
 
 function cut(text, most) {
   const characters = [...text];

@@ -94,7 +94,7 @@ def _(result: CausalTrace, top: int = N_CELLS) -> RenderableType:
             spoken(str(name)),
             f"{float(result.clean.values[i]):.3f}",
             f"{float(corrupt.mean()):.3f}{spread}",
-            f"{effect:+.2g}",
+            f"{effect:+.3f}{spread}",
         )
     title = Text.assemble(
         (spoken("Causal trace of {answer}", answer=visible(result.answer)), STRONG),

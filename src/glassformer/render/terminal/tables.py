@@ -36,6 +36,9 @@ def tables(result: Result) -> RenderableType:
 # axes of places in a text; tokens of the vocabulary stand behind their ids, whatever the axis
 TOKENS, SOURCE = ("pos", "query", "key"), "source "
 _BEHIND_ID = re.compile(r"\d+:")
+# axes whose labels are words of ours, and neither heads nor what users name
+OURS = ("condition", "intervention", "variant", "weights", "component")
+_WITHOUT = re.compile(r"without (L\d+ \w+)")
 # axes along which numbers are in units of their own, so that there is no largest among them
 UNLIKE = ("measure", "outcome")
 
@@ -64,9 +67,13 @@ def _entries(name: str, value: Labelled, top: int) -> RenderableType:
     found = numbers.top(top, by_size=True)
     grid = table(_name_of(name), "  ".join(map(_name_of, value.axes)), "", left=(0, 2))
     for places, number in found:
-        grid.add_row(labels_of(value.axes, places), f"{number:.3g}", bar(number, abs(found[0][1])))
+        grid.add_row(labels_of(value.axes, places), _brief(number), bar(number, abs(found[0][1])))
     rest = value.values.numel() - len(found)
     return Group(grid, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
+
+
+def _brief(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 def _name_of(name: str) -> str:
@@ -86,7 +93,7 @@ def _columns(name: str, value: Labelled, top: int) -> RenderableType:
         grid = table(_name_of(name), *heads[first : first + WIDE])
         for i in order:
             numbers = values[i, first : first + WIDE].tolist()
-            grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else f"{x:.3g}" for x in numbers))
+            grid.add_row(label_of(value.axes[0], rows[i], 24), *("" if math.isnan(x) else _brief(x) for x in numbers))
         grids.append(grid)
     rest = len(rows) - len(order)
     return Group(*grids, *([Text(spoken("{n:,} more", n=rest), style=QUIET)] if rest else []))
@@ -120,12 +127,18 @@ def lines(result: Result, width: int = 100) -> Iterator[str]:
 
 def label_of(axis: str, label: Coordinate, width: int = 18) -> str:
     """Return a coordinate as it is shown in a table: a token's spaces as signs, names as they are."""
-    text = str(label)
+    text = _called(str(label)) if axis in OURS else str(label)
     if axis not in TOKENS and not _BEHIND_ID.match(text):
         return visible(text, width, space=" ")
     # a space of ours, and not of the token
     ours = SOURCE if text.startswith(SOURCE) else ""
     return ours + visible(text.removeprefix(SOURCE), width)
+
+
+def _called(label: str) -> str:
+    """Return the name that an analysis of ours gave, in the language that is spoken."""
+    part = _WITHOUT.fullmatch(label)
+    return spoken("without {part}", part=part[1]) if part else spoken(label)
 
 
 def labels_of(axes: Sequence[str], places: Sequence[Coordinate]) -> str:

@@ -76,11 +76,12 @@ def _(result: FlowRoutes, top: int = N_EDGES) -> RenderableType:
         heads.add_row(str(label), short(value), bar(value, most))
     if not ranked:
         heads.add_row(spoken("none"), "", "")
-    edges = table(*spoken_each("from", "by", "to", "share"), left=(0, 1, 2))
+    edges = table(*spoken_each("from", "by", "to", "share of what it enters", "importance"), left=(0, 1, 2))
     importance = {node.label: node.importance for node in result.nodes}
-    for edge in sorted(result.edges, key=lambda edge: -importance.get(edge.above, 0.0) * edge.share)[:top]:
+    carried = {edge: importance.get(edge.above, 0.0) * edge.share for edge in result.edges}
+    for edge in sorted(carried, key=lambda edge: -carried[edge])[:top]:
         below = edge.below if " | " in edge.below else spoken("constant")
-        edges.add_row(_node(below), edge.via, _node(edge.above), short(edge.share))
+        edges.add_row(_node(below), spoken(edge.via), _node(edge.above), short(edge.share), short(carried[edge]))
     note = spoken(
         "{places:,} places and {edges:,} edges of at least {threshold:g}. {constants:.2f} ends in biases, "
         "{dropped:.2f} where no edge is as large. Norms frozen.",
@@ -180,7 +181,7 @@ def _promise(result: InputGradients, q: int) -> Sequence[RenderableType]:
     whole = float(result.metric.values[q] - result.baseline_metric.values[q])
     gap = float(result.gap.values[q])
     told = spoken(
-        " of {whole:+.3f} above the {baseline} ({steps} steps: off by {gap:+.1e})",
+        " of {whole:+.3f} above the {baseline} ({steps} steps: off by {gap:+.2g})",
         whole=whole, baseline=spoken(result.baseline), steps=result.steps, gap=gap,
     )  # fmt: skip
     text = Text.assemble((spoken("sum {n:+.3f}", n=whole + gap), STRONG), (told, QUIET))
