@@ -55,8 +55,10 @@ _PACKAGES = (
     "handmade",
     "models",
     "render",
+    "study",
     "trace",
     "training",
+    "weights",
 )
 
 __all__ = [

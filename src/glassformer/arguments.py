@@ -92,7 +92,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
             if not fits(one, asked.annotation):
                 place = name if rows is not None or asked.kind == asked.POSITIONAL_ONLY else f"{name}="
                 raise WrongArgument(
-                    f"{_name(function)}: {place} takes {described(asked.annotation)}; found {_found(one)}."
+                    f"{_name(function)}: {place} takes {described(asked.annotation)}; found {shown(one)}."
                     f"{_near(one, asked.annotation)}"
                 )
 
@@ -217,7 +217,8 @@ def _holds_nan(value: Any, hint: Any) -> bool:
     return hasattr(hint, "dim_str") and value.is_floating_point() and bool(value.isnan().any())
 
 
-def _found(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return what a caller gave in words: a tensor by its type and shape, anything else as it prints, cut short."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         nan = ", with NaN" if hasattr(value, "isnan") and bool(value.isnan().any()) else ""
         kind = str(value.dtype).removeprefix("torch.")

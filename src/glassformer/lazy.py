@@ -29,6 +29,8 @@ def lazily(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of, *modules})
+        # what is public, for tab completion: not what the package imports for itself
+        own = vars(sys.modules[package])
+        return sorted({*(n for n in own if n.startswith("__")), *own.get("__all__", ()), *home_of, *modules})
 
     return get, names

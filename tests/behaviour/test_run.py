@@ -253,11 +253,20 @@ def test_ids_must_be_integers_of_the_vocabulary() -> None:
         gf.run(model, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ShapeMismatch, match=r"token ids are integers .* float32 with 1 axes"):
         gf.run(model, [0.5])
-    with pytest.raises(ShapeMismatch, match="rows of one length"):
-        gf.run(model, [[1, 2], 3])
+    for mixed in ([[1, 2], 3], ["a", [1, 2]]):
+        with pytest.raises(ShapeMismatch, match=r"a list of several of one of these; found \["):
+            gf.run(model, mixed)
     for nothing in (None, [None], {}, object()):
         with pytest.raises(ShapeMismatch, match=r"expected a text"):
             gf.run(model, nothing)
+
+
+def test_a_run_of_several_prompts_says_how_many_there_are() -> None:
+    several, one = gf.run(gpt(), ["aa", "a"]), gf.run(gpt(), "aa")
+    assert repr(several) == "Run('<bos> a a', the first of 2 prompts, 2 to 3 tokens, 0 sites)"
+    assert repr(one) == "Run('<bos> a a', 3 tokens, 0 sites)"
+    assert "of 2 prompts, 2 to 3 tokens" in several._repr_html_()
+    assert several._repr_html_().count("&lt;bos&gt;</code>") == 2
 
 
 def test_a_model_without_a_tokenizer_takes_ids_only() -> None:

@@ -56,4 +56,4 @@ if not TYPE_CHECKING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Rooms: {', '.join(ROOMS)}.")
 
     def __dir__() -> list[str]:
-        return sorted([*globals(), *ROOMS])
+        return sorted({*(name for name in globals() if name.startswith("__")), "Run", "losses", "run", *ROOMS})

@@ -409,18 +409,28 @@ class Run(Mapping[str, Labelled]):
 
     def __repr__(self) -> str:
         shown = " ".join(self.tokens[:8]) + (" …" if len(self.tokens) > 8 else "")
-        return f"Run({shown!r}, {len(self.tokens)} tokens, {len(self.sites)} sites)"
+        return f"Run({shown!r}, {self._counted()}, {len(self.sites)} sites)"
+
+    def _counted(self) -> str:
+        """Return how much was read: tokens, or prompts and the tokens of the shortest and the longest."""
+        counts = [len(row) for row in self.token_rows] or [0]
+        tokens = f"{counts[0]} tokens" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)} tokens"
+        return tokens if len(counts) == 1 else f"the first of {len(counts)} prompts, {tokens}"
 
     def _repr_html_(self) -> str:
         cell = '<td style="padding:0 .8em 0 0;text-align:left">'
-        tokens = " ".join(f'<code title="{i}">{escape(token)}</code>' for i, token in enumerate(self.tokens[:64]))
+        prompts = "".join(
+            "<p>" + " ".join(f'<code title="{i}">{escape(token)}</code>' for i, token in enumerate(row[:64])) + "</p>"
+            for row in self.token_rows[:8]
+        )
         rows = "".join(
             f"<tr>{cell}<code>{escape(name)}</code></td>{cell}{escape(repr(site))}</td></tr>"
             for name, site in list(self.sites.items())[:100]
         )
         more = f"<p>… and {len(self.sites) - 100} more sites</p>" if len(self.sites) > 100 else ""
         notes = "".join(f"<p>Note: {escape(str(note))}</p>" for note in self.notes)
-        return f"<div><p><b>Run</b> of {len(self.tokens)} tokens: {tokens}</p>{notes}<table>{rows}</table>{more}</div>"
+        read = self._counted().removeprefix("the first of ")
+        return f"<div><p><b>Run</b> of {read}:</p>{prompts}{notes}<table>{rows}</table>{more}</div>"
 
 
 @checked
@@ -447,8 +457,8 @@ def run(
         model: One of ours, or any module; then the sites are module boundaries (`encoder.layer.0.out`), or those that a
             spec names (`foreign`).
         inputs: A text, token ids (a list, or a tensor of one or two axes), a `Batch`, or a list of several texts or of
-            rows of ids, which are padded on the right; for other modules a tensor, a tuple of arguments or a mapping of
-            keyword arguments.
+            rows of ids, lists or tensors, which are padded on the right; for other modules a tensor, a tuple of
+            arguments or a mapping of keyword arguments.
         target: Text or ids of the decoder, for an encoder-decoder.
         read: Site names, globs, short names (`pattern`, of all layers that have it), heads (`L1H6.pattern`), `Read` for
             a part or a reduced value, and analyses of one pass, which stand for what they read; see `Tape` for several

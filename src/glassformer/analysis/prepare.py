@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from glassformer.analysis.reading import marked, rows_note, specials_note
+from glassformer.arguments import shown
 from glassformer.data import UNMARKED, Batch, Marks, Tokenizer
 from glassformer.data.batch import next_token_batch
 from glassformer.data.marks import mark_notes
@@ -18,7 +20,7 @@ from glassformer.data.tokenizer import Reading
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, TextError, TokenOutOfRange
 from glassformer.models import GREEDY, Decoder, Encoder, EncoderDecoder, Model, ModelLike, ModuleLike, generate
 from glassformer.models.generate import padded
-from glassformer.models.padding import WHOLE, AskedPadding, Padding
+from glassformer.models.padding import WHOLE, AskedPadding, Padding, rows_of
 from glassformer.models.readable import readable
 from glassformer.numerics.placement import place_of
 from glassformer.provenance import Note, distinct, tell
@@ -121,6 +123,7 @@ def _rows(
     allow_unknown: bool = False,
 ) -> tuple[Tensor, Padding]:
     """Return `batch pos` ids and their padding: of several texts or rows of unequal length, on the right."""
+    given = rows_of(given)
     if padding is None and is_ragged(given):
         rows = [
             encode(model, row, reading, specials, allow_unknown) if isinstance(row, str) else list(row) for row in given
@@ -204,7 +207,7 @@ def is_ragged(given: Any) -> bool:
         return False
     if all(isinstance(row, str) for row in given):
         return True
-    lists = all(isinstance(row, list | tuple) and all(isinstance(i, int) for i in row) for row in given)
+    lists = all(isinstance(row, list | tuple) and all(isinstance(i, Integral) for i in row) for row in given)
     return lists and len({len(row) for row in given}) > 1
 
 
@@ -226,7 +229,9 @@ def token_ids(
         try:
             ids = torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ShapeMismatch(f"expected a text, or token ids in rows of one length ({error}).") from error
+            raise ShapeMismatch(
+                f"expected a text or token ids, or a list of several of one of these; found {shown(given)}."
+            ) from error
     # a list of nothing has a type by chance
     if ids.numel() == 0:
         raise TextError("there is no token to run on: give at least one.")

@@ -22,7 +22,7 @@ from glassformer.models.embedding import require_ids
 from glassformer.models.encoder import Encoder
 from glassformer.models.encoder_decoder import EncoderDecoder
 from glassformer.models.model import Model, ModelLike, require_model
-from glassformer.models.padding import Padding
+from glassformer.models.padding import Padding, rows_of
 from glassformer.models.passes import Edits, Passes, Reads, SourceIds
 from glassformer.models.readable import decoded
 from glassformer.models.sampling import Sampling, row_generators, sampling_steps
@@ -32,8 +32,8 @@ from glassformer.provenance import Note, distinct, length_note, outgrown_note
 DRAW = Sampling()  # from the model's own distribution
 NEW_TOKENS = 64
 Ids = Sequence[Sequence[int]] | Tensor
-# or texts, one or several
-Prompts = str | Sequence[str] | Ids
+# or texts, one or several, or a row of ids alone, or rows that are tensors
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Tensor] | Ids
 
 
 class GenerationStep(NamedTuple):
@@ -111,8 +111,8 @@ def generate(
 
     Args:
         model: A decoder or an encoder-decoder.
-        prompts: Texts, or token ids, one list per row, of any lengths; for an encoder-decoder ids, usually `[[bos]]`
-            for each row.
+        prompts: Texts, or token ids, one list or tensor per row, of any lengths, or a row by itself; for an
+            encoder-decoder ids, usually `[[bos]]` for each row.
         sampling: How tokens are chosen; `GREEDY` takes the likeliest.
         max_new_tokens: Stop after this many; by default 64, as far as the context has room.
         stop_ids: Stop a row when it draws one of these.
@@ -332,7 +332,7 @@ def _ids_of(
     """Return texts as ids, with the specials that their tokenizer puts around such texts; ids as they are."""
     texts: Any = [rows] if isinstance(rows, str) else rows
     if isinstance(texts, Tensor) or not any(isinstance(row, str) for row in texts):
-        return texts, ()
+        return rows_of(texts), ()
     if reading == "opening" and model.source is not None:
         raise TextError(
             "the decoder of an encoder-decoder starts from a token of its own: give prompts as ids, [[start]] for each "

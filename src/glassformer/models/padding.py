@@ -9,7 +9,9 @@ says the same.
 # torch does not type `tolist`
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -98,6 +100,22 @@ class Padding:
 
 
 WHOLE = Padding()
+
+
+def rows_of(given: Any) -> Any:
+    """Return a row of ids as a batch of one, and rows that are tensors or arrays as lists; anything else as it is.
+
+    Rows may differ in length, which no tensor of them all could.
+    """
+    if isinstance(given, Tensor):
+        return given[None] if given.ndim == 1 else given
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        return given
+    if all(isinstance(one, Integral) and not isinstance(one, bool) for one in given):
+        return [list(given)]
+    if all(getattr(row, "ndim", 0) == 1 for row in given):
+        return [row.tolist() for row in given]
+    return given
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,6 +88,17 @@ def test_rows_of_unequal_length_are_padded_by_themselves() -> None:
         assert torch.equal(found.logits[row, :n], expected.logits[row, :n])  # type: ignore[index]
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, (3, 3, 3)])
+def test_rows_may_be_tensors_and_arrays(lengths: tuple[int, ...]) -> None:
+    model, ids = subject("gpt2").model, torch.randint(0, 11, (3, 7))
+    rows = [row[:n] for row, n in zip(ids, lengths)]
+    expected = gf.run(model, [row.tolist() for row in rows])
+    for given in (rows, tuple(rows), [row.numpy() for row in rows], [list(row.numpy()) for row in rows]):
+        found = gf.run(model, given)
+        assert found.token_rows == expected.token_rows
+        assert torch.equal(found.predictions(), expected.predictions())
+
+
 def test_several_texts_are_one_batch() -> None:
     model = gf.load("gpt-4l")
     texts = ["def f(x):", "return", "import os\nimport"]

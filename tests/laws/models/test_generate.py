@@ -490,6 +490,15 @@ def test_texts_are_continued_like_their_ids_however_long_each_is() -> None:
     assert len({tuple(one.tokens for one in best) for best in beams}) == 1
 
 
+def test_rows_are_lists_or_tensors_and_a_row_alone_is_a_batch_of_one() -> None:
+    model = tiny("rotary")
+    expected = generate(model, [[3, 1, 4], [9, 2]], GREEDY, max_new_tokens=3)
+    assert generate(model, [torch.tensor([3, 1, 4]), torch.tensor([9, 2])], GREEDY, max_new_tokens=3) == expected
+    for alone in ([9, 2], (9, 2), torch.tensor([9, 2])):
+        assert generate(model, alone, GREEDY, max_new_tokens=3).tokens == expected.tokens[1:]
+        assert len(beam_search(model, alone, n_beams=2, max_new_tokens=2).best) == 1
+
+
 def test_texts_that_cannot_be_continued_are_refused() -> None:
     with pytest.raises(TextError, match="no tokenizer"):
         generate(subject("gpt2").model, ["a"])
