@@ -51,8 +51,9 @@ CLASSICS = (
     "Data visualization empowers users to",
     "a fluffy blue creature roamed the verdant forest",
     "Please keep it in",
-    "The American shrew",
+    "The American shrew mole",
     "One mole of carbon dioxide",
+    "Take a biopsy of the mole",
 )
 LINES = "self.{0} = {0}\nself.{1} ="
 IN_A_CLASS = "class Thing:\n    def __init__(self, {0}, {1}):\n        self.{0} = {0}\n        self.{1} ="
