@@ -491,8 +491,8 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["lens", "words", "one", "--tuned", "none"], 'cannot read a tuned lens from "none"'),
         (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
         (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),
-        (["behaviour", "words"], "short-circuit reads what its run planted, and all else a text"),
-        (["behaviour", "words", "one", "--habits", "short-circuit"], "and all else a text: give one"),
+        (["behaviour", "words"], "give a text; short-circuit alone reads none"),
+        (["behaviour", "words", "one", "--habits", "short-circuit"], "short-circuit reads what its run planted: leave the text out"),
         (
             ["behaviour", "words", "one", "--habits", "meaning-shift", "--word", "one"],
             "--other: meaning-shift takes both",

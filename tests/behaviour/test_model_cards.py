@@ -21,7 +21,7 @@ def test_the_list_of_models_shows_every_figure_of_every_card(capsys, monkeypatch
     assert main(["models"]) == 0
     told = capsys.readouterr().out
     for found in cards().values():
-        assert found.name in told and f"{found.parameters:,}" in told
+        assert found.name in told and f"{found.parameters / 1e6:.3g} M" in told
         assert all(f"{value:.4g}" in told for value in found.figures.values())
 
 

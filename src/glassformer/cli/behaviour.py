@@ -62,7 +62,8 @@ def behaviour(
     asked: tuple[Habit, ...] = tuple(dict.fromkeys(DEFAULT if habits is None else habits))
     require(bool(asked), "--habits needs at least one habit.")
     of_text: list[Habit] = [habit for habit in asked if habit != "short-circuit"]
-    require((text is None) == (not of_text), "short-circuit reads what its run planted, and all else a text: give one.")
+    require(text is not None or not of_text, f"{', '.join(of_text)}: give a text; short-circuit alone reads none.")
+    require(text is None or bool(of_text), "short-circuit reads what its run planted: leave the text out.")
     told = {"--other": other, "--word": word}
     missing = [flag for flag, value in told.items() if (value is None) == ("meaning-shift" in asked)]
     require(not missing, f"{' and '.join(missing)}: meaning-shift takes both, and is what they are for.")

@@ -42,13 +42,15 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool 
 def _figures(shipped: Mapping[str, ModelCard]) -> Table:
     """Return every figure of every model: a row each, so that none is cut."""
     table = Table("", *shipped, title="shipped models")
+    names = dict.fromkeys(name for found in shipped.values() for name in found.figures)
+    table.columns[0].min_width = max(len(word) for name in ("parameters", *names) for word in name.split("_"))
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
     for name in ("parameters", "tokens"):
-        table.add_row(name, *(f"{getattr(found, name):,}" for found in shipped.values()))
+        table.add_row(name, *(f"{getattr(found, name) / 1e6:.3g} M" for found in shipped.values()))
     table.add_section()
-    for name in dict.fromkeys(name for found in shipped.values() for name in found.figures):
+    for name in names:
         figures = [found.figures.get(name) for found in shipped.values()]
         table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in figures))
     return table
