@@ -1,7 +1,8 @@
 """Fill the generated tables of the READMEs and of the pages on mechanisms and reliability (`make tables`).
 
 A table lies between `<!-- name -->` and `<!-- /name -->`. Models come from the cards in `src/glassformer/zoo`,
-measured figures from `benchmarks/results`, and mechanisms from the registry and the docstrings of their modules.
+measured figures from `benchmarks/results`, mechanisms from the registry and the docstrings of their modules, and claims
+from the reports in `src/glassformer/studies/found`.
 """
 
 import inspect
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.attention import MixerConfig
+from glassformer.study import find, names as names_of_studies, shipped
+from glassformer.study.report import found_in_words, outdated, tallied
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
@@ -89,6 +92,7 @@ def tables() -> dict[Path, dict[str, str]]:
             "speed": speed(), "circuits": circuits(), "sweeps": sweeps(), "large": large()
         },
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
+        ROOT / "docs" / "claims.md": {"claims": claims()},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
     }  # fmt: skip
 
@@ -135,10 +139,40 @@ def _made_up(shares: dict[str, float], *, chinese: bool) -> str:
 
 def catalogue(*, chinese: bool) -> str:
     """Return one row per mechanism that ships with the package, with the paper it is from."""
-    rows = [(("mechanism", "paper"), ("机制", "论文"))[int(chinese)]]
+    rows = [(("mechanism", "paper", "claims checked"), ("机制", "论文", "检验过的论断"))[int(chinese)]]
     for kind, config in _registered():
-        rows.append((f"[`{kind}`](docs/mechanisms.md)", _about(config)[1]["Source"]))
+        row = (f"[`{kind}`](docs/mechanisms.md)", _about(config)[1]["Source"])
+        rows.append((*row, _checked(kind, "docs/claims.md", chinese=chinese)))
     return _table(rows)
+
+
+def _checked(kind: str, page: str, *, chinese: bool = False) -> str:
+    """Return the studies about a mechanism, and how their claims ended."""
+    found = {name: tallied(shipped(name)) for name in names_of_studies() if kind in find(name).mechanisms}
+    colon = ": "
+    if chinese:
+        colon = "："
+        said = {"hold": "成立", "fail": "不成立", "undecided": "未定", "not defined": "无定义", ", ": "，"}
+        for english, words in said.items():
+            found = {name: told.replace(english, words) for name, told in found.items()}
+    return "<br>".join(f"[{name}]({page}#{name}){colon}{told}" for name, told in found.items() if told)
+
+
+def claims() -> str:
+    """Return a section per study whose small scale ships: its question, its paper, and every claim with its verdict."""
+    parts = []
+    for name in names_of_studies():
+        report = shipped(name)
+        if report is None:
+            continue
+        older = "" if not outdated(report) else " Some of the code that ran has changed since."
+        rows = [("claim", "expected", "found", "verdict")]
+        rows += [(one["text"], one["expected"], found_in_words(one), one["verdict"]) for one in report["claims"]]
+        ran = f"{len(report['runs'])} runs, {report['seeds']} seeds: {tallied(report)}.{older}"
+        differs = "\n".join(f"- {line}" for line in report["differs"])
+        told = (report["question"], f"{report['paper']}. {ran}", _table(rows), "What differs:", differs)
+        parts += [f"## {name}", *(told if differs else told[:3])]
+    return "\n\n".join(parts)
 
 
 def headlines(*, chinese: bool) -> str:
@@ -319,7 +353,17 @@ def environments() -> str:
 def mechanisms() -> str:
     """Return one row per registered mechanism that ships with the package."""
     rows = [
-        ("mechanism", "equation", "linear in v", "rows sum to one", "scores", "streams", "state", "source"),
+        (
+            "mechanism",
+            "equation",
+            "linear in v",
+            "rows sum to one",
+            "scores",
+            "streams",
+            "state",
+            "source",
+            "claims checked",
+        ),
     ]
     for kind, config in _registered():
         equation, about = _about(config)
@@ -327,7 +371,7 @@ def mechanisms() -> str:
         link = f"[`{kind}`](api/generated/{config.__module__}.rst)"
         scores = "bilinear" if traits.bilinear_scores else "yes" if traits.has_scores else "none"
         row = (link, equation, traits.linear_in_value, "yes" if traits.rows_sum_to_one else "no", scores)
-        rows.append((*row, str(traits.streams), about["State"], about["Source"]))
+        rows.append((*row, str(traits.streams), about["State"], about["Source"], _checked(kind, "claims.md")))
     return _table(rows)
 
 

@@ -492,7 +492,10 @@ def test_a_property_the_mechanism_lacks_is_said(capsys: pytest.CaptureFixture[st
         (["lens", "words", "one", "--tuned", "a", "--train", "b"], "give one of them"),
         (["lens", "words", "one", "--data", "x.txt"], "--data is what --train learns from"),
         (["behaviour", "words"], "give a text; short-circuit alone reads none"),
-        (["behaviour", "words", "one", "--habits", "short-circuit"], "short-circuit reads what its run planted: leave the text out"),
+        (
+            ["behaviour", "words", "one", "--habits", "short-circuit"],
+            "short-circuit reads what its run planted: leave the text out",
+        ),
         (
             ["behaviour", "words", "one", "--habits", "meaning-shift", "--word", "one"],
             "--other: meaning-shift takes both",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.files import read_json
-from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, survey, value, verify
+from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
 from glassformer.study.report import document, outdated, write_report
 
 OWN = '''"""Noise has mean zero."""
@@ -224,9 +225,37 @@ def test_a_study_that_asks_for_what_it_has_not_is_refused(changes, said):
         Study("made-up", "Nobody 2000", "Is it so?", lambda case: {}, **whole)
 
 
+def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_path, monkeypatch, capsys):
+    shown = [name for name in names() if shipped(name)]
+    assert shown
+    for name in shown:
+        report = shipped(name)
+        assert report is not None and report["scale"] == "small" and report["study"] == name
+        assert [claim["text"] for claim in report["claims"]] == [claim.text for claim in find(name).claims]
+        assert not any(run["error"] for run in report["runs"])
+    assert main(["study", "report", shown[0], "--folder", str(tmp_path)]) == 0
+    assert shown[0] in capsys.readouterr().out
+    monkeypatch.setattr("glassformer.study.report.changed", lambda code: ["glassformer.models.block:Block.forward"])
+    assert main(["study", "report", shown[0], "--folder", str(tmp_path)]) == 0
+    assert "of earlier code: 1 function" in capsys.readouterr().out
+
+
+def in_turn(studies: list[str], day: int, a_day: int = 3) -> set[str]:
+    """Return a few of the studies, others on the next day, each of them within as many days as that takes."""
+    return {studies[(a_day * day + i) % len(studies)] for i in range(a_day)}
+
+
+def test_every_study_has_its_turn():
+    made_up = [f"study-{i}" for i in range(10)]
+    assert set.union(*(in_turn(made_up, day) for day in range(738_000, 738_010))) == set(made_up)
+    assert set.union(*(in_turn(names(), day) for day in range(len(names())))) == set(names())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", names())
-def test_the_smoke_of_every_study_runs(name, tmp_path):
+def test_the_smoke_of_a_study_runs(name, tmp_path, pytestconfig):
+    if name not in in_turn(names(), date.today().toordinal()) and not pytestconfig.getoption("--every-study"):
+        pytest.skip("another day's turn; --every-study runs all")
     found = run_study(name, "smoke", folder=tmp_path)
     assert not any(run.error for run in found.runs)
     made = document(found)

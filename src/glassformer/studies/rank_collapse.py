@@ -120,4 +120,5 @@ STUDY = Study(
         "Weights are drawn, not trained; the paper measures BERT, ALBERT and XLNet.",
         "Heads are of full width, their outputs summed and divided by the root of their number.",
     ),
+    mechanisms=("softmax",),
 )

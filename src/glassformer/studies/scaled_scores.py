@@ -67,4 +67,5 @@ STUDY = Study(
         ),
     ),
     differs=("Queries, keys and the gradients that reach the weights are normal noise; no model is trained.",),
+    mechanisms=("softmax",),
 )

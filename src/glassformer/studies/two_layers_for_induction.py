@@ -67,4 +67,5 @@ STUDY = Study(
         Claim("One layer has none", value("prefix_matching", layers=ONE), below(0.2)),
     ),
     differs=("Models of one head width and a language of random words, trained for minutes; no proof of any bound.",),
+    mechanisms=("softmax",),
 )

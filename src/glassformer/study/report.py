@@ -89,7 +89,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     """Return a report for people."""
     claims = [
         (
-            claim["text"], claim["quantity"], claim["expected"], _interval(claim), f"**{claim['verdict']}**",
+            claim["text"], claim["quantity"], claim["expected"], found_in_words(claim), f"**{claim['verdict']}**",
         )
         for claim in report["claims"]
     ]  # fmt: skip
@@ -185,7 +185,8 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{mean:.4g} ± {spread:.2g}"
 
 
-def _interval(claim: Mapping[str, Any]) -> str:
+def found_in_words(claim: Mapping[str, Any]) -> str:
+    """Return what was measured for a claim of a report, `0.992 [0.971, 1.01]`; empty if nothing was."""
     if claim["mean"] is None:
         return ""
     if claim["low"] is None:
