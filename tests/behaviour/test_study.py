@@ -237,7 +237,7 @@ def test_what_ships_is_shown_where_nothing_was_run_and_says_if_it_is_older(tmp_p
     assert shown[0] in capsys.readouterr().out
     monkeypatch.setattr("glassformer.study.report.changed", lambda code: ["glassformer.models.block:Block.forward"])
     assert main(["study", "report", shown[0], "--folder", str(tmp_path)]) == 0
-    assert "of earlier code: 1 function" in capsys.readouterr().out
+    assert "of earlier code: glassformer.models.block:Block.forward changed since" in capsys.readouterr().out
 
 
 def in_turn(studies: list[str], day: int, a_day: int = 3) -> set[str]:

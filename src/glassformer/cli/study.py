@@ -152,8 +152,7 @@ def _show(path: Path, json: bool) -> None:
     console.print(Markdown(markdown(report)))
     older = outdated(report)
     if older:
-        console.print(
-            f"of earlier code: {len(older)} function(s) changed since, {older[0]} among them", highlight=False
-        )
+        more = f" and {len(older) - 1} more" if len(older) > 1 else ""
+        console.print(f"of earlier code: {older[0]}{more} changed since", highlight=False)
     page = path.with_suffix(".html")
     console.print(f"report: {page if page.is_file() else path}", highlight=False, soft_wrap=True)
