@@ -33,6 +33,7 @@ from glassformer.errors import AnalysisUnavailable, ShapeMismatch
 from glassformer.labelled import Labelled, Result
 from glassformer.models import Decoder, ModelLike
 from glassformer.models.evaluation import evaluating
+from glassformer.models.readable import readable
 from glassformer.trace import Apply, At, Edit, Read, Set, Tape
 
 MEASURES = ("mass", "written_first", "written_others", "value_size_ratio", "key_size_ratio", "score_above_others")
@@ -54,7 +55,7 @@ class AttentionSinks(Result):
         spread: Standard error of the change over rows; NaN with one row.
         window: How many last keys each query sees in the conditions with a window (r).
         first: How many first keys one of them keeps (s), and how many neutral tokens come in front.
-        neutral: Id of the token that replaces the first one and is put in front.
+        neutral: The token that replaces the first one and is put in front, as text; its id without a tokenizer.
         left_out: Conditions and heads that are not defined here, and why.
     """
 
@@ -69,7 +70,7 @@ class AttentionSinks(Result):
     spread: Labelled
     window: int
     first: int
-    neutral: int
+    neutral: str
     left_out: Mapping[str, str]
 
 
@@ -144,7 +145,7 @@ def attention_sinks(
         Labelled(by_head, ("head", "measure"), {"head": labels, "measure": MEASURES}),
         float((by_head[:, 0] > above).double().mean()), above,
         Labelled(rows.mean(1), *over), Labelled(change.mean(1), *over), Labelled(spread, *over),
-        window, first, other, left_out,
+        window, first, readable(model, torch.tensor([[other]]))[0][0], left_out,
     )  # fmt: skip
 
 

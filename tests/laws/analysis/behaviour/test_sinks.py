@@ -54,7 +54,7 @@ def test_losses_are_those_of_the_changed_model_on_the_same_tokens(name: str) -> 
 
     close(found.loss.select(condition="as it is").values, loss(model()[:, 1:-1]))
     close(found.loss.select(condition="first token dropped").values, loss(model.model(ids[:, 1:])[:, :-1]))
-    front = torch.cat((torch.full((3, 2), found.neutral), ids), 1)
+    front = torch.cat((torch.full((3, 2), int(found.neutral)), ids), 1)
     close(found.loss.select(condition="neutral tokens in front").values, loss(model.model(front)[:, 3:-1]))
     assert found.loss_change.values[0] == 0 and (found.loss_change.values[1:].abs() > 1e-9).all()
     assert found.spread.values[1:].isfinite().all()
