@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paired import Spread, Timing, compare_timed
+from glassformer.bench.paired import Spread, Timing, compare_timed
 from run import met
 
 

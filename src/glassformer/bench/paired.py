@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 RESAMPLES = 1000
 LEAST_SECONDS = 0.01  # of work between two readings of the clock
+LEAST_ROUNDS = 5  # however long they take
 
 
 class Timing(NamedTuple):
@@ -75,7 +76,13 @@ class Comparison:
 
 
 def compare(
-    subject: Callable[[], object], baseline: Callable[[], object], *, rounds: int, seconds: float, warmup: int = 3
+    subject: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    rounds: int,
+    seconds: float,
+    warmup: int = 3,
+    wait: Callable[[], object] | None = None,
 ) -> Comparison:
     """Time two functions side by side.
 
@@ -85,13 +92,14 @@ def compare(
         rounds: Ratios wanted.
         seconds: Stop after this long with fewer rounds (but at least 5).
         warmup: Untimed calls of each before the first round.
+        wait: Returns when what was called is done, where calls only begin it: `torch.cuda.synchronize`.
     """
     for _ in range(warmup):
         subject()
         baseline()
-    calls = max(1, round(LEAST_SECONDS / max(_timed(baseline, 1).wall, 1e-9)))
+    calls = max(1, round(LEAST_SECONDS / max(timed(baseline, wait=wait).wall, 1e-9)))
     return compare_timed(
-        lambda: _timed(subject, calls), lambda: _timed(baseline, calls), rounds=rounds, seconds=seconds
+        lambda: timed(subject, calls, wait), lambda: timed(baseline, calls, wait), rounds=rounds, seconds=seconds
     )
 
 
@@ -104,7 +112,7 @@ def compare_timed(
     order, draw = list(runs), random.Random(0)
     started = time.perf_counter()
     while len(taken["first"]) < rounds:
-        if len(taken["first"]) >= 5 and time.perf_counter() - started > seconds:
+        if len(taken["first"]) >= LEAST_ROUNDS and time.perf_counter() - started > seconds:
             break
         draw.shuffle(order)
         for name in order:
@@ -127,14 +135,18 @@ def compare_timed(
     )
 
 
-def _timed(run: Callable[[], object], calls: int) -> Timing:
-    """Return seconds per call; garbage is collected between measurements, not within."""
+def timed(run: Callable[[], object], calls: int = 1, wait: Callable[[], object] | None = None) -> Timing:
+    """Return seconds per call; garbage is collected between measurements, not within. Arguments as for `compare`."""
     gc.collect(0)
     gc.disable()
     try:
+        if wait is not None:
+            wait()
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(calls):
             run()
+        if wait is not None:
+            wait()
         return Timing((time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls)
     finally:
         gc.enable()
