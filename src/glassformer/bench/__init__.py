@@ -6,20 +6,20 @@ from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
     from glassformer.bench.attention import AttentionCosts, attention_costs
-    from glassformer.bench.growth import Growth, growth
+    from glassformer.bench.growth import Growth, growth_exponent
     from glassformer.bench.memory import peak_bytes
     from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 
 _HOMES = {
     "attention": ("AttentionCosts", "attention_costs"),
-    "growth": ("Growth", "growth"),
+    "growth": ("Growth", "growth_exponent"),
     "memory": ("peak_bytes",),
     "paired": ("Comparison", "Spread", "Timing", "compare", "compare_timed"),
 }
 
 __all__ = [
     "AttentionCosts", "Comparison", "Growth", "Spread", "Timing", "attention_costs", "compare", "compare_timed",
-    "growth", "peak_bytes",
+    "growth_exponent", "peak_bytes",
 ]  # fmt: skip
 
 # timing alone needs no PyTorch: other libraries are timed by it in environments of their own

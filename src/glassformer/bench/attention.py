@@ -25,7 +25,7 @@ from torch import Tensor
 from glassformer.arguments import Amount, Count, Several, checked
 from glassformer.attention import Attention, Context, Dims, Mixer, MixerConfig
 from glassformer.attention.mixer import several
-from glassformer.bench.growth import growth
+from glassformer.bench.growth import growth_exponent
 from glassformer.bench.machine import processor
 from glassformer.bench.memory import SEEN, UNSEEN, peak_bytes
 from glassformer.bench.paired import LEAST_ROUNDS, Comparison, Spread, Timing, compare, compare_timed, timed
@@ -47,11 +47,11 @@ from glassformer.version import __version__
 from glassformer.words import sentence
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-FORWARD, PACKED = "forward", "forward, packed"
-BACKWARD, PACKED_BACKWARD = "forward + backward", "forward + backward, packed"
-STEP = "decode step"
+FORWARD, PACKED = sentence("forward"), sentence("forward, packed")
+BACKWARD, PACKED_BACKWARD = sentence("forward + backward"), sentence("forward + backward, packed")
+STEP = sentence("decode step")
 CALLS = (FORWARD, PACKED, BACKWARD, PACKED_BACKWARD, STEP)
-FUSED = "fused softmax"
+FUSED = sentence("fused softmax")
 ROUNDS = 20  # most ratios per comparison
 DOCUMENTS = 4  # in a packed row, of equal length
 STEPS = 16  # decode steps between two readings of the clock
@@ -164,7 +164,7 @@ def attention_costs(
 
     Example:
         costs = attention_costs(["softmax", Softmax(window=128)], lengths=[256, 512])
-        costs.ratio.select(call="forward", length=512)
+        costs.ratio.select(call="forward", length=1)  # over mechanisms, at 512 tokens
     """
     configs = [_config(one) for one in mechanisms] or [_config(kind) for kind in sorted(MixerConfig.registry)]
     names = [config.described for config in configs]
@@ -381,7 +381,8 @@ class _Mechanism:
             peak_bytes(lambda: steps(with_room, range(1, 2)), setting.device),
             peak_bytes(lambda: fused_steps(range(1, 2)), setting.device),
         )
-        subject(), baseline()
+        subject()
+        baseline()
         table.comparisons[key] = compare_timed(subject, baseline, rounds=ROUNDS, seconds=setting.seconds)
         table.peaks[key] = (_number(peaks[0]), _number(peaks[1]))
         kept = fused.first(length)
@@ -467,7 +468,7 @@ def _result(table: _Table, setting: _Setting, threads: int) -> AttentionCosts:
         cells(lambda c: _spread(c, clock).median), cells(lambda c: _spread(c, clock).low),
         cells(lambda c: _spread(c, clock).high), cells(lambda c: _spread(c, f"{clock}_same").low),
         cells(lambda c: _spread(c, f"{clock}_same").high), cells(lambda c: c.rounds),
-        *_growths({"time": seconds, "memory": peaks}),
+        *_growths(lengths, {"time": seconds, "memory": peaks}),
         left_out=table.left_out, measured_by=_measured_by(setting), n_heads=setting.n_heads, d_head=setting.d_head,
         batch=setting.batch, documents=DOCUMENTS, dtype=str(setting.dtype).removeprefix("torch."),
         device=device_name(setting.device), processor=processor(), threads=threads,
@@ -475,14 +476,13 @@ def _result(table: _Table, setting: _Setting, threads: int) -> AttentionCosts:
     return found.noted(*_busy(same)).bound(_provenance(found, names, setting.seed))
 
 
-def _growths(costs: dict[str, Labelled]) -> Iterator[Labelled]:
+def _growths(lengths: Sequence[int], costs: dict[str, Labelled]) -> Iterator[Labelled]:
     """Yield exponents of growth, and the least and largest of them between neighbouring lengths."""
-    coords = next(iter(costs.values())).coords
+    labels = {"cost": list(costs)} | _less(next(iter(costs.values())).coords, "length")
     found = [
-        [[growth(coords["length"], row) for row in rows] for rows in cost.values.tolist()] for cost in costs.values()
+        [[growth_exponent(lengths, row) for row in rows] for rows in cost.values.tolist()] for cost in costs.values()
     ]
-    labels = {"cost": list(costs)} | _less(coords, "length")
-    for values in torch.tensor(found, dtype=torch.float64).unbind(-1):
+    for values in _tensor(found).unbind(-1):
         yield Labelled(values, ("cost", "call", "mechanism"), labels)
 
 
@@ -500,7 +500,7 @@ def _busy(same: Tensor) -> list[Note]:
     wide = int((same > WIDE).sum())
     if not wide:
         return []
-    seen = sentence("In {n} of {all} comparisons two equal things differ by more than a tenth (A/A).",
+    seen = sentence("In {n} of {all} comparisons, what two equal things differ by (A/A) is known to a tenth at best.",
                     n=wide, all=int(same.isfinite().sum()))  # fmt: skip
     return [Note(seen, sentence("Ratios near 1 say little there."), sentence("Measure on an idle machine, or longer."))]
 

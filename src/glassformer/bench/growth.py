@@ -22,7 +22,7 @@ class Growth(NamedTuple):
     high: float
 
 
-def growth(lengths: Sequence[float], costs: Sequence[float]) -> Growth:
+def growth_exponent(lengths: Sequence[int | float], costs: Sequence[float]) -> Growth:
     """Return how costs grow with length.
 
     Args:

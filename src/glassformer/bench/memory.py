@@ -5,13 +5,14 @@ not seen is what other libraries take by themselves (oneDNN, MKL), and stacks. O
 allocator; not seen is what libraries take beside it.
 """
 
-import gc
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
 
+from glassformer.bench.paired import uncollected
 from glassformer.words import sentence
 
 SEEN = {
@@ -31,11 +32,14 @@ _EVENT = "[memory]"
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Return the most bytes that a call holds at once on a device, what it returns included; None if none can say."""
-    gc.collect()
-    if device.type == "cpu":
-        return _peak_on_cpu(run)
-    if device.type != "cuda":
-        return None
+    # what is released inside was not held by the call
+    with uncollected():
+        if device.type == "cpu":
+            return _peak_on_cpu(run)
+        return _peak_on_cuda(run, device) if device.type == "cuda" else None
+
+
+def _peak_on_cuda(run: Callable[[], object], device: torch.device) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -47,10 +51,11 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 def _peak_on_cpu(run: Callable[[], object]) -> int:
     # the profiler would tell of its beginning and its end on standard error
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(profile_memory=True) as recorded:
+    recorder = profile(profile_memory=True)
+    with recorder:
         run()
-    assert recorded.kineto_results is not None, "there is one behind the block"
-    changes = [event for event in recorded.kineto_results.events() if event.name() == _EVENT]
+    record: Any = recorder.kineto_results
+    changes = [event for event in record.events() if event.name() == _EVENT]
     held = most = 0
     for event in sorted(changes, key=lambda event: event.start_ns()):
         held += event.nbytes()

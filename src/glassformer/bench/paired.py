@@ -12,7 +12,8 @@ its baseline by less than can be seen here.
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -97,9 +98,10 @@ def compare(
     for _ in range(warmup):
         subject()
         baseline()
-    calls = max(1, round(LEAST_SECONDS / max(timed(baseline, wait=wait).wall, 1e-9)))
+    # each as often as it takes to be seen: one may be many times slower than the other
+    ours, theirs = (max(1, round(LEAST_SECONDS / max(timed(run, wait=wait).wall, 1e-9))) for run in (subject, baseline))
     return compare_timed(
-        lambda: timed(subject, calls, wait), lambda: timed(baseline, calls, wait), rounds=rounds, seconds=seconds
+        lambda: timed(subject, ours, wait), lambda: timed(baseline, theirs, wait), rounds=rounds, seconds=seconds
     )
 
 
@@ -137,9 +139,7 @@ def compare_timed(
 
 def timed(run: Callable[[], object], calls: int = 1, wait: Callable[[], object] | None = None) -> Timing:
     """Return seconds per call; garbage is collected between measurements, not within. Arguments as for `compare`."""
-    gc.collect(0)
-    gc.disable()
-    try:
+    with uncollected():
         if wait is not None:
             wait()
         cpu, wall = time.process_time(), time.perf_counter()
@@ -148,5 +148,14 @@ def timed(run: Callable[[], object], calls: int = 1, wait: Callable[[], object] 
         if wait is not None:
             wait()
         return Timing((time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect recent garbage now, and none inside."""
+    gc.collect(0)
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()

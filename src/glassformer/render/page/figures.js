@@ -4,7 +4,8 @@
 const AVERAGED = new Set(["batch", "sample", "prompt", "pair"]);
 const UNITS = new Set(["metric", "measure", "outcome"]);
 const CHOSEN_FIRST = ["metric", "weights", "bound", "kind", "variant"]; // read one at a time, where there are too many axes
-const CURVES = new Set(["count", "threshold", "depth"]);
+const CURVES = new Set(["count", "threshold", "depth", "length"]);
+const POWERS = new Set(["length"]); // numbers grow as powers along it: both axes are logarithmic
 const SHARES = new Set(["class", "distance"]);
 
 // ---- one axis
@@ -56,7 +57,8 @@ function curves(tensor, name) {
   const groups = []; // the first row is what the others are compared with
   for (let i = present.length <= 6 ? 0 : 1; i < present.length; i += 5) groups.push(present.length <= 6 ? present : [present[0], ...present.slice(i, i + 5)]);
   const values = present.flatMap((s) => s.y).filter((y) => y !== null);
-  const span = { low: Math.min(0, ...values), high: Math.max(...values) };
+  const isPower = POWERS.has(axis);
+  const span = { low: isPower ? Math.min(...values) : Math.min(0, ...values), high: Math.max(...values), isPower };
   return el("div", { class: "charts" }, (present.length <= 6 ? groups.slice(0, 1) : groups).map((series) =>
     curveChart({ series, x: cut(title, 70), y: name, words: spoken("{name}, by {axis}", { name, axis: axisName(axis) }), ...span })));
 }
