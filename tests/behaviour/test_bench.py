@@ -10,8 +10,16 @@ import pytest
 import torch
 
 from glassformer.attention import MixerConfig, Softmax
-from glassformer.bench import AttentionCosts, attention, attention_costs, growth_exponent, paired, peak_bytes
-from glassformer.bench.attention import CALLS, FUSED, STEP
+from glassformer.bench import (
+    AttentionCosts,
+    attention,
+    attention_costs,
+    costs as measured_costs,
+    growth_exponent,
+    paired,
+    peak_bytes,
+)
+from glassformer.bench.costs import CALLS, FUSED, STEP
 from glassformer.cli import main
 from glassformer.errors import ConfigError, UnknownKind, WrongArgument
 from glassformer.labelled import Labelled
@@ -202,7 +210,7 @@ def test_bad_input_says_what_would_work(asked: dict[str, Any], error: type[Excep
 
 
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "WIDE", -1.0)
+    monkeypatch.setattr(measured_costs, "WIDE", -1.0)
     found = attention_costs(["softmax"], lengths=[4], **TINY)
     assert "5 of 5 comparisons" in str(found.notes[0])
 

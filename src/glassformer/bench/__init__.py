@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 from glassformer.lazy import lazily
 
 if TYPE_CHECKING:
-    from glassformer.bench.attention import AttentionCosts, attention_costs
+    from glassformer.bench.attention import attention_costs
+    from glassformer.bench.costs import AttentionCosts
     from glassformer.bench.growth import Growth, growth_exponent
     from glassformer.bench.memory import peak_bytes
     from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 
 _HOMES = {
-    "attention": ("AttentionCosts", "attention_costs"),
+    "attention": ("attention_costs",),
+    "costs": ("AttentionCosts",),
     "growth": ("Growth", "growth_exponent"),
     "memory": ("peak_bytes",),
     "paired": ("Comparison", "Spread", "Timing", "compare", "compare_timed"),

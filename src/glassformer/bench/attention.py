@@ -13,9 +13,8 @@ by all layers of a model: they count as memory, and not as time.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +24,22 @@ from torch import Tensor
 from glassformer.arguments import Amount, Count, Several, checked
 from glassformer.attention import Attention, Context, Dims, Mixer, MixerConfig
 from glassformer.attention.mixer import several
-from glassformer.bench.growth import growth_exponent
+from glassformer.bench.costs import (
+    BACKWARD,
+    CALLS,
+    FORWARD,
+    PACKED,
+    PACKED_BACKWARD,
+    STEP,
+    AttentionCosts,
+    Measured,
+    Table,
+)  # fmt: skip
 from glassformer.bench.machine import processor
 from glassformer.bench.memory import SEEN, UNSEEN, peak_bytes
-from glassformer.bench.paired import LEAST_ROUNDS, Comparison, Spread, Timing, compare, compare_timed, timed
+from glassformer.bench.paired import LEAST_ROUNDS, Timing, compare, compare_timed, timed
 from glassformer.config import require
 from glassformer.errors import AnalysisUnavailable
-from glassformer.labelled import Labelled, Result
 from glassformer.models.stack import make_context, tensors
 from glassformer.numerics.placement import (
     Device,
@@ -41,90 +49,16 @@ from glassformer.numerics.placement import (
     free_memory,
     is_accelerator,
     number_type,
-)
-from glassformer.provenance import Note, Provenance
-from glassformer.version import __version__
+)  # fmt: skip
 from glassformer.words import sentence
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-FORWARD, PACKED = sentence("forward"), sentence("forward, packed")
-BACKWARD, PACKED_BACKWARD = sentence("forward + backward"), sentence("forward + backward, packed")
-STEP = sentence("decode step")
-CALLS = (FORWARD, PACKED, BACKWARD, PACKED_BACKWARD, STEP)
-FUSED = sentence("fused softmax")
 ROUNDS = 20  # most ratios per comparison
 DOCUMENTS = 4  # in a packed row, of equal length
 STEPS = 16  # decode steps between two readings of the clock
 SMALL = 1024  # from here on, what a length takes is foretold by one of half its size
-WIDE = 0.1  # an A/A interval wider than this says that the machine was too busy
 
 Report = Callable[[int, int, str], object]
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCosts(Result):
-    """What attention mechanisms cost by length, beside PyTorch's fused softmax attention of the same width.
-
-    NaN is what was not measured; `left_out` says why. The first mechanism of `seconds`, `peak_bytes` and `state_bytes`
-    is the fused baseline.
-
-    Args:
-        seconds: Median seconds of a call, `call mechanism length`, by the clock that `measured_by` names.
-        peak_bytes: Most bytes that a call held at once beyond its inputs, `call mechanism length`: masks, z, and
-            gradients included.
-        state_bytes: What a decode step carries after a text of this length, `mechanism length`.
-        ratio: Time over that of the fused baseline, `call mechanism length`: median over rounds, below 1 is faster.
-        ratio_low: Lower end of the 95 % interval of that median.
-        ratio_high: Upper end of it.
-        same_low: Lower end of the interval of the baseline over itself (A/A), in the same rounds: what two equal things
-            differ by here.
-        same_high: Upper end of it.
-        rounds: Ratios that each median is of.
-        growth: Exponent of growth with length, `cost call mechanism`: 1 is linear, 2 quadratic.
-        growth_low: Least exponent between neighbouring lengths.
-        growth_high: Largest exponent between neighbouring lengths.
-        left_out: What was not measured, and why.
-        measured_by: How time and memory were measured, and what that does not see.
-        n_heads: Heads of a layer.
-        d_head: Width of a head, streams together; n_heads x d_head is the width of the layer.
-        batch: Rows.
-        documents: Documents in a packed row, of equal length.
-        dtype: Type of queries, keys and values.
-        device: Where it ran.
-        processor: The machine's processor.
-        threads: Threads on the CPU.
-    """
-
-    HEADLINE = ("seconds", "peak_bytes", "state_bytes")
-
-    seconds: Labelled
-    peak_bytes: Labelled
-    state_bytes: Labelled
-    ratio: Labelled
-    ratio_low: Labelled
-    ratio_high: Labelled
-    same_low: Labelled
-    same_high: Labelled
-    rounds: Labelled
-    growth: Labelled
-    growth_low: Labelled
-    growth_high: Labelled
-    left_out: dict[str, str]
-    measured_by: dict[str, str]
-    n_heads: int
-    d_head: int
-    batch: int
-    documents: int
-    dtype: str
-    device: str
-    processor: str
-    threads: int
-
-    @property
-    def memory_ratio(self) -> Labelled:
-        """Peak memory over that of the fused baseline, `call mechanism length`."""
-        values = self.peak_bytes.values
-        return Labelled(values[:, 1:] / values[:, :1], self.ratio.axes, self.ratio.coords)
 
 
 @checked
@@ -173,7 +107,7 @@ def attention_costs(
     assert where is not None and kind is not None, "neither was None"
     lengths = sorted(set(lengths))
     setting = _Setting(n_heads, d_head, batch, where, kind, seconds, seed)
-    table = _Table(names, lengths)
+    table = Table(names, lengths, setting.clock)
     done, total = 0, sum(lengths) * len(CALLS) * len(configs)
     with _threads(threads):
         for config in configs:
@@ -184,7 +118,10 @@ def attention_costs(
                         report(done, total, f"{mechanism.name}, {call}, {length:,}")
                     mechanism.measure(call, length, table)
                     done += length if length in lengths else 0
-    return _result(table, setting, threads)
+    return table.result(
+        seed, measured_by=setting.measured_by(), n_heads=n_heads, d_head=d_head, batch=batch, documents=DOCUMENTS,
+        dtype=str(kind).removeprefix("torch."), device=device_name(where), processor=processor(), threads=threads,
+    )  # fmt: skip
 
 
 def _config(mechanism: str | MixerConfig) -> MixerConfig:
@@ -228,6 +165,12 @@ class _Setting:
     def wait(self) -> Callable[[], object] | None:
         return partial(torch.accelerator.synchronize, self.device) if is_accelerator(self.device) else None
 
+    def measured_by(self) -> dict[str, str]:
+        """Return how time and memory are measured, in words."""
+        by_cpu = sentence("CPU time of all threads of the process: what it takes of a machine that others use too")
+        by_wall = sentence("time by the clock, until the device is done")
+        return {"time": by_cpu if self.clock == "cpu" else by_wall, "memory": SEEN.get(self.device.type, UNSEEN)}
+
     def context(self, length: int, *, packed: bool = False, past: int = 0) -> Context:
         """Return the facts of a pass, with masks still to be made."""
         ids = (torch.arange(length, device=self.device) * DOCUMENTS // length).expand(self.batch, -1)
@@ -255,18 +198,6 @@ class _Inputs(NamedTuple):
         return _Inputs(*(rows[..., i : i + 1, :] for rows in self))
 
 
-@dataclass
-class _Table:
-    """What was measured: by call, mechanism and length; and what was not, by call and mechanism."""
-
-    names: list[str]
-    lengths: list[int]
-    comparisons: dict[tuple[str, str, int], Comparison] = field(default_factory=dict)
-    peaks: dict[tuple[str, str, int], tuple[float, float]] = field(default_factory=dict)
-    states: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-
 class _Mechanism:
     """One mechanism and the fused baseline beside it, at any length."""
 
@@ -281,7 +212,7 @@ class _Mechanism:
         self.taken: dict[str, tuple[int, float, float]] = {}
         self.stopped: set[str] = set()
 
-    def measure(self, call: str, length: int, table: _Table) -> None:
+    def measure(self, call: str, length: int, table: Table) -> None:
         """Measure one call at one length, or say why not; of a length that only foretells, a single round."""
         if call in self.stopped:
             return
@@ -319,7 +250,7 @@ class _Mechanism:
             )  # fmt: skip
         return ""
 
-    def _measure(self, call: str, length: int, table: _Table) -> None:
+    def _measure(self, call: str, length: int, table: Table) -> None:
         asked = length in table.lengths
         if call == STEP:
             return self._measure_step(length, table) if asked else None
@@ -337,19 +268,17 @@ class _Mechanism:
             context = of()
             subject, baseline = partial(ours, context), partial(theirs, context)
             if asked:
-                key = (call, self.name, length)
                 found = compare(subject, baseline, rounds=ROUNDS, seconds=self.setting.seconds, warmup=1, wait=wait)
-                table.comparisons[key] = found
-                table.peaks[key] = (_number(peaks[0]), _number(peaks[1]))
+                table.measured[call, self.name, length] = Measured(found, *map(_number, peaks))
                 round_ = found.subject.wall + 2 * found.baseline.wall
             else:
                 round_ = timed(subject, wait=wait).wall + 2 * timed(baseline, wait=wait).wall
         self.taken[call] = (length, round_, float(max(peak or 0 for peak in peaks)))
 
     @torch.no_grad()
-    def _measure_step(self, length: int, table: _Table) -> None:
+    def _measure_step(self, length: int, table: Table) -> None:
         """Time steps in a row, each on the state of the one before it, and count what the first of them begins with."""
-        setting, key = self.setting, (STEP, self.name, length)
+        setting = self.setting
         inputs, fused = self._inputs(length + STEPS + 1), self._fused_inputs(length + STEPS + 1)
         rows = inputs.first(length)
         _, state = self.mixer(*rows, setting.context(length), self.mixer.begin(setting.batch, rows.v), None)
@@ -383,10 +312,10 @@ class _Mechanism:
         )
         subject()
         baseline()
-        table.comparisons[key] = compare_timed(subject, baseline, rounds=ROUNDS, seconds=setting.seconds)
-        table.peaks[key] = (_number(peaks[0]), _number(peaks[1]))
+        found = compare_timed(subject, baseline, rounds=ROUNDS, seconds=setting.seconds)
         kept = fused.first(length)
-        table.states[self.name, length] = (_bytes(tensors(state)), _bytes([kept.k, kept.v]))
+        held = _bytes(tensors(state)), _bytes([kept.k, kept.v])
+        table.measured[STEP, self.name, length] = Measured(found, *map(_number, peaks), *map(float, held))
 
     def _mixed(self, inputs: _Inputs, context: Context) -> Tensor:
         return self.mixer(*inputs, context, None, None)[0]
@@ -431,99 +360,3 @@ def _number(peak: int | None) -> float:
 
 def _bytes(held: Sequence[Tensor]) -> int:
     return sum(one.numel() * one.element_size() for one in held)
-
-
-# ---- the result
-
-
-def _result(table: _Table, setting: _Setting, threads: int) -> AttentionCosts:
-    clock, names, lengths = setting.clock, table.names, table.lengths
-    everyone = {"call": list(CALLS), "mechanism": [FUSED, *names], "length": lengths}
-
-    def cells(of: Callable[[Comparison], float]) -> Labelled:
-        values = [[[_of(table.comparisons.get((c, m, n)), of) for n in lengths] for m in names] for c in CALLS]
-        return Labelled(_tensor(values), ("call", "mechanism", "length"), everyone | {"mechanism": names})
-
-    def beside(baseline: Callable[[str, int], float], ours: Labelled) -> Labelled:
-        first = _tensor([[[baseline(call, length) for length in lengths]] for call in CALLS])
-        return Labelled(torch.cat((first, ours.values), 1), ours.axes, everyone)
-
-    def fused_seconds(call: str, length: int) -> float:
-        found = [c for m in names if (c := table.comparisons.get((call, m, length))) is not None]
-        return median(getattr(c.baseline, clock) for c in found) if found else float("nan")
-
-    def fused_peak(call: str, length: int) -> float:
-        return next((peaks[1] for m in names if (peaks := table.peaks.get((call, m, length)))), float("nan"))
-
-    unknown = (float("nan"), float("nan"))
-    ours = _tensor([[[table.peaks.get((c, m, n), unknown)[0] for n in lengths] for m in names] for c in CALLS])
-    seconds = beside(fused_seconds, cells(lambda c: getattr(c.subject, clock)))
-    peaks = beside(fused_peak, Labelled(ours, seconds.axes, everyone | {"mechanism": names}))
-    held = [[table.states.get((m, n), unknown)[0] for n in lengths] for m in names]
-    fused = [next((table.states[m, n][1] for m in names if (m, n) in table.states), float("nan")) for n in lengths]
-    states = Labelled(_tensor([fused, *held]), ("mechanism", "length"), _less(everyone, "call"))
-    same = cells(lambda c: _spread(c, f"{clock}_same").high - _spread(c, f"{clock}_same").low).values
-    found = AttentionCosts(
-        seconds, peaks, states,
-        cells(lambda c: _spread(c, clock).median), cells(lambda c: _spread(c, clock).low),
-        cells(lambda c: _spread(c, clock).high), cells(lambda c: _spread(c, f"{clock}_same").low),
-        cells(lambda c: _spread(c, f"{clock}_same").high), cells(lambda c: c.rounds),
-        *_growths(lengths, {"time": seconds, "memory": peaks}),
-        left_out=table.left_out, measured_by=_measured_by(setting), n_heads=setting.n_heads, d_head=setting.d_head,
-        batch=setting.batch, documents=DOCUMENTS, dtype=str(setting.dtype).removeprefix("torch."),
-        device=device_name(setting.device), processor=processor(), threads=threads,
-    )  # fmt: skip
-    return found.noted(*_busy(same)).bound(_provenance(found, names, setting.seed))
-
-
-def _growths(lengths: Sequence[int], costs: dict[str, Labelled]) -> Iterator[Labelled]:
-    """Yield exponents of growth, and the least and largest of them between neighbouring lengths."""
-    labels = {"cost": list(costs)} | _less(next(iter(costs.values())).coords, "length")
-    found = [
-        [[growth_exponent(lengths, row) for row in rows] for rows in cost.values.tolist()] for cost in costs.values()
-    ]
-    for values in _tensor(found).unbind(-1):
-        yield Labelled(values, ("cost", "call", "mechanism"), labels)
-
-
-def _measured_by(setting: _Setting) -> dict[str, str]:
-    by_cpu = sentence("CPU time of all threads of the process: what it takes of a machine that others use too")
-    by_wall = sentence("time by the clock, until the device is done")
-    return {
-        "time": by_cpu if setting.clock == "cpu" else by_wall,
-        "memory": SEEN.get(setting.device.type, UNSEEN),
-    }
-
-
-def _busy(same: Tensor) -> list[Note]:
-    """Return a note if the machine was too busy for small differences to be seen."""
-    wide = int((same > WIDE).sum())
-    if not wide:
-        return []
-    seen = sentence("In {n} of {all} comparisons, what two equal things differ by (A/A) is known to a tenth at best.",
-                    n=wide, all=int(same.isfinite().sum()))  # fmt: skip
-    return [Note(seen, sentence("Ratios near 1 say little there."), sentence("Measure on an idle machine, or longer."))]
-
-
-def _provenance(found: AttentionCosts, names: Sequence[str], seed: int) -> Provenance:
-    why = sentence("mechanisms with weights as they are drawn, which do not change what they cost")
-    return Provenance(
-        "attention_costs", ", ".join(names), "", why, None, found.dtype, found.device, (), seed, __version__,
-        str(torch.__version__),
-    )  # fmt: skip
-
-
-def _spread(comparison: Comparison, clock: str) -> Spread:
-    return getattr(comparison, clock)
-
-
-def _of(comparison: Comparison | None, of: Callable[[Comparison], float]) -> float:
-    return float("nan") if comparison is None else float(of(comparison))
-
-
-def _tensor(values: Sequence[Any]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _less(coords: Any, axis: str) -> dict[str, Any]:
-    return {name: labels for name, labels in coords.items() if name != axis}

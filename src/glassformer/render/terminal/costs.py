@@ -5,7 +5,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from glassformer.bench.attention import CALLS, FUSED, AttentionCosts
+from glassformer.bench.costs import CALLS, FUSED, AttentionCosts
 from glassformer.labelled import Labelled
 from glassformer.render.terminal.causal import spaced
 from glassformer.render.terminal.tables import QUIET, section, table, tables
