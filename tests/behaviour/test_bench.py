@@ -26,16 +26,17 @@ from glassformer.labelled import Labelled
 from glassformer.words import speaking
 
 CPU = torch.device("cpu")
-TINY: dict[str, Any] = {"n_heads": 2, "d_head": 4, "device": "cpu", "seconds": 0.1}
+TINY: dict[str, Any] = {"n_heads": 2, "d_head": 4, "device": "cpu", "seconds": 60.0}
 LINE = ["bench", "attention", "softmax", "--heads", "1", "--d-head", "4", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_calls() -> Iterator[None]:
-    """Read the clock after each call: nothing here is asked about time but that it is there."""
+    """Call little, and read the clock each time: nothing here is asked about time but that it is there."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(paired, "LEAST_SECONDS", 0.0)
         patched.setattr(attention, "STEPS", 2)
+        patched.setattr(attention, "ROUNDS", 3)
         yield
 
 
@@ -250,7 +251,7 @@ def test_the_command_prints_and_writes_all_that_was_asked_for(tmp_path: Path, ca
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     files = ["--html", "costs.html", "--json", "costs.json", "--plot", "costs.svg"]
-    assert main([*LINE, "--lengths", "8", "16", "--seconds", "0.1", *files]) == 0
+    assert main([*LINE, "--lengths", "8", "16", "--seconds", "60", *files]) == 0
     told = capsys.readouterr().out
     assert "Attention costs" in told and "picture: " in told and "decode step" in told
     document = json.loads(Path("costs.json").read_text())
@@ -281,3 +282,22 @@ def test_bad_options_are_refused_before_anything_is_measured(
 def test_another_subject_is_answered_with_those_there_are(capsys: Any) -> None:
     assert main(["bench", "attentoin"]) == 2
     assert 'takes no "attentoin". Nearest: "attention"' in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_no_file_and_the_threads_there_were(tmp_path: Path, monkeypatch: Any) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attention._Mechanism, "measure", interrupted)
+    assert main([*LINE, "--threads", str(before + 1), "--html", "costs.html", "--json", "costs.json"]) == 130
+    assert list(tmp_path.iterdir()) == [] and torch.get_num_threads() == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_time_is_by_the_clock_and_memory_by_the_allocator(cuda: torch.device) -> None:
+    assert peak_bytes(lambda: torch.empty(2**20, dtype=torch.uint8, device=cuda), cuda) == 2**20
+    found = attention_costs(["softmax", "linear"], lengths=[64, 128], **TINY | {"device": cuda})
+    assert found.left_out == {} and bool(found.peak_bytes.values.isfinite().all())
+    assert "max_memory_allocated" in found.measured_by["memory"] and "device" in found.measured_by["time"]
