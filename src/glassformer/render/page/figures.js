@@ -52,7 +52,7 @@ function curves(tensor, name) {
   const title = numeric ? axisName(axis) : `${axisName(axis)}: ${labels.map((label, i) => `${i} ${label}`).join(", ")}`;
   if (tensor.axes.length === 1) return curveChart({ series: [{ name: "", x, y: labels.map((_, i) => tensor.at(i)) }], x: cut(title, 70), y: name, words: name });
   const rows = tensor.labels(tensor.axes[0]);
-  const all = rows.map((row, r) => ({ name: String(row), x, y: labels.map((_, c) => tensor.at(r, c)) }));
+  const all = rows.map((row, r) => ({ name: labelText(tensor.axes[0], row, 40), x, y: labels.map((_, c) => tensor.at(r, c)) }));
   const present = all.filter((s) => s.y.some((y) => y !== null));
   const groups = []; // the first row is what the others are compared with
   for (let i = present.length <= 6 ? 0 : 1; i < present.length; i += 5) groups.push(present.length <= 6 ? present : [present[0], ...present.slice(i, i + 5)]);

@@ -60,9 +60,10 @@ const READERS = {
 };
 
 // facts whose names on the command line and in the code say little to a reader
-const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors") };
+const ASKED = { d_head: spoken("width of a head"), lengths: spoken("lengths"), mechanisms: spoken("mechanisms"), threads: spoken("threads"),
+  n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors") };
 const FACTS = {
-  n_heads: spoken("heads"), d_head: spoken("width of a head"), documents: spoken("documents in a packed row"), dtype: spoken("type of numbers"),
+  n_heads: spoken("heads"), d_head: spoken("width of a head"), documents: spoken("documents in a packed row"), dtype: spoken("type of numbers"), processor: spoken("processor"), threads: spoken("threads"),
   metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
   constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"), subject: spoken("places of the subject"),
 };

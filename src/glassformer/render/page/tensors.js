@@ -109,14 +109,17 @@ const AXES = new Map(Object.entries({
   pos: spoken("position"), query: spoken("query"), key: spoken("key"), position: spoken("position"), layer: spoken("layer"), head: spoken("head"), site: spoken("site"),
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
   kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"),
+  mechanism: spoken("mechanism"), call: spoken("call"), length: spoken("length"), cost: spoken("cost"),
 }));
 const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
+const OF_OURS = new Set(["call", "mechanism"]); // whose labels are words of ours, and no tokens
 const LETTERS = { layer: "L", head: "H" };
 
 const placed = (label) => /^(\D*?)(\d+):([\s\S]*)$/.exec(String(label));
 const readable = (text) => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
 const placeOf = (site) => String(site).replace(/^(?:(\w+)\.)?blocks\.(\d+)\.(?:resid_)?(.+)$/, (_, stack, layer, rest) => `${stack ? `${stack} ` : ""}L${layer} ${rest}`);
-const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : readable(label));
+const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label))
+  : OF_OURS.has(axis) ? spoken(String(label)) : readable(label));
 
 function cut(text, most) {
   const characters = [...text];

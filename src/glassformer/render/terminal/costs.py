@@ -26,7 +26,7 @@ def _(result: AttentionCosts) -> RenderableType:
     parts.append(section(spoken("Bytes of state that a decode step carries"), _states(result)))
     title = spoken("Growth with length: exponents, in brackets those between neighbouring lengths")
     parts.append(section(title, _growth(result)))
-    left_out = [Text(spoken(": ").join((*map(spoken, what.split(": ")), why))) for what, why in result.left_out.items()]
+    left_out = [Text(spoken(": ").join((*map(spoken, what.split(": ")), spoken(why)))) for what, why in result.left_out.items()]
     parts += [section(spoken("Left out"), *left_out)] if left_out else []
     return Group(*spaced([*parts, Group(*asides)]))
 
