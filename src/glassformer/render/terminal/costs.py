@@ -26,7 +26,9 @@ def _(result: AttentionCosts) -> RenderableType:
     parts.append(section(spoken("Bytes of state that a decode step carries"), _states(result)))
     title = spoken("Growth with length: exponents, in brackets those between neighbouring lengths")
     parts.append(section(title, _growth(result)))
-    left_out = [Text(spoken(": ").join((*map(spoken, what.split(": ")), spoken(why)))) for what, why in result.left_out.items()]
+    left_out = [
+        Text(spoken(": ").join((*map(spoken, what.split(": ")), spoken(why)))) for what, why in result.left_out.items()
+    ]
     parts += [section(spoken("Left out"), *left_out)] if left_out else []
     return Group(*spaced([*parts, Group(*asides)]))
 
@@ -38,6 +40,8 @@ def _lengths(result: AttentionCosts) -> dict[str, list[bool]]:
 
 def _by_length(result: AttentionCosts, call: str) -> RenderableType:
     grid = table(*spoken_each("mechanism", "length", "time", "x fused", "A/A", "memory", "x fused"))
+    # a name with its settings may be long, and gives way to numbers
+    grid.columns[0].no_wrap = False
     names, lengths = result.seconds.labels("mechanism"), result.seconds.labels("length")
     for i, name in enumerate(names):
         for j, length in enumerate(lengths):
@@ -70,18 +74,21 @@ def _states(result: AttentionCosts) -> RenderableType:
 
 
 def _growth(result: AttentionCosts) -> RenderableType:
-    grid = table(*spoken_each("mechanism", "call", "time", "memory"), left=(0, 1))
-    for name in result.growth.labels("mechanism"):
-        for call in CALLS:
+    """Return a table for each call, under its name."""
+    grids = []
+    for call in CALLS:
+        grid = table(spoken(call), *spoken_each("time", "memory"))
+        for name in result.growth.labels("mechanism"):
             cells = [_exponent(result, {"cost": cost, "call": call, "mechanism": name}) for cost in ("time", "memory")]
             if any(cells):
-                grid.add_row(spoken(str(name)), spoken(call), *cells)
-    return grid
+                grid.add_row(spoken(str(name)), *cells)
+        grids += [grid] if grid.row_count else []
+    return Group(*grids)
 
 
 def _exponent(result: AttentionCosts, at: dict[str, object]) -> str:
     exponent, low, high = (_number(one, **at) for one in (result.growth, result.growth_low, result.growth_high))
-    return "" if math.isnan(exponent) else f"{exponent:.2f} ({low:.2f} … {high:.2f})"
+    return "" if math.isnan(exponent) else f"{exponent:.2f} ({low:.2f}…{high:.2f})"
 
 
 def _number(value: Labelled, **at: object) -> float:
