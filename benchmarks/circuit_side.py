@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paired import compare
+from glassformer.bench.paired import compare
 
 
 @dataclass(frozen=True)

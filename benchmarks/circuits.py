@@ -71,7 +71,9 @@ def side(asked: Any, python: Path, name: str, task: str, shape: str, mode: str) 
         rounds = asked.rounds if shape != "gpt2-small" else max(3, asked.rounds // 8)
         command = [str(python), str(HERE / "circuit_side.py"), name, task, shape, mode, str(out)]
         command += ["--rounds", str(rounds), "--seconds", str(asked.seconds)]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+        # how both sides are timed is this tree's; of the package a peer's environment needs nothing else
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent / "src")}
+        subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
     return torch.load(out)
 
 

@@ -15,15 +15,17 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.attention import LinearMap, linear
+from glassformer.attention import Attention, LinearMap, Softmax, linear
+from glassformer.bench.paired import Comparison, Spread, Timing, compare, compare_timed
 from glassformer.data import Batch
 from glassformer.models import GREEDY, Decoder, generate
+from glassformer.models.stack import make_context
 from glassformer.trace import Tape
 from glassformer.training.recipes import recipe
-from paired import Comparison, Spread, Timing, compare, compare_timed
 from shapes import BareDecoder, gpt2, small, tokens, transformers_twin, without_sites
 
 
@@ -133,6 +135,24 @@ def forward(seconds: float) -> Rows:
         yield Row(f"GPT-2 small shape, 1 x {length}", "glassformer", "transformers GPT2LMHeadModel", measured, aim=1.0)
 
 
+def mixing(seconds: float) -> Rows:
+    """The softmax mixer alone, from q, k and v to z, against the library's fused kernel; masks are there beforehand."""
+    heads, width = 4, 64
+    for length in (1024, 2048, 4096):
+        mixer = Softmax().build(Attention(heads).dims(heads * width, length), "attn")
+        q, k, v = torch.randn(3, 1, heads, length, width, generator=torch.Generator().manual_seed(0))
+        ids = (torch.arange(length) * 4 // length)[None]
+        for name, documents in (("", None), (", 4 documents packed", ids)):
+            context = make_context(1, length, q.device, is_causal=True, document_ids=documents)
+            mask = None if documents is None else context.allowed(length, length)
+            fused = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=mask is None)
+            ours = partial(mixer, q, k, v, q, context, None, None)
+            check_equal(ours()[0], fused())
+            measured = compare(ours, fused, rounds=200, seconds=seconds)
+            case = f"{heads} heads of {width}, 1 x {length}{name}"
+            yield Row(case, "softmax mixer", "scaled_dot_product_attention", measured, aim=1.03)
+
+
 def training(seconds: float) -> Rows:
     """A training step, against a plain loop over a bare model, and the share of the machine's matrix-product rate."""
     batch, length = 8, 256
@@ -216,7 +236,7 @@ def answering(seconds: float) -> Rows:
 
 
 FIGURES: dict[str, Callable[[float], Rows]] = {
-    f.__name__: f for f in (sites, reading, patterns, forward, training, generation, importing, answering)
+    f.__name__: f for f in (sites, reading, patterns, mixing, forward, training, generation, importing, answering)
 }
 
 

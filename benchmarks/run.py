@@ -9,6 +9,7 @@ python benchmarks/run.py training --json …                       renews one fi
 import argparse
 import dataclasses
 import json
+import os
 import platform
 from datetime import date
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 import glassformer
 from figures import FIGURES, Row
+from glassformer.bench.machine import processor
 
 WIDE = 0.1  # an A/A interval wider than this says that the machine was too busy
 
@@ -120,12 +122,9 @@ def report(result: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """Return what the numbers depend on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": named[0] if named else platform.processor() or platform.machine(),
-        "cores": len(named) or torch.get_num_threads(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "glassformer": glassformer.__version__,

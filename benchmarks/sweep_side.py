@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from circuit_side import memory_of
-from paired import Timing, compare_timed
+from glassformer.bench.paired import Timing, compare_timed
 from sweep_models import SHAPES, Shape, Weights, draw, forward, glassformer_model, hooked_model, huggingface_model
 
 RIGHT, WRONG = 17, 23  # the answers, as token ids

@@ -77,6 +77,8 @@ def side(asked: Any, python: Path, name: str, task: str) -> dict[str, Any] | Non
         command += ["--threads", *map(str, asked.threads)]
         # a thread that spins while it waits takes the time of a core that someone else may have
         environment = os.environ | {"OMP_NUM_THREADS": str(max(asked.threads)), "OMP_WAIT_POLICY": "passive"}
+        # how both sides are timed is this tree's; of the package a peer's environment needs nothing else
+        environment |= {"PYTHONPATH": str(HERE.parent / "src")}
         subprocess.run(command, check=True, env=environment)
     return torch.load(out) if out.exists() else None
 

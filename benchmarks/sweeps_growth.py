@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paired import Timing, compare_timed
+from glassformer.bench.paired import Timing, compare_timed
 from sweep_models import SHAPES, Shape, draw, forward
 from sweep_side import Job, Task, glassformer_side, prompts, timed
 

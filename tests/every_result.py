@@ -31,6 +31,7 @@ from glassformer.analysis import (
     token_flow,
     vocabulary,
 )
+from glassformer.bench import attention_costs
 from glassformer.data import Batch, Pairs, UnseenWords
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
@@ -160,6 +161,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Acdc": _pairs(circuits.acdc, threshold=0.001),
     "AcdcCurve": _pairs(circuits.acdc_curve, thresholds=[0.001, 0.1]),
     "Answered": _answered,
+    "AttentionCosts": lambda: attention_costs(["linear"], lengths=[8, 16], n_heads=1, d_head=4, seconds=0.1),
     "AttentionFlow": _one_pass(token_flow.attention_flow),
     "AttentionSinks": lambda: behaviour.attention_sinks(_small(), _ids(), window=4, first=2),
     "AverageRoutes": lambda: token_flow.average_routes(_small(), _ids()),

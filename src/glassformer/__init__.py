@@ -49,6 +49,7 @@ _HOMES = {
 _PACKAGES = (
     "analysis",
     "attention",
+    "bench",
     "checkpoints",
     "data",
     "errors",

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paired import Spread, Timing, compare_timed
+from glassformer.bench.paired import Spread, Timing, compare_timed
 from run import met
 
 
@@ -17,7 +17,7 @@ def test_a_slow_round_cancels_in_its_ratio() -> None:
         slow = load[next(calls) // 3]
         return Timing(0.01 * factor * slow, 0.02 * factor * slow)
 
-    found = compare_timed(lambda: timed(1.5), lambda: timed(1.0), rounds=50, seconds=60)
+    found = compare_timed(lambda: timed(1.5), lambda: timed(1.0), rounds=50, seconds=60.0)
     assert found.rounds == 50
     assert found.cpu.median == pytest.approx(1.5) and found.wall.median == pytest.approx(1.5)
     assert found.cpu_same.low == pytest.approx(1) and found.cpu_same.high == pytest.approx(1)
@@ -34,7 +34,7 @@ def test_the_interval_of_a_median_covers_it_and_narrows_with_more_rounds() -> No
 
 
 def test_an_inverse_swaps_the_ends_of_the_interval() -> None:
-    assert Spread(2, 1, 4, 0.5, 5).inverse() == Spread(0.5, 0.25, 1, 0.2, 2)
+    assert Spread(2.0, 1.0, 4.0, 0.5, 5.0).inverse() == Spread(0.5, 0.25, 1.0, 0.2, 2.0)
 
 
 @pytest.mark.parametrize(

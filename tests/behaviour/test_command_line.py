@@ -172,7 +172,8 @@ def test_every_verb_takes_what_is_worked_on_first_and_shows_shared_options_in_on
         first[verb] = re.findall(r"[A-Z]+", told.splitlines()[0].partition("]")[2].replace("[OPTIONS]", ""))
     for one, other in combinations(shown.values(), 2):
         assert [x for x in one if x in other] == [x for x in other if x in one]
-    stands_for_a_model = {"train": "RECIPE", "models": "NAME", "plot": "RUN", "convert": "IN", "study": "NAME"}
+    stands_for_a_model = {"train": "RECIPE", "models": "NAME", "plot": "RUN", "convert": "IN", "study": "NAME",
+                          "bench": "MECHANISM"}  # fmt: skip
     for verb, words in first.items():
         assert words[0] == stands_for_a_model.get(verb, "MODEL")
         assert "TEXT" not in words[2:]

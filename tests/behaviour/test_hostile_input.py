@@ -240,6 +240,7 @@ WRITING: dict[str, list[str]] = {
     "behaviour": [TEXT, "--habits", "sinks"],
     "circuits": ["--rows", "2"],
     "params": [],
+    "bench": ["--lengths", "8", "--heads", "1", "--d-head", "4", "--seconds", "0"],
     "generate": [TEXT, "--max-new-tokens", "2"],
 }
 LONG, WITHOUT_PAGE = {"circuits", "lens"}, {"params", "generate"}
@@ -252,7 +253,8 @@ def test_files_are_written_although_nobody_reads_what_is_printed(
     files = {f"--{name}": Path(f"found.{name}") for name in (["json"] if verb in WITHOUT_PAGE else ["json", "html"])}
     asked = [word for flag, path in files.items() for word in (flag, str(path))]
     monkeypatch.setattr(sys, "stdout", Closed())
-    assert main([verb, "attn-only-1l", *WRITING[verb], *asked]) == 141, capsys.readouterr().err
+    worked_on = ["attention", "softmax"] if verb == "bench" else ["attn-only-1l"]
+    assert main([verb, *worked_on, *WRITING[verb], *asked]) == 141, capsys.readouterr().err
     json.loads(files["--json"].read_text(encoding="utf-8"))
     assert verb in WITHOUT_PAGE or "</html>" in files["--html"].read_text(encoding="utf-8")
     assert Path("tuned.safetensors").exists() == (verb == "lens")

@@ -35,6 +35,7 @@ VERBS: dict[str, str] = {
     "convert": "write a model in another layout, ours or another library's",
     "params": "parameters, operations and state of a model or a published preset",
     "parity": "compare a published checkpoint, site by site, with the transformers library",
+    "bench": "measure what attention mechanisms cost, beside fused softmax attention",
     "sites": "what a forward pass can record and be edited at",
 }
 

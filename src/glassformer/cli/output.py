@@ -41,24 +41,26 @@ def check(output: Output, **others: Path | None) -> None:
 
 def deliver(
     command: str,
-    model: "ModelLike",
+    model: "ModelLike | None",
     given: Mapping[str, Any],
     results: Sequence[Any],
     output: Output,
     read: TokensRead | None = None,
     *,
     shown: Iterable[RenderableType],
+    picture: tuple[Path | None, Callable[[], bytes]] | None = None,
 ) -> None:
     """Write results where that was asked for, then print them.
 
     Args:
         command: Which one it was.
-        model: What it was about.
+        model: What it was about; None where no model was opened.
         given: What was asked, as JSON data.
         results: What was found.
         output: Where documents go.
         read: What the model read.
         shown: What is printed, as for `finish`.
+        picture: Where a picture goes, if anywhere, and what gives its content.
     """
 
     @cache
@@ -77,10 +79,11 @@ def deliver(
 
         return results_page(results, head())
 
-    finish(shown, JSON=(output.json, text), page=(output.html, page))
+    pictures = {} if picture is None else {"picture": picture}
+    finish(shown, JSON=(output.json, text), page=(output.html, page), **pictures)
 
 
-def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Callable[[], str]]) -> None:
+def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Callable[[], str | bytes]]) -> None:
     """Write documents, whole; then print what was found, and where they are.
 
     In this order, since who reads what is printed may have seen enough before its end.
@@ -97,18 +100,24 @@ def finish(shown: Iterable[RenderableType], **documents: tuple[Path | None, Call
         else:
             console.print(part)
     for name, path in written:
-        say(spoken("page: {path}" if name == "page" else "JSON: {path}", path=path.absolute()))
+        say(
+            spoken(
+                "page: {path}" if name == "page" else "picture: {path}" if name == "picture" else "JSON: {path}",
+                path=path.absolute(),
+            )
+        )
 
 
-def _head(command: str, model: "ModelLike", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
+def _head(command: str, model: "ModelLike | None", given: Mapping[str, Any], read: TokensRead | None) -> dict[str, Any]:
     """Return what a command's document says before its results: see docs/results-json.md."""
     import dataclasses
 
     from glassformer.analysis.reports._model_facts import model_facts
     from glassformer.render.page.results import FORMAT, VERSION
 
-    facts = dataclasses.asdict(model_facts(model))
-    head = {"format": FORMAT, "version": VERSION, "command": command, "model": facts}
+    head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "command": command}
+    if model is not None:
+        head["model"] = dataclasses.asdict(model_facts(model))
     head["given"] = {name: value for name, value in given.items() if value is not None}
     if read is None:
         return head

@@ -17,9 +17,13 @@ from glassformer.words import speaking
 
 # option -> least, most. Beyond the most, tables would be of no use and sizes overflow; a smaller model refuses earlier
 BOUNDS: dict[str, tuple[int, int]] = {
+    "batch": (1, 1_000_000),
     "beams": (1, 1_000),
+    "d_head": (1, 65_536),
+    "heads": (1, 65_536),
     "jobs": (1, 1_024),
     "length": (1, 10_000_000),
+    "lengths": (1, 10_000_000),
     "max_new_tokens": (1, 10_000_000),
     "n": (1, 100_000),
     "rows": (1, 10_000_000),
@@ -42,6 +46,7 @@ NOT_STREAMED = {
     "convert": "tensors go from file to file as it is",
     "params": "it reads no weights, whatever the model's size",
     "parity": "the reference holds the whole model",
+    "bench": "it opens no model",
     "sites": "it reads no weights, whatever the model's size",
 }
 

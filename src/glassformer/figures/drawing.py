@@ -16,11 +16,12 @@ from glassformer.figures.colours import LIGHT, SERIES, Ramp
 
 MOST_PANELS, MOST_BARS, MOST_CURVES = 24, 40, 6
 LINE, LETTERS, SMALL, MEDIUM = 0.165, 15, 8, 10  # inches that a line of small text takes; its letters per inch; points
-MOST_BESIDE = 30  # characters of a label beside a bar
+MOST_BESIDE = 30  # characters of a label beside a bar, or above a panel
 # what is averaged for an overview; what has numbers of different units; what is drawn as curves; what has an order
 AVERAGED = ("batch", "sample", "prompt", "pair")
 UNITS = ("metric", "measure", "outcome")
-CURVES = ("count", "threshold", "depth", "step")
+CURVES = ("count", "threshold", "depth", "step", "length")
+POWERS = ("length",)  # along which numbers grow as powers, so that both axes are logarithmic
 ORDERED = ("pos", "query", "key", "site", *CURVES)
 PLACES = ("pos", "query", "key", "position")  # what is a place in a text
 PALE = 0.02  # of its number, what the colour of a cell shows that is no surer than noise
@@ -214,7 +215,7 @@ def _parts(panel: Panel, least: int) -> Iterator[Panel]:
 
 
 def _said(axis: str, label: Any) -> str:
-    words = _shown(label)
+    words = _shown(label, MOST_BESIDE)
     return words.replace("_", " ") if axis in UNITS else f"{axis.replace('_', ' ')} {words}"
 
 
@@ -267,9 +268,21 @@ def _curves(axes: Any, value: Any, numbers: Any) -> None:
                   label=_shown(label))  # fmt: skip
     axes.set_xlabel(axis.replace("_", " "))
     axes.grid(alpha=0.25)
+    if axis in POWERS:
+        _logarithmic(axes, labels)
     if not numeric:
         _ticks(axes, 0, value, axis)
     _legend(axes, value.axes[0])
+
+
+def _logarithmic(axes: Any, places: Sequence[Any]) -> None:
+    """Make both axes logarithmic, with a label for each place along the first."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_yscale("log")
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(places, [f"{place:,}" for place in places], rotation=90 if len(places) > 6 else 0)
 
 
 # ---- two axes

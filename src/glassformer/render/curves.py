@@ -39,16 +39,21 @@ def curves(metrics: Sequence[dict[str, Any]], title: str, trained_on: str = "") 
 
 def save(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all; the ending decides the format."""
-    import io
-
     from glassformer import files
+
+    files.write(path, encoded(figure, path))
+
+
+def encoded(figure: Any, path: Path) -> bytes:
+    """Return a figure as the content of a file of this name; raises `SaveError` for an ending that is no format."""
+    import io
 
     buffer = io.BytesIO()
     try:
         figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png", dpi=150)
     except ValueError as error:
         raise SaveError(f'cannot draw "{path}": {error}. Use .png, .svg or .pdf.') from error
-    files.write(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _series(metrics: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[Any]]:

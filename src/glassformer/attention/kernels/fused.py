@@ -23,7 +23,7 @@ def fused_softmax(
     allowed = None if bare and n == 1 else context.allowed(n, m, size)
     mask = _with_bias(allowed, m, q, context)
     z = _attend(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
-    if allowed is None:
+    if allowed is None or context.sees_itself:
         return z
     return z.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 

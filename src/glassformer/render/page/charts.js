@@ -30,14 +30,26 @@ const short = (x) => {
   return String(Number(x.toPrecision(3))).replace("-", "−");
 };
 
-// series: {name, x: [numbers], y: [numbers or null]}; marks: x values to point out
-function curveChart({ series, x, y, words, marks = [], height = 220, low, high }) {
+// the powers of ten from low to high and, where they are few, their doubles and fives
+function decadesOf(low, high) {
+  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  const within = (factors) => Array.from({ length: last - first + 1 }, (_, i) => factors.map((f) => f * 10 ** (first + i))).flat()
+    .filter((t) => t >= low * 0.999 && t <= high * 1.001);
+  return within([1]).length > 2 ? within([1]) : within([1, 2, 5]);
+}
+
+// series: {name, x: [numbers], y: [numbers or null]}; marks: x values to point out; isPower: both axes are logarithmic
+function curveChart({ series, x, y, words, marks = [], height = 220, low, high, isPower = false }) {
   const width = 460, left = 46, right = 12, top = 10, bottom = 34;
   const xs = series.flatMap((s) => s.x), ys = series.flatMap((s) => s.y).filter((v) => v !== null);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   const [y0, y1] = [low ?? Math.min(...ys), high ?? Math.max(...ys)];
-  const px = (v) => left + ((v - x0) / (x1 - x0 || 1)) * (width - left - right);
-  const py = (v) => height - bottom - ((v - y0) / (y1 - y0 || 1)) * (height - top - bottom);
+  const along = isPower ? Math.log10 : (v) => v;
+  const share = (v, from, to) => (along(v) - along(from)) / (along(to) - along(from) || 1);
+  const px = (v) => left + share(v, x0, x1) * (width - left - right);
+  const py = (v) => height - bottom - share(v, y0, y1) * (height - top - bottom);
+  const lines = isPower ? decadesOf(y0, y1) : ticksOf(y0, y1);
+  const places = isPower ? [...new Set(xs)] : ticksOf(x0, x1);
   const paths = series.map((s, i) => {
     let pen = "M";
     const points = s.x.map((v, j) => {
@@ -50,10 +62,10 @@ function curveChart({ series, x, y, words, marks = [], height = 220, low, high }
   });
   const chart = picture(width, height, words,
     marks.map((m) => svg("line", { x1: px(m), x2: px(m), y1: top, y2: height - bottom, class: "mark" })),
-    ticksOf(y0, y1).map((t) => [
+    lines.map((t) => [
       svg("line", { x1: left, x2: width - right, y1: py(t), y2: py(t), class: "rule" }),
       svg("text", { x: left - 6, y: py(t) + 4, class: "tick end" }, short(t))]),
-    ticksOf(x0, x1).map((t) => svg("text", { x: px(t), y: height - bottom + 15, class: "tick middle" }, short(t))),
+    places.map((t) => svg("text", { x: px(t), y: height - bottom + 15, class: "tick middle" }, isPower ? count(t) : short(t))),
     svg("text", { x: (left + width - right) / 2, y: height - 3, class: "tick middle" }, x),
     paths);
   const names = series.length > 1 || series[0].name

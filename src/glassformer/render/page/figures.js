@@ -4,7 +4,8 @@
 const AVERAGED = new Set(["batch", "sample", "prompt", "pair"]);
 const UNITS = new Set(["metric", "measure", "outcome"]);
 const CHOSEN_FIRST = ["metric", "weights", "bound", "kind", "variant"]; // read one at a time, where there are too many axes
-const CURVES = new Set(["count", "threshold", "depth"]);
+const CURVES = new Set(["count", "threshold", "depth", "length"]);
+const POWERS = new Set(["length"]); // numbers grow as powers along it: both axes are logarithmic
 const SHARES = new Set(["class", "distance"]);
 
 // ---- one axis
@@ -51,12 +52,13 @@ function curves(tensor, name) {
   const title = numeric ? axisName(axis) : `${axisName(axis)}: ${labels.map((label, i) => `${i} ${label}`).join(", ")}`;
   if (tensor.axes.length === 1) return curveChart({ series: [{ name: "", x, y: labels.map((_, i) => tensor.at(i)) }], x: cut(title, 70), y: name, words: name });
   const rows = tensor.labels(tensor.axes[0]);
-  const all = rows.map((row, r) => ({ name: String(row), x, y: labels.map((_, c) => tensor.at(r, c)) }));
+  const all = rows.map((row, r) => ({ name: labelText(tensor.axes[0], row, 40), x, y: labels.map((_, c) => tensor.at(r, c)) }));
   const present = all.filter((s) => s.y.some((y) => y !== null));
   const groups = []; // the first row is what the others are compared with
   for (let i = present.length <= 6 ? 0 : 1; i < present.length; i += 5) groups.push(present.length <= 6 ? present : [present[0], ...present.slice(i, i + 5)]);
   const values = present.flatMap((s) => s.y).filter((y) => y !== null);
-  const span = { low: Math.min(0, ...values), high: Math.max(...values) };
+  const isPower = POWERS.has(axis);
+  const span = { low: isPower ? Math.min(...values) : Math.min(0, ...values), high: Math.max(...values), isPower };
   return el("div", { class: "charts" }, (present.length <= 6 ? groups.slice(0, 1) : groups).map((series) =>
     curveChart({ series, x: cut(title, 70), y: name, words: spoken("{name}, by {axis}", { name, axis: axisName(axis) }), ...span })));
 }

@@ -26,8 +26,8 @@ EXPLANATION = (
 CIRCUITS = ("draw.js", "glossary.js", "charts.js", "circuits.js")
 STUDY = ("draw.js", "charts.js", "study.js")
 RESULTS = (
-    "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "results_words.js",
-    "results_views.js", "results.js",
+    "draw.js", "charts.js", "tensors.js", "maps.js", "figures.js", "lens.js", "graphs.js", "costs.js",
+    "results_words.js", "results_views.js", "results.js",
 )  # fmt: skip
 
 _DOCUMENT = """<!doctype html>

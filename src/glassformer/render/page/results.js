@@ -9,7 +9,8 @@ const NAMES = { Acdc: spoken("ACDC: the circuit that is left"), Patched: spoken(
   NodeAttribution: spoken("Attribution patching"), DirectLogitAttribution: spoken("Direct logit attribution") };
 
 // tensors that a picture of its own shows already, or that are ids
-const SHOWN = { LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
+const SHOWN = { AttentionCosts: ["ratio", "ratio_low", "ratio_high", "same_low", "same_high", "memory_ratio", "growth", "growth_low", "growth_high"],
+   LensGrid: ["top", "top_probability", "answers"], DirectLogitAttribution: ["answer", "against", "position"], Acdc: ["in_circuit"],
   InputGradients: ["answers", "against"], TokenPairs: ["values", "rows", "columns"], SkipTrigrams: ["contribution", "sources", "destinations", "outputs"],
   TokenCircuits: ["raised", "lowered", "sought", "raised_tokens", "lowered_tokens", "sought_tokens"] };
 
@@ -70,7 +71,7 @@ function wordLists(result) {
   return entriesOf(result).filter(([name, value]) => value && typeof value === "object" && !Array.isArray(value) && !isTensor(value) && !isResult(value)
     && !["words", "names", "output_names"].includes(name) && Object.keys(value).length && Object.values(value).every((v) => typeof v === "string"))
     .map(([name, value]) => el("details", { open: name === "left_out" }, el("summary", {}, `${sentence(name)} (${Object.keys(value).length})`),
-      el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, visible(key)), spoken(": "), inCode(spoken(words)))))));
+      el("ul", { class: "findings" }, Object.entries(value).map(([key, words]) => el("li", {}, el("strong", {}, key.split(": ").map(readable).map((words) => spoken(words)).join(spoken(": "))), spoken(": "), inCode(spoken(words)))))));
 }
 
 // ---- tensors

@@ -76,6 +76,7 @@ function rankedTokens(result, name, columns) {
 }
 
 const VIEWS = {
+  AttentionCosts: costsView,
   TokenPairs: (result) => rankedTokens(result, "values", [["rows", "names"], ["columns", result.circuit === "OV" ? "output_names" : "names"]]),
   SkipTrigrams: (result) => rankedTokens(result, "contribution", [["sources", "names"], ["destinations", "names"], ["outputs", "output_names"]]),
   TokenCircuits: (result) => el("div", { class: "stack" }, [["raised", "output_names"], ["lowered", "output_names"], ["sought", "names"]]

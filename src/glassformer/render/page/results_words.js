@@ -51,6 +51,9 @@ const READERS = {
   ShortCircuit: [spoken("What does a model still recite, and how well does it read new text, with attention cut short in some layers?"), {
     exact_match: spoken("Share of sequences that are recited without a mistake."), token_accuracy: spoken("Share of tokens that are right in their place."),
     novel_loss_change: spoken("How much the loss on new text rises, in nats.") }],
+  AttentionCosts: [spoken("What do attention mechanisms cost by length, beside PyTorch’s fused softmax attention of the same width?"), {
+    seconds: spoken("Median time of a call."), peak_bytes: spoken("The most that a call holds at once beyond its inputs: masks, what is mixed, and gradients included."),
+    state_bytes: spoken("What a decode step carries after a text of this length.") }],
   MeaningShift: [spoken("How does what the model makes of a word differ between two contexts, and by whose doing?"), {
     relative: spoken("How far apart the two streams are, as a share of their mean length."), along: spoken("How far each part moves the word from the second context’s sense to the first’s."),
     first_tokens: spoken("What each head takes from each token of the first context."), second_tokens: spoken("What each head takes from each token of the second context.") }],
@@ -59,8 +62,9 @@ const READERS = {
 // facts whose names on the command line and in the code say little to a reader
 const ASKED = { n: spoken("number of pairs"), noise: spoken("noise, in deviations of token vectors"), subject: spoken("subject"), samples: spoken("samples"),
   window: spoken("window"), prompts: spoken("prompts"), sites: spoken("sites"), method: spoken("method"), threshold: spoken("threshold"), habits: spoken("habits"),
-  answer: spoken("answer") };
+  answer: spoken("answer"), d_head: spoken("width of a head"), lengths: spoken("lengths"), mechanisms: spoken("mechanisms"), threads: spoken("threads") };
 const FACTS = {
+  n_heads: spoken("heads"), d_head: spoken("width of a head"), documents: spoken("documents in a packed row"), dtype: spoken("type of numbers"), processor: spoken("processor"), threads: spoken("threads"),
   metric_name: spoken("measured"), baseline: spoken("compared with"), total: spoken("in the model"), norm: spoken("norm scales"),
   constants: spoken("ends in biases"), dropped: spoken("ends in edges left out"), noise: spoken("size of the noise"), subject: spoken("places of the subject"),
   answer: spoken("answer"), wrong: spoken("wrong"), window: spoken("window"), above: spoken("above"), neutral: spoken("neutral"), last: spoken("last"),

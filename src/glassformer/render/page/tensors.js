@@ -110,8 +110,10 @@ const AXES = new Map(Object.entries({
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
   kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"), "part of it": spoken("part of it"), condition: spoken("condition"),
   intervention: spoken("intervention"), variant: spoken("variant"), weights: spoken("weights"), depth: spoken("depth"),
+  mechanism: spoken("mechanism"), call: spoken("call"), length: spoken("length"), cost: spoken("cost"),
 }));
 const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
+const OF_OURS = new Set(["call", "mechanism"]); // whose labels are words of ours, and no tokens
 const LETTERS = { layer: "L", head: "H" };
 
 // what analyses of ours call their conditions, variants and measures; heads, sites and whatever users name stay as they are
@@ -129,7 +131,8 @@ function called(label) {
 const placed = (label) => /^(\D*?)(\d+):([\s\S]*)$/.exec(String(label));
 const readable = (text) => [...String(text)].map((c) => (c === " " ? c : marked(c) ?? c)).join("");
 const placeOf = (site) => String(site).replace(/^(?:(\w+)\.)?blocks\.(\d+)\.(?:resid_)?(.+)$/, (_, stack, layer, rest) => `${stack ? `${stack} ` : ""}L${layer} ${rest}`);
-const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label)) : OURS.has(axis) ? readable(called(label)) : readable(label));
+const named = (axis, label) => (typeof label === "number" ? `${LETTERS[axis] ?? ""}${label}` : axis === "site" ? spokenLabel(placeOf(label))
+  : OF_OURS.has(axis) ? spoken(String(label)) : OURS.has(axis) ? readable(called(label)) : readable(label));
 
 function cut(text, most) {
   const characters = [...text];

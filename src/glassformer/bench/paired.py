@@ -12,13 +12,15 @@ its baseline by less than can be seen here.
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 RESAMPLES = 1000
 LEAST_SECONDS = 0.01  # of work between two readings of the clock
+LEAST_ROUNDS = 5  # however long they take
 
 
 class Timing(NamedTuple):
@@ -75,7 +77,13 @@ class Comparison:
 
 
 def compare(
-    subject: Callable[[], object], baseline: Callable[[], object], *, rounds: int, seconds: float, warmup: int = 3
+    subject: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    rounds: int,
+    seconds: float,
+    warmup: int = 3,
+    wait: Callable[[], object] | None = None,
 ) -> Comparison:
     """Time two functions side by side.
 
@@ -85,13 +93,15 @@ def compare(
         rounds: Ratios wanted.
         seconds: Stop after this long with fewer rounds (but at least 5).
         warmup: Untimed calls of each before the first round.
+        wait: Returns when what was called is done, where calls only begin it: `torch.cuda.synchronize`.
     """
     for _ in range(warmup):
         subject()
         baseline()
-    calls = max(1, round(LEAST_SECONDS / max(_timed(baseline, 1).wall, 1e-9)))
+    # each as often as it takes to be seen: one may be many times slower than the other
+    ours, theirs = (max(1, round(LEAST_SECONDS / max(timed(run, wait=wait).wall, 1e-9))) for run in (subject, baseline))
     return compare_timed(
-        lambda: _timed(subject, calls), lambda: _timed(baseline, calls), rounds=rounds, seconds=seconds
+        lambda: timed(subject, ours, wait), lambda: timed(baseline, theirs, wait), rounds=rounds, seconds=seconds
     )
 
 
@@ -104,7 +114,7 @@ def compare_timed(
     order, draw = list(runs), random.Random(0)
     started = time.perf_counter()
     while len(taken["first"]) < rounds:
-        if len(taken["first"]) >= 5 and time.perf_counter() - started > seconds:
+        if len(taken["first"]) >= LEAST_ROUNDS and time.perf_counter() - started > seconds:
             break
         draw.shuffle(order)
         for name in order:
@@ -127,14 +137,25 @@ def compare_timed(
     )
 
 
-def _timed(run: Callable[[], object], calls: int) -> Timing:
-    """Return seconds per call; garbage is collected between measurements, not within."""
-    gc.collect(0)
-    gc.disable()
-    try:
+def timed(run: Callable[[], object], calls: int = 1, wait: Callable[[], object] | None = None) -> Timing:
+    """Return seconds per call; garbage is collected between measurements, not within. Arguments as for `compare`."""
+    with uncollected():
+        if wait is not None:
+            wait()
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(calls):
             run()
+        if wait is not None:
+            wait()
         return Timing((time.process_time() - cpu) / calls, (time.perf_counter() - wall) / calls)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect recent garbage now, and none inside."""
+    gc.collect(0)
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
