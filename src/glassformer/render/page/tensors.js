@@ -110,7 +110,7 @@ const AXES = new Map(Object.entries({
   component: spoken("component"), metric: spoken("metric"), batch: spoken("batch"), neuron: spoken("neuron"), sample: spoken("sample"), prompt: spoken("prompt"),
   kind: spoken("kind"), measure: spoken("measure"), number: spoken("number"), shade: spoken("shade"), text: spoken("text"), "part of it": spoken("part of it"), condition: spoken("condition"),
   intervention: spoken("intervention"), variant: spoken("variant"), weights: spoken("weights"), depth: spoken("depth"),
-  mechanism: spoken("mechanism"), call: spoken("call"), length: spoken("length"), cost: spoken("cost"),
+  mechanism: spoken("mechanism"), call: spoken("call"), length: spoken("length"), cost: spoken("cost"), threshold: spoken("threshold"),
 }));
 const axisName = (axis) => AXES.get(axis) ?? axis.replaceAll("_", " ");
 const OF_OURS = new Set(["call", "mechanism"]); // whose labels are words of ours, and no tokens
