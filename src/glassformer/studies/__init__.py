@@ -1,4 +1,10 @@
 """Studies: what papers say, checked in miniature."""
 
 # modules that hold a `STUDY` for the engine
-STUDIES = ("gpt3_accounting", "rank_collapse", "scaled_scores", "two_layers_for_induction")
+STUDIES = (
+    "gpt3_accounting",
+    "induction_by_mechanism",
+    "rank_collapse",
+    "scaled_scores",
+    "two_layers_for_induction",
+)
