@@ -98,8 +98,8 @@ STUDY = Study(
     },
     measures={
         "share_of_chance": Measure(
-            f"Loss on tokens that an earlier copy determines, of that of guessing any; units of {SHORT} to {LONG} tokens. "
-            "Guessing among the tokens of the unit has 0.64"
+            f"Loss on tokens that an earlier copy determines, of that of guessing any; units of {SHORT} to {LONG}. "
+            "Guessing among the tokens of the unit has 0.65"
         ),
         "share_short": Measure(f"Loss for units of {SHORT} tokens, of that of guessing among the tokens of the unit"),
         "share_long": Measure(f"The same for units of {LONG} tokens"),
