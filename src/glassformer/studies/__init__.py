@@ -5,6 +5,7 @@ STUDIES = (
     "gpt3_accounting",
     "induction_by_mechanism",
     "one_copying_head",
+    "path_collapse",
     "rank_collapse",
     "scaled_scores",
     "two_layers_for_induction",

@@ -83,7 +83,7 @@ STUDY = Study(
         Claim("Eigenvalues rank the heads of one layer as they copy", value("rank_correlation", model=ONE), above(0.5)),
         Claim("and those of two layers", value("rank_correlation", model=TWO), above(0.5)),
         Claim(
-            "Eigenvalues rank heads as their rows do, token by token", value("by_rows", model=TWO), above(0.5), exact=True
+            "Eigenvalues rank heads as rows do, token by token", value("by_rows", model=TWO), above(0.5), exact=True
         ),
         Claim(
             "Ten of twelve heads of a one-layer model copy",
