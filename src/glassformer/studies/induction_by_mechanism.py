@@ -8,6 +8,7 @@ it still lacks then, it lacks for its state.
 
 import math
 from functools import partial
+from typing import Any
 
 import glassformer as gf
 from glassformer.analysis.heads import head_scores
@@ -75,7 +76,7 @@ def _loss(model: ModelLike, least: int, most: int) -> float:
     return float(losses[certain].mean())
 
 
-def _tokens_until(lines: list[dict[str, float]]) -> float:
+def _tokens_until(lines: list[dict[str, Any]]) -> float:
     """Return how many tokens were seen when the training loss first was half of chance."""
     for line in lines:
         if line.get("loss", math.inf) < CHANCE / 2:
