@@ -2,6 +2,7 @@
 
 # modules that hold a `STUDY` for the engine
 STUDIES = (
+    "differential_needles",
     "gpt3_accounting",
     "induction_by_mechanism",
     "one_copying_head",

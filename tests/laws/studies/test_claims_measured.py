@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.data import Needle
 from glassformer.files import json_text
 from glassformer.handmade import induction_model
-from glassformer.studies import induction_by_mechanism, path_collapse
+from glassformer.studies import differential_needles, induction_by_mechanism, path_collapse
 from glassformer.studies.one_copying_head import rank_correlation, scores
 from glassformer.studies.rank_collapse import share
 from glassformer.study import Case
@@ -63,3 +64,13 @@ def test_tokens_that_are_all_alike_stay_so_on_every_path():
     layers = [[torch.randn(2, 6, 6, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in range(3)]
     alike = torch.randn(6, generator=generator, dtype=torch.float64).expand(5, 6)
     assert all(share(path) < 1e-9 for path in path_collapse.by_length(alike, layers)[0])
+
+
+def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are_zero():
+    model = gf.Decoder(differential_needles.recipe("softmax", 32, 1).model)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    rows = Needle(length=32).build().batch(0)
+    found = differential_needles.looked(model, rows.tokens, rows.targets[:, -1])
+    # a value, two needles and <bos> among 32 tokens
+    assert found["on_answer"] == pytest.approx(1 / 32) and found["on_noise"] == pytest.approx(28 / 32)
