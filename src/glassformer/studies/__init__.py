@@ -5,6 +5,7 @@ STUDIES = (
     "differential_needles",
     "gpt3_accounting",
     "induction_by_mechanism",
+    "noam_and_cosine",
     "one_copying_head",
     "path_collapse",
     "rank_collapse",

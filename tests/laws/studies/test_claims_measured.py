@@ -9,7 +9,7 @@ import glassformer as gf
 from glassformer.data import Needle
 from glassformer.files import json_text
 from glassformer.handmade import induction_model
-from glassformer.studies import differential_needles, induction_by_mechanism, path_collapse
+from glassformer.studies import differential_needles, induction_by_mechanism, noam_and_cosine, path_collapse
 from glassformer.studies.one_copying_head import rank_correlation, scores
 from glassformer.studies.rank_collapse import share
 from glassformer.study import Case
@@ -74,3 +74,16 @@ def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are
     found = differential_needles.looked(model, rows.tokens, rows.targets[:, -1])
     # a value, two needles and <bos> among 32 tokens
     assert found["on_answer"] == pytest.approx(1 / 32) and found["on_noise"] == pytest.approx(28 / 32)
+
+
+def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():
+    found = [noam_and_cosine.recipe(kind, 100) for kind in noam_and_cosine.STUDY.grid["schedule"]]
+    for recipe in found:
+        rates = [recipe.optim.rate(step, recipe.steps, recipe.model.d_model) for step in range(1, 101)]
+        assert max(rates) == pytest.approx(noam_and_cosine.PEAK)
+        assert rates[noam_and_cosine.WARMUP - 1] == max(rates)
+
+
+def test_the_best_loss_is_near_that_of_all_rows():
+    # 512 rows of 32 symbols: the standard error is 0.006
+    assert noam_and_cosine.best_loss() == pytest.approx(noam_and_cosine.DATA.optimal_loss(), abs=0.02)
