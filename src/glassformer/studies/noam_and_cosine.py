@@ -1,8 +1,8 @@
 """Schedules of the learning rate at equal peak, warm-up and steps, on a task whose best loss is known row by row.
 
-Symbols of each row are drawn with probabilities of its own, and counting them is all there is to do: what a model loses
-beyond the loss of counting, on the same rows, is what training left undone. A cosine has to know when training ends, and
-one that was meant for twice as long is stopped halfway; the inverse square root knows no end.
+Symbols of each row are drawn with probabilities of its own, and counting them is all there is to do: what a model
+loses beyond the loss of counting, on the same rows, is what training left undone. A cosine has to know when training
+ends, and one that was meant for twice as long is stopped halfway; the inverse square root knows no end.
 """
 
 import math
