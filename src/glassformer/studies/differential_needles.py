@@ -102,6 +102,7 @@ STUDY = Study(
         "trained on text, and look for several facts in 4,000 tokens.",
         "A fact is a token of a kind that noise has none of, so that finding it takes no comparison with the question.",
         "Weights of differential attention may be negative: shares are of their sizes.",
+        "Seeds draw weights; the rows are the same for all.",
     ),
     mechanisms=("softmax", "differential"),
 )  # fmt: skip

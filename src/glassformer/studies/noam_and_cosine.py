@@ -89,6 +89,7 @@ STUDY = Study(
     differs=(
         "One layer of width 32 that learns to count, in place of translation and language models; 400 steps, of which "
         "40 are warm-up. The peak is the same for all, chosen for none.",
+        "Seeds draw weights; the rows are the same for all, in training and where losses are measured.",
         "No claim is made of warm-up itself, which this pre-norm model may not need.",
     ),
     mechanisms=("softmax",),
