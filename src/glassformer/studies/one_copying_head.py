@@ -99,6 +99,8 @@ STUDY = Study(
         "Eight heads a layer and a vocabulary of 1,024; the paper has twelve and 50,000.",
         "Of the trained models there is one each: seeds draw the tokens that copying is measured on, and the interval "
         "says nothing of other trained models. Claims about weights alone are the same in every seed.",
+        "Measured copying also counts how sharply a head attends: heads of random weights, which attend evenly, have "
+        "-0.85 whatever their circuits, and among trained heads the sharpest lead.",
         "In the second layer the score is that of the direct path from the embedding: what heads of the first layer "
         "wrote is read along with it where copying is measured.",
     ),

@@ -24,9 +24,10 @@ def test_a_model_wired_for_induction_completes_units_of_every_length_by_a_head_t
     lines = [{"step": i, "tokens": 100 * i, "loss": loss} for i, loss in enumerate((4.0, 2.2, 2.0, 1.0))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json_text, lines)))
     case = Case({"mechanism": "softmax"}, {"steps": 1}, 0, trains=lambda config: tmp_path)
-    found = {name: value() if callable(value) else value for name, value in induction_by_mechanism.run(case).items()}
+    given = induction_by_mechanism.run(case).items()
+    found = {name: value if isinstance(value, int | float) else value() for name, value in given}
     assert max(found["share_of_chance"], found["share_short"], found["share_long"]) < 1e-3
-    assert found["prefix_matching"] > 0.99
+    assert found["prefix_matching"] > 0.99 and found["least_matching"] < 0.1
     # half of ln 64 is 2.08
     assert found["tokens_until"] == 200
 
@@ -67,7 +68,7 @@ def test_tokens_that_are_all_alike_stay_so_on_every_path():
 
 
 def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are_zero():
-    model = gf.Decoder(differential_needles.recipe("softmax", 32, 1).model)
+    model = differential_needles.recipe("softmax", 32, 1).model.build()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     rows = Needle(length=32).build().batch(0)
@@ -77,7 +78,7 @@ def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are
 
 
 def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():
-    found = [noam_and_cosine.recipe(kind, 100) for kind in noam_and_cosine.STUDY.grid["schedule"]]
+    found = [noam_and_cosine.recipe(str(kind), 100) for kind in noam_and_cosine.STUDY.grid["schedule"]]
     for recipe in found:
         rates = [recipe.optim.rate(step, recipe.steps, recipe.model.d_model) for step in range(1, 101)]
         assert max(rates) == pytest.approx(noam_and_cosine.PEAK)
@@ -85,5 +86,5 @@ def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():
 
 
 def test_the_best_loss_is_near_that_of_all_rows():
-    # 512 rows of 32 symbols: the standard error is 0.006
+    # 512 rows of 32 symbols: the standard error is 0.012
     assert noam_and_cosine.best_loss() == pytest.approx(noam_and_cosine.DATA.optimal_loss(), abs=0.02)
