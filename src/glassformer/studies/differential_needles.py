@@ -91,7 +91,7 @@ STUDY = Study(
             above(0.1),
         ),
         Claim(
-            "and next to not at all at noise",
+            "Differential attention looks next to not at all at noise",
             value("on_noise", mechanism=DIFFERENTIAL) / value("on_noise", mechanism=SOFTMAX),
             below(0.25),
         ),

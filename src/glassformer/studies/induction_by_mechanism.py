@@ -119,9 +119,9 @@ STUDY = Study(
     },
     claims=(
         Claim("Two layers of softmax learn it", value("share_of_chance", mechanism=SOFTMAX), below(0.1)),
-        Claim("by a head that matches prefixes", value("prefix_matching", mechanism=SOFTMAX), above(0.5)),
+        Claim("Softmax has a head that matches prefixes", value("prefix_matching", mechanism=SOFTMAX), above(0.5)),
         Claim("Differential attention learns it", value("share_of_chance", mechanism=DIFFERENTIAL), below(0.1)),
-        Claim("by such a head too", value("prefix_matching", mechanism=DIFFERENTIAL), above(0.5)),
+        Claim("Differential attention has one, too", value("prefix_matching", mechanism=DIFFERENTIAL), above(0.5)),
         Claim(
             "Differential attention needs fewer tokens than softmax, as it does on text",
             value("tokens_until", mechanism=DIFFERENTIAL) / value("tokens_until", mechanism=SOFTMAX),
@@ -133,12 +133,12 @@ STUDY = Study(
             above(0.1),
         ),
         Claim(
-            "and still less where smeared keys spare it the first layer's part",
+            "Linear attention recalls less even where smeared keys spare it the first layer's part",
             value("share_of_chance", mechanism=SMEARED) - value("share_of_chance", mechanism=SOFTMAX),
             above(0.1),
         ),
         Claim(
-            "Its state is the limit: long units are recalled worse than short ones",
+            "The state of linear attention is the limit: long units are recalled worse than short ones",
             value("share_long", mechanism=SMEARED) - value("share_short", mechanism=SMEARED),
             above(0.1),
         ),
@@ -148,7 +148,7 @@ STUDY = Study(
             above(0.1),
         ),
         Claim(
-            "Softmax has no such limit",
+            "Softmax recalls long units as well as short ones",
             value("share_long", mechanism=SOFTMAX) - value("share_short", mechanism=SOFTMAX),
             below(0.1),
         ),

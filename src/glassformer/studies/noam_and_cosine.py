@@ -56,7 +56,7 @@ STUDY = Study(
     run=run,
     grid={"schedule": (NOAM, COSINE, CUT, CONSTANT)},
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 40}),
+        "smoke": Scale(seeds=2, settings={"steps": 10}),
         "small": Scale(seeds=5, settings={"steps": 400}),
         "full": Scale(seeds=5, settings={"steps": 8000}),
     },
@@ -81,7 +81,7 @@ STUDY = Study(
             above(1),
         ),
         Claim(
-            "and worse than the inverse square root, which knows no end",
+            "A cosine stopped halfway is worse than the inverse square root, which knows no end",
             value("excess", schedule=CUT) / value("excess", schedule=NOAM),
             above(1),
         ),

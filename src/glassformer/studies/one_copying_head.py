@@ -80,8 +80,8 @@ STUDY = Study(
         "induction_head": Measure("Eigenvalue score of the head that matches prefixes best"),
     },
     claims=(
-        Claim("Eigenvalues rank the heads of one layer as they copy", value("rank_correlation", model=ONE), above(0.5)),
-        Claim("and those of two layers", value("rank_correlation", model=TWO), above(0.5)),
+        Claim("Eigenvalues rank heads of one layer as they copy", value("rank_correlation", model=ONE), above(0.5)),
+        Claim("Eigenvalues rank heads of two layers as they copy", value("rank_correlation", model=TWO), above(0.5)),
         Claim(
             "Eigenvalues rank heads as rows do, token by token", value("by_rows", model=TWO), above(0.5), exact=True
         ),

@@ -88,8 +88,10 @@ STUDY = Study(
     claims=(
         Claim("A network with skip connections is the sum of its paths", value("error"), below(1e-9)),
         Claim("A path of three heads taken alone leaves next to nothing", value("alone"), below(-4)),
-        Claim("and each head shrinks it three times as much as the one before", value("rate_alone"), within(1, 3)),
-        Claim("Within the network such a path collapses as fast", value("rate_within"), within(1, 3)),
+        Claim(
+            "Taken alone, each head shrinks it three times as much as the one before", value("rate_alone"), within(1, 3)
+        ),
+        Claim("With the patterns of the whole network a path collapses as fast", value("rate_within"), within(1, 3)),
         Claim("Short paths carry what the network returns", value("short_paths"), above(0.5)),
         Claim("The longest paths have collapsed", value("longest_share"), below(0.1)),
     ),
