@@ -1,4 +1,14 @@
 """Studies: what papers say, checked in miniature."""
 
 # modules that hold a `STUDY` for the engine
-STUDIES = ("gpt3_accounting", "rank_collapse", "scaled_scores", "two_layers_for_induction")
+STUDIES = (
+    "differential_needles",
+    "gpt3_accounting",
+    "induction_by_mechanism",
+    "noam_and_cosine",
+    "one_copying_head",
+    "path_collapse",
+    "rank_collapse",
+    "scaled_scores",
+    "two_layers_for_induction",
+)

@@ -27,29 +27,34 @@ def run(case: Case) -> Measures:
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     variant = case["variant"]
     skip, mlp, norm = ("skip" in variant), ("MLP" in variant), ("norm" in variant)
-    shares = [_share(x)]
+    shares = [share(x)]
     for query, key, out, first, second in layers:
-        x = _attention(x, query, key, out, masked=False) + (x if skip else 0)
+        x = attention(x, query, key, out, masked=False) + (x if skip else 0)
         x = _normed(x) if norm else x
         if mlp:
             x = torch.relu(x @ first) @ second + (x if skip else 0)
             x = _normed(x) if norm else x
-        shares.append(_share(x))
+        shares.append(share(x))
     return {f"residual_{depth}": math.log10(max(shares[depth], 1e-300)) for depth in DEPTHS} | {
         f"power_{name}": _power(layers[0], n, d, generator, masked=masked)
         for name, masked in (("unmasked", False), ("masked", True))
     }
 
 
-def _attention(x: Tensor, query: Tensor, key: Tensor, out: Tensor, *, masked: bool) -> Tensor:
+def attention(x: Tensor, query: Tensor, key: Tensor, out: Tensor, *, masked: bool = False) -> Tensor:
     """Return what heads write, `token d`; weights are `head d d`, queries and keys of full width."""
+    return (patterns(x, query, key, masked=masked) @ x @ out).sum(0) / math.sqrt(len(query))
+
+
+def patterns(x: Tensor, query: Tensor, key: Tensor, *, masked: bool = False) -> Tensor:
+    """Return where heads look, `head query key`."""
     scores = (x @ query) @ (x @ key).mT / math.sqrt(x.shape[-1])
     if masked:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    return (scores.softmax(-1) @ x @ out).sum(0) / math.sqrt(len(query))
+    return scores.softmax(-1)
 
 
-def _residual(x: Tensor) -> Tensor:
+def residual(x: Tensor) -> Tensor:
     """Return the distance of every token from their mean."""
     return x - x.mean(0)
 
@@ -59,9 +64,9 @@ def _size(x: Tensor) -> float:
     return float((x.abs().sum(0).max() * x.abs().sum(1).max()).sqrt())
 
 
-def _share(x: Tensor) -> float:
+def share(x: Tensor) -> float:
     """Return the residual relative to the whole: a stream that shrinks as a whole does not count as collapse."""
-    return _size(_residual(x)) / _size(x)
+    return _size(residual(x)) / _size(x)
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -71,12 +76,12 @@ def _normed(x: Tensor) -> Tensor:
 def _power(layer: list[Tensor], n: int, d: int, generator: torch.Generator, *, masked: bool) -> float:
     """Return the slope of the residual behind one layer over that before it, in logarithms, as it becomes small."""
     common = torch.randn(d, generator=generator, dtype=torch.float64)
-    apart = _residual(torch.randn(n, d, generator=generator, dtype=torch.float64))
+    apart = residual(torch.randn(n, d, generator=generator, dtype=torch.float64))
     points = []
     for exponent in (-3.0, -2.5, -2.0):
         x = common + 10**exponent * apart
-        behind = _attention(x, *layer[:3], masked=masked)
-        points.append((float(_residual(x).norm().log()), float(_residual(behind).norm().log())))
+        behind = attention(x, *layer[:3], masked=masked)
+        points.append((float(residual(x).norm().log()), float(residual(behind).norm().log())))
     (x0, y0), (x1, y1) = points[0], points[-1]
     return (y1 - y0) / (x1 - x0)
 

@@ -1,0 +1,90 @@
+"""What studies measure is right where the answer is known."""
+
+import math
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.data import Needle
+from glassformer.files import json_text
+from glassformer.handmade import induction_model
+from glassformer.studies import differential_needles, induction_by_mechanism, noam_and_cosine, path_collapse
+from glassformer.studies.one_copying_head import rank_correlation, scores
+from glassformer.studies.rank_collapse import share
+from glassformer.study import Case
+from glassformer.testing import close
+
+
+def test_a_model_wired_for_induction_completes_units_of_every_length_by_a_head_that_matches_prefixes(
+    tmp_path, monkeypatch
+):
+    wired = induction_model(induction_by_mechanism.SYMBOLS + 1, induction_by_mechanism.LENGTH)
+    monkeypatch.setattr(gf, "load", lambda folder: wired)
+    lines = [{"step": i, "tokens": 100 * i, "loss": loss} for i, loss in enumerate((4.0, 2.2, 2.0, 1.0))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json_text, lines)))
+    case = Case({"mechanism": "softmax"}, {"steps": 1}, 0, trains=lambda config: tmp_path)
+    given = induction_by_mechanism.run(case).items()
+    found = {name: value if isinstance(value, int | float) else value() for name, value in given}
+    assert max(found["share_of_chance"], found["share_short"], found["share_long"]) < 1e-3
+    assert found["prefix_matching"] > 0.99 and found["least_matching"] < 0.1
+    # half of ln 64 is 2.08
+    assert found["tokens_until"] == 200
+
+
+def test_of_heads_wired_by_hand_the_one_that_copies_has_positive_eigenvalues_and_copies():
+    predicted, measured = scores(induction_model(), 0, 10)
+    # blank heads have no eigenvalues; the head that looks back writes where no logit reads it
+    assert len(predicted) == len(measured) == 1
+    assert predicted[0] == pytest.approx(1) and measured[0] > 0.99
+
+
+def test_rank_correlation_asks_for_order_alone():
+    drawn = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert rank_correlation(drawn, drawn.exp()) == pytest.approx(1)
+    assert rank_correlation(drawn, -(drawn**3)) == pytest.approx(-1)
+    assert math.isnan(rank_correlation(drawn[:1], drawn[:1]))
+
+
+def test_paths_of_all_lengths_sum_to_what_the_network_returns_and_end_in_that_of_all_heads():
+    generator = torch.Generator().manual_seed(0)
+    layers = [[torch.randn(2, 6, 6, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in range(4)]
+    x = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    sums, patterns = path_collapse.by_length(x, layers)
+    assert len(sums) == 5 and len(patterns) == 4
+    close(torch.stack(sums).sum(0), path_collapse.network(x, layers))
+    close(sums[0], x)
+    longest = x
+    for pattern, (_, _, out) in zip(patterns, layers, strict=True):
+        longest = (pattern @ longest @ out).sum(0) / math.sqrt(2)
+    close(sums[-1], longest)
+
+
+def test_tokens_that_are_all_alike_stay_so_on_every_path():
+    generator = torch.Generator().manual_seed(0)
+    layers = [[torch.randn(2, 6, 6, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in range(3)]
+    alike = torch.randn(6, generator=generator, dtype=torch.float64).expand(5, 6)
+    assert all(share(path) < 1e-9 for path in path_collapse.by_length(alike, layers)[0])
+
+
+def test_shares_of_attention_are_what_even_attention_gives_where_all_weights_are_zero():
+    model = differential_needles.recipe("softmax", 32, 1).model.build()
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    rows = Needle(length=32).build().batch(0)
+    found = differential_needles.looked(model, rows.tokens, rows.targets[:, -1])
+    # a value, two needles and <bos> among 32 tokens
+    assert found["on_answer"] == pytest.approx(1 / 32) and found["on_noise"] == pytest.approx(28 / 32)
+
+
+def test_schedules_that_are_compared_have_the_same_peak_at_the_same_step():
+    found = [noam_and_cosine.recipe(str(kind), 100) for kind in noam_and_cosine.STUDY.grid["schedule"]]
+    for recipe in found:
+        rates = [recipe.optim.rate(step, recipe.steps, recipe.model.d_model) for step in range(1, 101)]
+        assert max(rates) == pytest.approx(noam_and_cosine.PEAK)
+        assert rates[noam_and_cosine.WARMUP - 1] == max(rates)
+
+
+def test_the_best_loss_is_near_that_of_all_rows():
+    # 512 rows of 32 symbols: the standard error is 0.012
+    assert noam_and_cosine.best_loss() == pytest.approx(noam_and_cosine.DATA.optimal_loss(), abs=0.02)
