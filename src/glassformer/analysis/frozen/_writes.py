@@ -125,7 +125,7 @@ def _write_source_sites(model: ModelLike) -> list[str]:
     return residual_sites(model) + source_sites(model)
 
 
-@question("What is the stream at one place made of?", reads=residual_sites)
+@question("What is the stream at one place made of?", reads=residual_sites, holds=("norm scales",))
 def writes(
     run: Any,
     text: Any = None,
@@ -171,7 +171,7 @@ def writes(
     )  # fmt: skip
 
 
-@question("How much of the stream is each component?", reads=residual_sites)
+@question("How much of the stream is each component?", reads=residual_sites, holds=("norm scales",))
 def write_shares(
     run: Any,
     text: Any = None,
@@ -203,7 +203,7 @@ def write_shares(
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
 
-@question("Which components write along a direction?", reads=residual_sites)
+@question("Which components write along a direction?", reads=residual_sites, holds=("norm scales",))
 def write_projections(
     run: Any,
     text: Any = None,
@@ -242,7 +242,12 @@ def write_projections(
     return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
 
 
-@question("What does a head write on behalf of each token?", reads=_write_source_sites, traits=("linear_in_value",))
+@question(
+    "What does a head write on behalf of each token?",
+    reads=_write_source_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 def write_sources(
     run: Any,
     text: Any = None,
