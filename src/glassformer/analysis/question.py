@@ -26,6 +26,7 @@ from glassformer.arguments import check
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Result
 from glassformer.provenance import gathered, is_gathering
+from glassformer.trace import Site, parts_of
 
 if TYPE_CHECKING:
     from glassformer.analysis._run import Run
@@ -35,12 +36,13 @@ R_co = TypeVar("R_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
 Reads = Callable[[Any], Sequence[str]]
-Held = Literal["patterns", "norm scales", "gates", "gradients"]
-# by which quantities of sites a model has what is held; gradients are of any model
-_KEPT_AT: dict[Held, frozenset[str]] = {
-    "patterns": frozenset(("pattern",)),
-    "norm scales": frozenset(("scale", "z_scale", "write_scale", "sum_scale")),
-    "gates": frozenset(("gate_in",)),
+Held = Literal["patterns", "norm scales", "gates", "readout", "gradients"]
+# at which sites a model has what is held; gradients are of any model
+_KEPT_AT: dict[Held, Callable[[Site], bool]] = {
+    "patterns": lambda site: site.quantity == "pattern",
+    "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
+    "gates": lambda site: site.quantity == "gate_in",
+    "readout": lambda site: site.part == "readout" and site.quantity == "pre",
 }
 
 
@@ -56,7 +58,8 @@ class Card:
             itself, `training runs`.
         traits: What it assumes of the mechanisms, as `Traits` names it.
         holds: What it takes as it was in the pass, so that its answer is of that run alone: `patterns`, `norm scales`,
-            `gates` on mixed values, or `gradients`, which stand for the model near what it read.
+            `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
+            it read.
         sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
     """
 
@@ -109,15 +112,14 @@ class Card:
         Raises:
             AnalysisUnavailable: It is not defined for this model.
         """
-        there = {site.quantity for site in model.sites("*").values()}
-        # what is held of a pass is read; whether there is a gate says the model
-        read = (
-            there
-            if self.sites is None
-            else {site.quantity for name in self.reads(model) for site in model.sites(name).values()}
-            | _KEPT_AT["gates"] & there
-        )
-        return tuple(kind for kind in self.holds if kind not in _KEPT_AT or _KEPT_AT[kind] & read)
+        if not self.holds:
+            return ()
+        model = parts_of(model)
+        there = list(model.sites("*").values())
+        # what is held of a pass is read, but for gates, which are made of what is
+        read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
+        kept = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _KEPT_AT.items()}
+        return tuple(kind for kind in self.holds if kept.get(kind, True))
 
 
 class OfOnePass(Protocol[P, R_co]):

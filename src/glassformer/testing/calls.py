@@ -7,6 +7,7 @@ Arguments go by the names of parameters: `_USUAL` has them for all analyses, `_O
 """
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,6 +118,13 @@ class _Fits:
     def batch(self) -> Batch:
         return self.subject.batch()
 
+    @property
+    def longer(self) -> Batch:
+        """A batch of rows as long as early and late losses take to differ."""
+        shapes = [(2, 20)] * len(self.subject.inputs)
+        drawn = self.subject.others(torch.Generator().manual_seed(5), shapes)
+        return dataclasses.replace(self.subject, inputs=drawn).batch()
+
     def prefix(self, length: int) -> Tensor | Batch:
         """The first row cut short; with its source, if there is one."""
         ids = self.subject.inputs[-1][:1, :length]
@@ -156,10 +164,6 @@ class _Fits:
     def run(self) -> History:
         return _Kept(Path("kept"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
 
-    @property
-    def early_and_late(self) -> dict[str, Any]:
-        return {"batches": (self.batch,), "early": 1, "late": 3}
-
 
 # by parameter, for what has no default
 _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
@@ -168,10 +172,11 @@ _USUAL: Mapping[str, Callable[[_Fits], Any]] = {
     "batches": lambda fits: fits.batch, "metric": lambda fits: logit_difference(1, 2),
     "heads": lambda fits: fits.heads[-1:], "head": lambda fits: fits.heads[-1], "layer": lambda fits: 0,
     "label": lambda fits: fits.heads[0], "writer": lambda fits: fits.heads[0],
-    "reader": lambda fits: f"{fits.heads[-1]} V", "token": lambda fits: 5, "threshold": lambda fits: 0.01,
+    "reader": lambda fits: f"{fits.heads[-1]} Q", "token": lambda fits: 5, "threshold": lambda fits: 0.01,
     "thresholds": lambda fits: [0.001, 0.1], "circuit": lambda fits: [fits.heads[0], fits.heads[-1]],
     "subject": lambda fits: [1], "chosen": lambda fits: fits.heads[:1],
-    "mask": lambda fits: torch.eye(fits.subject.inputs[-1].shape[1], dtype=torch.bool), "directions": lambda fits: fits.direction,
+    "mask": lambda fits: torch.eye(fits.subject.inputs[-1].shape[1], dtype=torch.bool),
+    "directions": lambda fits: fits.direction,
     "pairs": lambda fits: fits.pairs, "plan": lambda fits: [[Scale("*.attn.out", 0.0)]],
     "first": lambda fits: fits.heads[0], "second": lambda fits: fits.heads[-1],
 }  # fmt: skip
@@ -203,8 +208,8 @@ _OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
     "rank_of_stream": lambda fits: {"inputs": (fits.ids[:1],)},
     "in_context_learning": lambda fits: {"batches": (fits.batch,), "early": 1, "late": 3},
     "loss_trajectories": lambda fits: {"folders": [fits.run], "batches": (fits.batch,), "draws": 2},
-    "phase_change": lambda fits: {"found": trajectory(fits.run, fits.batch)},
-    "trajectory": lambda fits: {"folder": fits.run, "batches": (fits.batch,)},
+    "phase_change": lambda fits: {"found": trajectory(fits.run, fits.longer)},
+    "trajectory": lambda fits: {"folder": fits.run, "batches": (fits.longer,)},
     "importance": lambda fits: {"batches": (fits.batch,), "others": "recorded"},
     "average_routes": lambda fits: {"text": fits.ids},
     "rotation_test": lambda fits: {} if fits.target is None else {"source": fits.ids},

@@ -185,7 +185,7 @@ class AttentionWeights:
     def require_ov(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless what is written is linear in what values read, given the pattern."""
         kind, linear = self.module.mixer.config.kind, self.module.mixer.traits.linear_in_value
-        if linear in ("no", "grouped"):
+        if not self.module.mixer.traits.one_pattern:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{kind}" (linear_in_value="{linear}"), so no single matrix '
                 "says what a head moves.\n"
