@@ -11,7 +11,7 @@ In `table.json` equal outcomes stand once, and rows point to them:
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from typing import Any, Literal, get_args
@@ -149,7 +149,8 @@ class Table:
         return "{\n" + ",\n".join([f'"format": {FORMAT}', *lists]) + "\n}\n"
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Table":
+    def from_json(cls, text: str) -> "Table":
+        data = json.loads(text)
         analyses = tuple(Analysis(**one) for one in data["analyses"])
         distinct = [Outcome.from_dict(one) for one in data["outcomes"]]
         rows = [
@@ -166,7 +167,7 @@ class Table:
 def applied() -> Table:
     """Return the table that comes with the package."""
     text = resources("glassformer.applicability").joinpath(FILE).read_text(encoding="utf-8")
-    return Table.from_dict(json.loads(text))
+    return Table.from_json(text)
 
 
 def _kind(name: str) -> str:
@@ -174,5 +175,5 @@ def _kind(name: str) -> str:
     return name.partition("(")[0].partition(",")[0]
 
 
-def _lines(found: Sequence[Any] | Iterable[Any]) -> str:
+def _lines(found: Sequence[Any]) -> str:
     return ",\n".join(json_text(one, ascii_only=False) for one in found)

@@ -27,7 +27,8 @@ def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bo
         glassformer models --applies rollout
 
     Args:
-        name: A shipped model, for its whole card; with --applies a mechanism, a wiring, a part, a tiny model or an analysis.
+        name: A shipped model, for its whole card; with --applies a row (a mechanism, a wiring, a part, a tiny model) or
+            an analysis.
         applies: Show which analyses answer of which kinds of model, what they hold fixed, and why others are refused.
         json: Print cards, or what --applies shows, as JSON.
     """
