@@ -15,7 +15,7 @@ from glassformer.trace import Tape
 class Bent(MixerConfig):
     """Softmax whose mixed values are bent: no pattern multiplies values."""
 
-    kind: ClassVar[str] = "bent"
+    kind: ClassVar[str | None] = "bent"
     traits: ClassVar[Traits] = Traits("no")
 
 
@@ -29,7 +29,7 @@ class BentMixer(Mixer, config=Bent):
 class Unscored(MixerConfig):
     """A pattern of feature maps: no scores before it, and rows that sum to anything."""
 
-    kind: ClassVar[str] = "unscored"
+    kind: ClassVar[str | None] = "unscored"
     traits: ClassVar[Traits] = Traits()
 
 
@@ -43,7 +43,7 @@ class UnscoredMixer(Mixer, config=Unscored):
 class Doubled(MixerConfig):
     """Two values per head, each with a pattern of its own."""
 
-    kind: ClassVar[str] = "doubled"
+    kind: ClassVar[str | None] = "doubled"
     traits: ClassVar[Traits] = Traits("grouped", value_streams=2)
 
 
@@ -57,7 +57,7 @@ class DoubledMixer(Mixer, config=Doubled):
 class Braided(MixerConfig):
     """Two query/key maps per head, whose weights are multiplied: no scores are bilinear."""
 
-    kind: ClassVar[str] = "braided"
+    kind: ClassVar[str | None] = "braided"
     traits: ClassVar[Traits] = Traits(streams=2)
 
 

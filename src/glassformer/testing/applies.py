@@ -93,7 +93,7 @@ def says_nothing(found: Any) -> bool:
 
     What is derived from them, such as the share of an effect that there may not be, is not asked for.
     """
-    held = {field.name for field in dataclasses.fields(found)} if isinstance(found, Result) else set[str]()
+    held = {field.name for field in dataclasses.fields(cast(Any, found))} if isinstance(found, Result) else set[str]()
     shown = [getattr(found, name) for name in getattr(found, "HEADLINE", ()) if name in held] or [found]
     numbers = [values for one in shown for values in _numbers(one)]
     return bool(numbers) and all(bool(values.isnan().all()) for values in numbers)
@@ -172,7 +172,7 @@ def sub_layers() -> dict[str, Made]:
 
 def models() -> dict[str, Made]:
     """Return the tiny models of every architecture, and a module of plain PyTorch under our names."""
-    known = {name: partial(subject, name) for name in (*ARCHITECTURES, *ENCODERS)}
+    known: dict[str, Made] = {name: partial(subject, name) for name in (*ARCHITECTURES, *ENCODERS)}
     return known | {"module with a spec": plain}
 
 
@@ -181,8 +181,22 @@ ABOUT: Mapping[str, str] = {
     "attention layer": "such a decoder with softmax, its attention layers made in this way",
     "wiring": "such a decoder with softmax, its blocks wired in this way",
     "sub-layer": "such a decoder with softmax, this sub-layer behind attention",
-    "model": "a tiny model of a family",
 }
+
+
+def about(group: str, subject: Subject) -> str:
+    """Return what a row's model is made of."""
+    if group in ABOUT:
+        return ABOUT[group]
+    if isinstance(subject.model, Foreign):
+        return "a decoder in plain PyTorch, seen through a spec that names what its modules read and write"
+    config = subject.model.config
+    blocks = [block for stack in config.blocks.values() for block in stack]
+    wirings, norms = dict.fromkeys(b.wiring for b in blocks), dict.fromkeys(b.norm.kind for b in blocks)
+    parts = dict.fromkeys(
+        part.mixer.described if isinstance(part, Attention) else part.kind for b in blocks for part in b.parts
+    )
+    return f"{config.kind}; {', '.join(wirings)}; {', '.join(norms)}; {', '.join(parts)}"
 
 
 def made() -> dict[str, dict[str, Made]]:
@@ -198,8 +212,12 @@ def made() -> dict[str, dict[str, Made]]:
 
 def as_kind(found: Mapping[str, Outcome], name: str, kind: str | None) -> dict[str, Outcome]:
     """Return outcomes of a mechanism with settings, as reasons would call it without them."""
+
+    def called(said: str) -> str:
+        return said.replace(f'"{name}"', f'"{kind}"')
+
     return {
-        analysis: dataclasses.replace(one, reason=one.reason.replace(f'"{name}"', f'"{kind}"'))
+        analysis: dataclasses.replace(one, reason=called(one.reason), left_out=tuple(map(called, one.left_out)))
         for analysis, one in found.items()
     }
 
@@ -214,7 +232,8 @@ def table(report: Callable[[str], None] = lambda _: None) -> Table:
     for group, of_group in made().items():
         for name, model in of_group.items():
             report(name)
-            row = Row(name, group, ABOUT[group], outcomes(model()))
+            subject = model()
+            row = Row(name, group, about(group, subject), outcomes(subject))
             kind = kinds.get(name) if group == "mechanism" else None
             own = next((i for i, known in enumerate(found) if (known.name, known.group) == (kind, group)), None)
             if own is not None and found[own].outcomes == as_kind(row.outcomes, name, kind):

@@ -139,7 +139,7 @@ class _Fits:
     @property
     def pairs(self) -> Contrast:
         others = self.subject.others(torch.Generator().manual_seed(9))
-        sides = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}
+        sides: dict[str, Any] = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}
         n = len(self.ids)
         return Contrast(self.ids, others[0], [1] * n, [2] * n, **sides)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from glassformer import weights
 from glassformer.analysis.question import cards
 from glassformer.analysis.vocabulary import crossed_cost
 from glassformer.applicability import Outcome, Row, applied
@@ -42,7 +43,8 @@ def row_of(group: str, name: str) -> Row:
 
 @pytest.mark.parametrize(("group", "name"), EVERY)
 def test_the_table_says_what_asking_every_analysis_gives(group: str, name: str) -> None:
-    row, found = row_of(group, name), outcomes(MADE[group, name]())
+    row, model = row_of(group, name), MADE[group, name]()
+    found = outcomes(model)
     # a variant that stands in its mechanism's row is called by another name in reasons
     found = as_kind(found, name, KINDS[name]) if name in row.also else found
     changed = [
@@ -51,6 +53,7 @@ def test_the_table_says_what_asking_every_analysis_gives(group: str, name: str) 
         if row.outcomes.get(analysis) != one
     ]
     assert not changed, "\n".join(changed) + ANEW
+    assert row.about == applies.about(group, model), ANEW
 
 
 def test_the_table_has_every_analysis_and_every_model_and_no_other() -> None:
@@ -163,3 +166,10 @@ def test_cells_cost_what_they_cost_in_a_decoder_alone() -> None:
     crossed = right_call(crossed_cost, subject("gpt2")).arguments["crossed"]
     with pytest.raises(AnalysisUnavailable, match="next token of one text; EncoderDecoder is none"):
         crossed_cost(subject("translator_relative").model, crossed, torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_matrices_of_heads_with_several_values_give_no_logits() -> None:
+    doubled = next(mixer for mixer in MADE_UP if mixer.kind == "doubled")
+    model = built("doubled", mixer=doubled)
+    with pytest.raises(AnalysisUnavailable, match='layer 0 uses "doubled", whose heads have 2 values'):
+        weights.logits(weights.of(model.model), model.inputs[0])
