@@ -19,7 +19,7 @@ SWEEP := -m "not gpu and not network" --hypothesis-profile=full
 # one process per core; who is done takes tests over from who is not; the slowest are named
 WORKERS := --numprocesses auto --dist worksteal --durations=10
 
-.PHONY: demo test test-all test-gpu stress check docs tables families pictures bench format
+.PHONY: demo test test-all test-gpu stress check docs tables applies families pictures bench format
 .DEFAULT_GOAL := demo
 
 demo: $(RUNTIME)
@@ -55,6 +55,11 @@ docs: $(DEV)
 
 tables: $(DEV)
 	$(BIN)/python docs/make_tables.py
+	$(BIN)/python docs/make_catalogue.py
+
+# asks every analysis of every kind of model
+applies: $(DEV)
+	$(BIN)/python -W ignore -m glassformer.testing.applies
 	$(BIN)/python docs/make_catalogue.py
 
 families: $(DEV)

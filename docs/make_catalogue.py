@@ -1,6 +1,7 @@
 """Write what the code says of itself: `python docs/make_catalogue.py`.
 
 docs/which-analysis.md      every analysis by its question, from the cards
+docs/what-applies.md        which analysis answers of which kind of model, from the table that `make applies` makes
 docs/architecture.md        the tree, from the first lines of docstrings, between `<!-- tree -->` and `<!-- /tree -->`
 """
 
@@ -8,11 +9,14 @@ import ast
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from glassformer.analysis import ROOMS
 from glassformer.analysis.question import Card, cards
+from glassformer.applicability import Outcome, Row, Table, applied
+from glassformer.applicability.table import STATUSES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "glassformer"
@@ -47,8 +51,37 @@ Most have a command too: `explain`, `lens`, `attribute`, `route`, `trace`, `patc
 `circuits`, and `behaviour` for known habits (`glassformer behaviour MODEL TEXT --habits sinks`).
 
 What an analysis *assumes* are traits of the mechanism, which [mechanisms](mechanisms.md) lists; without one it raises
-`AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values.
+`AnalysisUnavailable` and names what works instead. `linear_in_value` stands for a pattern that multiplies values. Which
+analysis answers of which mechanism, wiring and model, and what it holds fixed of a run: [what applies to
+what](what-applies.md).
 """
+APPLIES = """\
+# What applies to what
+
+Look up which analyses answer for a mechanism, a part, a wiring or a family of models, and why others do not. Nothing
+here is written by hand: every analysis was asked of a tiny model of every kind (`make applies`), with default options.
+
+| outcome | sign | means |
+|---|---|---|
+| exact | ● | it answers, and nothing of a run is held fixed |
+| per run | ◐ | it answers for one run, and takes something of it as it was |
+| refused | – | it raises `AnalysisUnavailable`, which gives the reason and what works instead |
+
+What is taken as it was are `patterns`, `norm scales`, `gates` on mixed values or the activation of a `readout`; what
+goes by `gradients` takes the model to be as it is near what it read. An answer may leave out heads or settings it is
+not defined for; its result says which in `left_out`.
+
+The same on a terminal: `glassformer models --applies linear`, or `--applies rollout` for one analysis; `--json` gives
+the data. A mechanism of your own gets its row from `glassformer.testing`:
+
+```py
+from glassformer.testing.applies import built, outcomes
+
+outcomes(built(mixer=Mine()))["rollout"]
+```
+"""
+SIGNS = {"exact": "●", "per run": "◐", "refused": "–"}
+BASE, BESIDE = "softmax", ("softmax(cap=0.5)", "softmax(sinks=True)")
 
 
 def pages() -> dict[Path, str]:
@@ -59,7 +92,8 @@ def pages() -> dict[Path, str]:
     if not place.search(text):
         raise SystemExit("no <!-- tree --> … <!-- /tree --> to fill in docs/architecture.md")
     drawn = place.sub(lambda match: f"{match[1]}\n```\n{tree()}\n```\n\n{match[2]}", text)
-    return {ROOT / "docs" / "which-analysis.md": which_analysis(), architecture: drawn}
+    docs = ROOT / "docs"
+    return {docs / "which-analysis.md": which_analysis(), docs / "what-applies.md": what_applies(), architecture: drawn}
 
 
 def which_analysis() -> str:
@@ -72,6 +106,80 @@ def which_analysis() -> str:
         rows = [("question", "ask", "of", "assumes", "source"), ("---",) * 5, *(_row(card) for card in found[room])]
         sections.append(f"## {room}: {asked[0].lower()}{asked[1:]}\n\n{_table(rows)}\n")
     return "\n".join(sections)
+
+
+def what_applies() -> str:
+    """Return the page of what applies to what: mechanisms side by side, then each row with its reasons."""
+    table = applied()
+    base = next(row for row in table.rows if row.name == BASE)
+    sections = [APPLIES, f"## Mechanisms side by side\n\n{_side_by_side(table)}\n"]
+    sections.append(f"## What is held\n\n{_held(base)}\n")
+    for group, rows in table.groups.items():
+        shared = len({row.about for row in rows}) == 1
+        counts = [("", *STATUSES), ("---",) * 4, *(_counted(row) for row in rows)]
+        parts = [
+            f"## {group.capitalize()}: each with its reasons",
+            *([_about(rows[0])] if shared else []),
+            _table(counts),
+        ]
+        sections.append("\n\n".join([*parts, *(_reasons(row, base, alone=not shared) for row in rows)]) + "\n")
+    return "\n".join(sections)
+
+
+def _side_by_side(table: Table) -> str:
+    """Return signs of all analyses, for mechanisms as they are, as published, and with settings that matter."""
+    rows = [row for row in table.groups["mechanism"] if "(" not in row.name or row.name in BESIDE]
+    lines: list[Sequence[str]] = [("analysis", *(f"`{row.name}`" for row in rows)), ("---",) * (len(rows) + 1)]
+    for one in table.analyses:
+        lines.append((f"`{one.name}`", *(SIGNS[row.outcomes[one.name].status] for row in rows)))
+    return _table(lines)
+
+
+def _held(base: Row) -> str:
+    """Return what analyses hold of a run, of a model that has norms and patterns."""
+    by_held: dict[str, list[str]] = {}
+    for name, outcome in base.outcomes.items():
+        if outcome.held:
+            by_held.setdefault(", ".join(outcome.held), []).append(f"`{name}`")
+    said = [f"- {held}: {', '.join(names)}" for held, names in by_held.items()]
+    return "\n".join([f"With {BASE}; where a model has none of it, nothing is held.", "", *said])
+
+
+def _counted(row: Row) -> Sequence[str]:
+    counted = Counter(outcome.status for outcome in row.outcomes.values())
+    named = ", ".join(f"`{name}`" for name in (row.name, *row.also))
+    return named, *(str(counted[status]) for status in STATUSES)
+
+
+def _about(row: Row) -> str:
+    return f"{row.about[0].upper()}{row.about[1:]}."
+
+
+def _reasons(row: Row, base: Row, *, alone: bool) -> str:
+    """Return why analyses are refused or leave something out, each reason once, and what else than usual is held.
+
+    Args:
+        row: Of which.
+        base: What is usual.
+        alone: Say what it is of, too.
+    """
+    found: dict[str, list[str]] = {}
+    for name, outcome in row.outcomes.items():
+        for said in _said(name, outcome, base.outcomes):
+            found.setdefault(said, []).append(f"`{name}`")
+    lines = [f"- {', '.join(names)}: {said}" for said, names in found.items()]
+    parts = [f"### {row.name}", *([_about(row)] if alone else []), "\n".join(lines) or f"As {BASE}."]
+    return "\n\n".join(parts)
+
+
+def _said(name: str, outcome: Outcome, usual: Mapping[str, Outcome]) -> Iterator[str]:
+    if outcome.reason:
+        # who refuses stands before the reason already
+        yield f"refused; {outcome.reason.removeprefix(f'{name}: ')}"
+    if outcome.status != "refused" and outcome.held != usual[name].held:
+        yield f"holds {', '.join(outcome.held) or 'nothing'}"
+    if outcome.left_out:
+        yield f"leaves out; {outcome.left_out[0]}"
 
 
 def _row(card: Card) -> Sequence[str]:

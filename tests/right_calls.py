@@ -1,24 +1,23 @@
 """A right call of every public analysis, and of what stands around them, on tiny models: what misuse starts from."""
 
-import inspect
 import itertools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import glassformer as gf
-from explanations import gpt
-from glassformer import checkpoints, data, handmade, models, training, weights
-from glassformer.analysis import behaviour, causal, learning, lens, losses, subspaces, vocabulary
+from glassformer import checkpoints, data, models, training, weights
+from glassformer.analysis import behaviour, causal, learning, losses, subspaces, vocabulary
 from glassformer.analysis.question import cards
 from glassformer.analysis.sweep import kl_divergence, logit_difference, next_token_loss, one_by_one
-from glassformer.data import Contrast, Pair, Pairs, PlantedRows
+from glassformer.data import Pair
 from glassformer.data.batch import next_token_batch
-from glassformer.testing.models import subject
+from glassformer.testing.calls import Call, right_call
+from glassformer.testing.models import Subject, subject
 from tiny_runs import recipe
 
 IDS = torch.tensor([[5, 9, 3, 7, 2]])
@@ -27,28 +26,6 @@ ROWS = next_token_batch(OTHERS)
 # of folders, none of which is written twice
 _NUMBERS = itertools.count()
 VECTOR = torch.ones(16)
-
-
-class Call(NamedTuple):
-    """A function, and arguments by name with which it works; of those that are taken in a row, a tuple."""
-
-    name: str
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-
-    @property
-    def parameters(self) -> list[str]:
-        """What it takes, in order."""
-        named = inspect.signature(self.function).parameters.values()
-        return [one.name for one in named if one.kind != one.VAR_KEYWORD]
-
-    def __call__(self, **changed: Any) -> Any:
-        asked = inspect.signature(self.function)
-        row = {name for name, one in asked.parameters.items() if one.kind == one.VAR_POSITIONAL}
-        assert set(self.arguments) <= set(asked.parameters), "arguments that the function does not take"
-        given = dict(self.arguments) | {name: (value,) if name in row else value for name, value in changed.items()}
-        bound = inspect.BoundArguments(asked, {name: given[name] for name in asked.parameters if name in given})  # type: ignore[arg-type]
-        return self.function(*bound.args, **bound.kwargs)
 
 
 @cache
@@ -76,82 +53,20 @@ def _history() -> Any:
     return learning.read_history(folder() / "run")
 
 
-@cache
-def _history_rows() -> Any:
-    return next_token_batch(torch.randint(1, 20, (6, 25), generator=torch.Generator().manual_seed(0)))
+# what does not apply to GPT-2
+_OTHERS = {"offset_profile": "llama", "effective_memory": "linear"}
 
 
 @cache
-def _trigrams() -> tuple[Any, Any]:
-    found = handmade.skip_trigram_model()
-    cells = (["keep"], ["in", "at"], ["mind", "bay"])
-    return found, vocabulary.crossed_trigrams(found, _RULES, *cells, context=[0])
-
-
-_RULES = [[0, 1, 2, 3], [0, 1, 4, 5]]
-
-# by parameter, for what has no default and no entry of its own below
-_USUAL: Mapping[str, Callable[[], Any]] = {
-    "run": model, "model": model, "text": lambda: IDS, "inputs": lambda: OTHERS, "ids": lambda: OTHERS,
-    "base": lambda: IDS, "batches": lambda: ROWS, "metric": lambda: logit_difference(1, 2),
-    "heads": lambda: ["L1H0"], "head": lambda: "L1H0", "layer": lambda: 0, "label": lambda: "L0H0",
-    "writer": lambda: "L0H0", "reader": lambda: "L1H0 V", "token": lambda: 5, "threshold": lambda: 0.01,
-    "thresholds": lambda: [0.001, 0.1], "circuit": lambda: ["L0H0", "L1H0"], "subject": lambda: [1],
-    "chosen": lambda: ["L0H0"], "mask": lambda: torch.eye(5, dtype=torch.bool),
-    "directions": lambda: VECTOR, "pairs": lambda: Contrast(OTHERS, (OTHERS + 3) % 11, [1, 1], [2, 2]),
-    "plan": lambda: [[gf.Scale("L0H0.z", 0.0)]], "first": lambda: "L0H0", "second": lambda: "L1H0",
-}  # fmt: skip
-
-_OWN: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "input_gradients": lambda: {"text": IDS, "steps": 2},
-    "meaning_shift": lambda: {"first": next_token_batch(IDS), "second": next_token_batch(IDS[:, :4]), "word": (3, 1)},
-    "fit_tuned_lens": lambda: {"batches": [ROWS], "steps": 1},
-    "lens_divergence": lambda: {"lens": lens.fit_tuned_lens(model(), [ROWS], steps=1), "batches": [ROWS]},
-    "evaluate_heads": lambda: {"model": _induction(), "n_sequences": 2, "unit": 4, "repeats": 3},
-    "head_scores": lambda: {"n_sequences": 2, "unit": 3, "repeats": 2},
-    "crossed_cost": lambda: {
-        "model": _trigrams()[0], "crossed": _trigrams()[1], "ids": torch.tensor(_RULES)
-    },
-    "crossed_trigrams": lambda: {
-        "model": _trigrams()[0], "documents": _RULES, "sources": ["keep"], "destinations": ["in", "at"],
-        "outputs": ["mind", "bay"], "context": [0],
-    },
-    "virtual_copying": lambda: {"first": 0, "second": 1},
-    "answered": lambda: {"model": gpt(), "pairs": Pairs((Pair("a b", "a c", "d", "e"), Pair("f (", "f )", "g", "h")))},
-    "before_after": lambda: {"before": model(), "after": subject("gpt2", dtype=torch.float32, seed=3).model},
-    "causal_trace": lambda: {"inputs": IDS, "samples": 2},
-    "faithfulness": lambda: {"metric": logit_difference(1, 2)},
-    "long_context": lambda: {"text": IDS, "sink": 1, "recent": 2},
-    "short_circuit": lambda: {"planted": PlantedRows(OTHERS, torch.tensor([1, 4]), 3), "novel": (ROWS,)},
-    "attention_sinks": lambda: {"text": OTHERS, "window": 2, "first": 1},
-    "suppression": lambda: {"inputs": (ROWS,)},
-    "in_context_learning": lambda: {"batches": (ROWS,), "early": 1, "late": 3},
-    "loss_trajectories": lambda: {"folders": [_history()], "batches": (_history_rows(),), "draws": 5},
-    "phase_change": lambda: {"found": learning.trajectory(_history(), _history_rows())},
-    "trajectory": lambda: {"folder": _history(), "batches": (_history_rows(),)},
-    "importance": lambda: {"batches": (ROWS,), "others": "recorded"},
-    "offset_profile": lambda: {"model": subject("llama", dtype=torch.float32).model},
-    "effective_memory": lambda: {"model": subject("linear").model},
-    "average_routes": lambda: {"text": OTHERS},
-    "rank_of_stream": lambda: {"inputs": (OTHERS,)},
-    "circuits": lambda: {"model": handmade.induction_model(), "rows": (next_token_batch(handmade.repeated(batch=2)),)},
-}  # fmt: skip
-
-
-@cache
-def _induction() -> Any:
-    return handmade.induction_model(vocab=60, max_len=101)
+def _subject(name: str) -> Subject:
+    return Subject(name, model(), (OTHERS,)) if name == "gpt2" else subject(name, length=5, dtype=torch.float32)
 
 
 def _by_card() -> dict[str, Callable[[], Call]]:
-    def made(name: str, function: Callable[..., Any]) -> Call:
-        asked = inspect.signature(function).parameters
-        own = _OWN.get(name, dict[str, Any])()
-        needed = [name for name, one in asked.items() if one.default is one.empty]
-        needed += ["text"] if "run" in needed else []
-        return Call(name, function, own | {name: _USUAL[name]() for name in needed if name not in own})
-
-    return {card.name: lambda card=card: made(card.name, card.function) for card in cards()}
+    return {
+        card.name: lambda card=card: right_call(card.function, _subject(_OTHERS.get(card.name, "gpt2")))
+        for card in cards()
+    }
 
 
 def _around() -> dict[str, Callable[[], Call]]:

@@ -1,5 +1,6 @@
 """`gf.run`: any model and any input in, a `Run` out; and every way it can be used wrongly."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -310,3 +311,10 @@ def test_the_package_offers_its_main_names() -> None:
     assert {"run", "load", "explain", "trace"} <= set(dir(gf))
     with pytest.raises(AttributeError, match="no attribute"):
         gf.nothing  # noqa: B018
+
+
+def test_a_batch_without_a_source_is_none_for_an_encoder_decoder() -> None:
+    found = subject("translator_pre")
+    batch = dataclasses.replace(found.batch(), source=None)
+    with pytest.raises(ShapeMismatch, match=r"reads a source too, and this Batch has none(.|\n)*source="):
+        gf.run(found.model, batch)

@@ -21,8 +21,9 @@ import glassformer as gf
 from glassformer.analysis.question import cards
 from glassformer.errors import GlassformerError
 from glassformer.labelled import Result
+from glassformer.testing.calls import Call
 from glassformer.testing.models import subject
-from right_calls import IDS, Call, calls, model
+from right_calls import IDS, calls, model
 from runtime_checks import lifted
 from trials import Trials
 

@@ -433,6 +433,11 @@ def _batch(model: Model, batch: Batch) -> Inputs:
     batch.check_targets(model.config.n_outputs)
     rows = readable(model, ids, Padding.of(ids, batch.lengths))
     if batch.source is None:
+        if isinstance(model, EncoderDecoder):
+            raise ShapeMismatch(
+                "an encoder-decoder reads a source too, and this Batch has none.\n"
+                "    Give Batch(…, source=…), or run(model, source, target=…)."
+            )
         kwargs = {"lengths": batch.lengths, "documents": batch.documents}
         return Inputs((ids,), kwargs, ids, rows, lengths=batch.lengths)
     source = token_ids(model, batch.source, "source")

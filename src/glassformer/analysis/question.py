@@ -26,6 +26,7 @@ from glassformer.arguments import check
 from glassformer.errors import AnalysisUnavailable, nearest
 from glassformer.labelled import Result
 from glassformer.provenance import gathered, is_gathering
+from glassformer.trace import Site, parts_of
 
 if TYPE_CHECKING:
     from glassformer.analysis._run import Run
@@ -35,6 +36,14 @@ R_co = TypeVar("R_co", covariant=True)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"]
 Reads = Callable[[Any], Sequence[str]]
+Held = Literal["patterns", "norm scales", "gates", "readout", "gradients"]
+# at which sites a model has what is held; gradients are of any model
+_KEPT_AT: dict[Held, Callable[[Site], bool]] = {
+    "patterns": lambda site: site.quantity == "pattern",
+    "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
+    "gates": lambda site: site.quantity == "gate_in",
+    "readout": lambda site: site.part == "readout" and site.quantity == "pre",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class Card:
         of: What it is asked of: `one pass` over a text, `weights` alone, `texts` or `pairs of prompts` that it runs
             itself, `training runs`.
         traits: What it assumes of the mechanisms, as `Traits` names it.
+        holds: What it takes as it was in the pass, so that its answer is of that run alone: `patterns`, `norm scales`,
+            `gates` on mixed values, the activation of a `readout`, or `gradients`, which stand for the model near what
+            it read.
         sites: Returns what it reads of a pass, for its default arguments; None if it looks at no one pass.
     """
 
@@ -56,6 +68,7 @@ class Card:
     question: str
     of: Of
     traits: tuple[str, ...] = ()
+    holds: tuple[Held, ...] = ()
     sites: Reads | None = None
 
     @property
@@ -93,6 +106,21 @@ class Card:
             )
         return list(dict.fromkeys(self.sites(model)))
 
+    def held(self, model: Any) -> tuple[Held, ...]:
+        """Return what it holds of a run of this model with its default arguments; a model without norms has no scales.
+
+        Raises:
+            AnalysisUnavailable: It is not defined for this model.
+        """
+        if not self.holds:
+            return ()
+        model = parts_of(model)
+        there = list(model.sites("*").values())
+        # what is held of a pass is read, but for gates, which are made of what is
+        read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
+        kept = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _KEPT_AT.items()}
+        return tuple(kind for kind in self.holds if kept.get(kind, True))
+
 
 class OfOnePass(Protocol[P, R_co]):
     """How an analysis of one pass is called: with a run, or with a model and what it is to read."""
@@ -112,13 +140,20 @@ _CARDS: dict[tuple[str, str], Card] = {}
 
 @overload
 def question(
-    text: str, *, reads: Reads, traits: tuple[str, ...] = ()
+    text: str, *, reads: Reads, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = ()
 ) -> Callable[[Callable[Concatenate[Any, Any, Any, P], R_co]], OfOnePass[P, R_co]]: ...
 @overload
 def question(
-    text: str, *, of: Of, reads: Reads | None = None, traits: tuple[str, ...] = ()
+    text: str, *, of: Of, reads: Reads | None = None, traits: tuple[str, ...] = (), holds: tuple[Held, ...] = ()
 ) -> Callable[[Function], Function]: ...
-def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, traits: tuple[str, ...] = ()) -> Any:
+def question(
+    text: str,
+    *,
+    of: Of = "one pass",
+    reads: Reads | None = None,
+    traits: tuple[str, ...] = (),
+    holds: tuple[Held, ...] = (),
+) -> Any:
     """Register the card of an analysis, and let its results say what they are of.
 
     That goes for every `Result`; an analysis that returns a bare `Labelled` or `Factored` has no place for notes and
@@ -129,11 +164,12 @@ def question(text: str, *, of: Of = "one pass", reads: Reads | None = None, trai
         of: What it is asked of; `Card` has the choices.
         reads: From a model to the sites it reads with its default arguments.
         traits: What it assumes of mechanisms.
+        holds: What it holds as it was in the run; `Card` has the choices.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         key = function.__module__, function.__name__
-        _CARDS[key] = Card(function.__name__, function.__module__, text, of, traits, reads)
+        _CARDS[key] = Card(function.__name__, function.__module__, text, of, traits, holds, reads)
 
         @functools.wraps(function)
         def analysis(*args: Any, **kwargs: Any) -> Any:

@@ -84,6 +84,11 @@ class Traits:
     reads_input: bool = False
 
     @property
+    def one_pattern(self) -> bool:
+        """Whether each head has one pattern, which multiplies its values."""
+        return self.linear_in_value not in ("no", "grouped")
+
+    @property
     def n_joined(self) -> int:
         """How many mixed values lie side by side in z."""
         return self.value_streams if self.value_merge == "concat" else 1

@@ -1,28 +1,41 @@
-"""`glassformer models`: what ships with the package."""
+"""`glassformer models`: what ships with the package, and what applies to what."""
 
-from collections.abc import Mapping
-from typing import Annotated
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
 
+from glassformer.applicability import Analysis, Row, applied
+from glassformer.applicability.table import STATUSES
 from glassformer.cli.console import Console
+from glassformer.files import json_text
 from glassformer.zoo import ModelCard, card, cards
 from glassformer.zoo.card import said_of_synthetic
 
 
-def models(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
-    """List the shipped models with their measured figures, or show the card of one.
+def models(name: Annotated[str | None, tyro.conf.Positional] = None, applies: bool = False, json: bool = False) -> None:
+    """List the shipped models with their measured figures, or show the card of one; or what applies to what.
 
     Examples:
         glassformer models
         glassformer models gpt-4l
+        glassformer models --applies
+        glassformer models --applies differential
+        glassformer models --applies rollout
 
     Args:
-        name: A shipped model, for its whole card.
-        json: Print cards as JSON.
+        name: A shipped model, for its whole card; with --applies a row (a mechanism, a wiring, a part, a tiny model) or
+            an analysis.
+        applies: Show which analyses answer of which kinds of model, what they hold fixed, and why others are refused.
+        json: Print cards, or what --applies shows, as JSON.
     """
     console = Console()
+    if applies:
+        _show_applies(console, name, json)
+        return
     if name is not None:
         from rich.markdown import Markdown
 
@@ -54,3 +67,74 @@ def _figures(shipped: Mapping[str, ModelCard]) -> Table:
         figures = [found.figures.get(name) for found in shipped.values()]
         table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in figures))
     return table
+
+
+def _show_applies(console: Console, name: str | None, json: bool) -> None:
+    """Show what applies to what: counts for every row, the outcomes of some rows, or those of one analysis."""
+    table = applied()
+    found = None if name is None else table.named(name)
+    if json:
+        print(table.to_json() if found is None else json_text(_data(found, table.rows), indent=1, ascii_only=False))
+    elif found is None:
+        console.print(_counts(table.groups))
+        console.print("exact: answers, nothing held fixed; per run: answers for one run, of which something is held.")
+        console.print("With reasons: glassformer models --applies NAME, of a row or of an analysis.", highlight=False)
+    elif isinstance(found, Analysis):
+        console.print(f"{found.name}: {found.question}", highlight=False)
+        console.print(_of_analysis(found, table.groups))
+    else:
+        for i, row in enumerate(found):
+            console.print(f"{_named(row)}: {row.about}", highlight=False)
+            console.print(_of_row(row, found[0] if i and row.group == found[0].group else None))
+
+
+def _data(found: Sequence[Row] | Analysis, rows: Sequence[Row]) -> dict[str, Any]:
+    if isinstance(found, Analysis):
+        outcomes = [row.called() | row.outcomes[found.name].to_dict() for row in rows]
+        return {"analysis": dataclasses.asdict(found), "outcomes": outcomes}
+    return {
+        "rows": [
+            row.called() | {"outcomes": {name: one.to_dict() for name, one in row.outcomes.items()}} for row in found
+        ]
+    }
+
+
+def _counts(groups: Mapping[str, Sequence[Row]]) -> Table:
+    table = Table("", *STATUSES, title="what applies to what: how many analyses answer, and how")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for group, rows in groups.items():
+        table.add_section()
+        table.add_row(group, style="bold")
+        for row in rows:
+            counted = Counter(outcome.status for outcome in row.outcomes.values())
+            table.add_row(f"  {_named(row)}", *(str(counted[status]) for status in STATUSES))
+    return table
+
+
+def _of_analysis(analysis: Analysis, groups: Mapping[str, Sequence[Row]]) -> Table:
+    table = Table("", "", "held, missing, or why not")
+    for group, rows in groups.items():
+        table.add_section()
+        table.add_row(group, style="bold")
+        for row in rows:
+            outcome = row.outcomes[analysis.name]
+            table.add_row(f"  {_named(row)}", outcome.status, outcome.words)
+    return table
+
+
+def _of_row(row: Row, other: Row | None) -> Table:
+    """Return a row's outcomes, the refused ones first; of one beside another of its group, those that differ."""
+    differ = [name for name, one in row.outcomes.items() if other is None or one != other.outcomes[name]]
+    beside = "" if other is None else f", where it differs from {other.name}"
+    table = Table("analysis", "", "held, missing, or why not", title=f"{row.group} {row.name}{beside}")
+    for status in reversed(STATUSES):
+        table.add_section()
+        for name in differ:
+            if row.outcomes[name].status == status:
+                table.add_row(name, status, row.outcomes[name].words)
+    return table
+
+
+def _named(row: Row) -> str:
+    return ", ".join((row.name, *row.also))

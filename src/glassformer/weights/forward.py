@@ -18,6 +18,7 @@ from torch import Tensor
 from glassformer.arguments import checked
 from glassformer.attention import Context
 from glassformer.attention.positions import QueryKeyOnlyPositions
+from glassformer.errors import AnalysisUnavailable
 from glassformer.models import SubLayer
 from glassformer.models.embedding import require_ids
 from glassformer.models.padding import WHOLE, AskedPadding, Padding
@@ -51,9 +52,10 @@ def logits(
 
     Raises:
         ShapeMismatch: Lengths or a mask do not fit the ids.
-        AnalysisUnavailable: These are the matrices of some blocks only.
+        AnalysisUnavailable: These are the matrices of some blocks only, or a head has several values per position.
     """
     w.require_all_layers("weights.logits", "Ask the model itself.")
+    _require_single_values(w)
     w = _with_wide_modules(w)
     tokens = require_ids(tokens, w.model.embeddings[w.model.output].vocab_size)
     encoded, of_source = None, WHOLE
@@ -68,6 +70,15 @@ def logits(
         x = readout(body) if one is None else torch.cat((readout(body), one), -1)
     x = x @ w.U
     return x if w.bU is None else x + w.bU
+
+
+def _require_single_values(w: HeadWeights) -> None:
+    for layer in w.attention:
+        if (n := layer.module.mixer.traits.value_streams) > 1:
+            raise AnalysisUnavailable(
+                f'weights.logits: layer {layer.layer} uses "{layer.module.mixer.config.kind}", whose heads have {n} '
+                "values at each position, and here a head has one matrix for them.\n    Ask the model itself."
+            )
 
 
 def _with_wide_modules(w: HeadWeights) -> HeadWeights:

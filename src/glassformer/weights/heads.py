@@ -37,7 +37,7 @@ class AttentionWeights:
     Args:
         Q: What turns what is read into queries; `head d_model d_head`, with two streams `head stream d_model d_head`.
         K: Into keys, one per key head.
-        V: Into values, one per key head.
+        V: Into values, one per key head; several values of a head lie side by side.
         O: Mixed values into what is written.
         bQ: Bias of the queries, `head d_head`, or None; bK, bV alike.
         bO: Bias of what is written, `d_model`.
@@ -57,7 +57,7 @@ class AttentionWeights:
 
     Q: Float[Tensor, "head *stream d_model d_head"]
     K: Float[Tensor, "kv_head *stream d_model d_head"]
-    V: Float[Tensor, "kv_head d_model d_value"]
+    V: Float[Tensor, "kv_head d_model d_values"]
     O: Float[Tensor, "head d_value d_model"]  # noqa: E741  # as the papers call it
     bQ: Tensor | None
     bK: Tensor | None
@@ -185,7 +185,7 @@ class AttentionWeights:
     def require_ov(self, analysis: str) -> None:
         """Raise `AnalysisUnavailable` unless what is written is linear in what values read, given the pattern."""
         kind, linear = self.module.mixer.config.kind, self.module.mixer.traits.linear_in_value
-        if linear in ("no", "grouped"):
+        if not self.module.mixer.traits.one_pattern:
             raise AnalysisUnavailable(
                 f'{analysis}: layer {self.layer} uses "{kind}" (linear_in_value="{linear}"), so no single matrix '
                 "says what a head moves.\n"

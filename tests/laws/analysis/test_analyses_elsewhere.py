@@ -14,7 +14,8 @@ from glassformer import weights
 from glassformer.data import Batch, Contrast, PlantedRows
 from glassformer.labelled import Labelled
 from glassformer.testing import close
-from right_calls import Call, calls
+from glassformer.testing.calls import Call
+from right_calls import calls
 
 # of each kind one, quick
 QUICK = {

@@ -82,7 +82,7 @@ def attribution_sites(model: ModelLike) -> list[str]:
     return names if model.unembed.cap is None else [*names, model.unembed.at_raw]
 
 
-@question("What adds to this logit?", reads=attribution_sites)
+@question("What adds to this logit?", reads=attribution_sites, holds=("norm scales", "readout"))
 def direct_logit_attribution(
     run: Any,
     text: Any = None,

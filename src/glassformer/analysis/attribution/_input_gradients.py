@@ -73,7 +73,7 @@ class InputGradients(Result):
     steps: int
 
 
-@question("Which input vectors is this prediction sensitive to?", of="texts")
+@question("Which input vectors is this prediction sensitive to?", of="texts", holds=("gradients",))
 def input_gradients(
     model: ModelLike,
     text: Any,

@@ -87,7 +87,11 @@ class MeaningShift(Result):
         return first, second
 
 
-@question("What moves a word's meaning between two contexts?", of="texts")
+@question(
+    "What moves a word's meaning between two contexts?",
+    of="texts",
+    holds=("patterns", "norm scales", "gates", "readout"),
+)
 def meaning_shift(
     model: ModelLike,
     first: Any,

@@ -81,7 +81,10 @@ def neuron_sites(model: ModelLike, layers: Sequence[int] | None = None, directed
 
 
 @question(
-    "Which tokens do heads' shares of this logit come from?", reads=direct_source_sites, traits=("linear_in_value",)
+    "Which tokens do heads' shares of this logit come from?",
+    reads=direct_source_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates", "readout"),
 )
 def source_effects(
     run: Any,
@@ -124,7 +127,7 @@ def source_effects(
     return by_key(run, path, at, chosen)
 
 
-@question("Which neurons add to this logit?", reads=neuron_sites)
+@question("Which neurons add to this logit?", reads=neuron_sites, holds=("norm scales", "readout"))
 def neuron_effects(
     run: Any,
     text: Any = None,

@@ -206,7 +206,7 @@ def regenerate(
 
 def _own_value(part: AttentionLayer) -> list[Edit]:
     linear = part.mixer.traits.linear_in_value
-    if linear in ("no", "grouped"):
+    if not part.mixer.traits.one_pattern:
         raise NoPattern(
             f'short_circuit: layer {part.dims.layer} uses "{part.mixer.config.kind}" (linear_in_value="{linear}"), '
             "which has no single pattern to replace by the identity.\n"
@@ -221,7 +221,8 @@ def _own_value(part: AttentionLayer) -> list[Edit]:
 
     return [
         Apply(part.at.value, keep),
-        Apply(part.at.z, lambda z: per_query_head(passing.pop("value"), z)),
+        # a projection that makes values of earlier positions anew says them too; a token's own is among the last
+        Apply(part.at.z, lambda z: per_query_head(passing.pop("value")[..., -z.shape[-2] :, :], z)),
     ]
 
 

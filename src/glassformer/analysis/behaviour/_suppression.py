@@ -91,7 +91,7 @@ class Suppression(Result):
         return [label for _, label in sorted(parts)]
 
 
-@question("What do the last layers do to the right answer?", of="texts")
+@question("What do the last layers do to the right answer?", of="texts", holds=("norm scales", "readout"))
 @torch.no_grad()
 def suppression(
     model: ModelLike,

@@ -158,7 +158,7 @@ class BeforeAfter(Result):
     tokens: int
 
 
-@question("Do these heads explain what changed between two checkpoints?", of="texts")
+@question("Do these heads explain what changed between two checkpoints?", of="texts", holds=("patterns",))
 def before_after(
     before: Any,
     after: Any,

@@ -168,7 +168,7 @@ class EdgeAttribution(Result):
         return _without_runs(self, packed)
 
 
-@question("What would patching each sender do, by one gradient?", of="pairs of prompts")
+@question("What would patching each sender do, by one gradient?", of="pairs of prompts", holds=("gradients",))
 def attribute_nodes(
     model: ModelLike,
     pairs: PromptPairs,
@@ -213,7 +213,7 @@ def attribute_nodes(
     )  # fmt: skip
 
 
-@question("What would patching each edge do, by one gradient?", of="pairs of prompts")
+@question("What would patching each edge do, by one gradient?", of="pairs of prompts", holds=("gradients",))
 def attribute_edges(
     model: ModelLike,
     pairs: PromptPairs,

@@ -274,6 +274,12 @@ def matching_trace(
     weight, totals = previous.nan_to_num(), Totals()
     for rows, columns, small in _pairs(w, layers, sums, offsets):
         _add(totals, columns, weight[rows], small)
+    if not totals:
+        raise AnalysisUnavailable(
+            "matching_trace composes heads with heads of earlier layers, and no two heads of this model compose; found "
+            f"QK and OV circuits of {labels[0]} to {labels[-1]}.\n"
+            "    What heads do on random tokens: analysis.heads.head_scores(model)."
+        )
     for columns, total in totals.values():
         trace[columns] = total.diagonal(dim1=-2, dim2=-1).sum(-1)
         ratio[columns] = _ratio(total)

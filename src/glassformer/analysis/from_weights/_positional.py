@@ -194,7 +194,7 @@ def offset_sites(model: ModelLike) -> list[str]:
     found = []
     for layer in w.of_stack():
         traits = layer.module.mixer.traits
-        found += [f"{layer.path}.pattern"] if traits.linear_in_value != "no" else []
+        found += [f"{layer.path}.pattern"] if traits.one_pattern else []
         found += [f"{layer.path}.scores"] if traits.has_scores and traits.streams == 1 else []
     return found
 
@@ -224,7 +224,7 @@ def offset_scores(
     """
     run = run_for(offset_scores, run, text, target)
     sites = offset_sites(run.model)
-    if all(layer.module.traits.linear_in_value == "no" for layer in weights.of(run.model).of_stack()):
+    if not any(layer.module.traits.one_pattern for layer in weights.of(run.model).of_stack()):
         raise NoPattern("offset_scores reads attention patterns, and this model has none.")
     if run.lengths is not None and bool((run.lengths < run.lengths.max()).any()):
         raise AnalysisUnavailable(

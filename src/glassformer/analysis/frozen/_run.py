@@ -66,7 +66,10 @@ def _frozen_sites(model: ModelLike) -> tuple[list[str], list[str]]:
 
 
 @question(
-    "Which edits hold patterns and norm scales at what they were?", reads=frozen_sites, traits=("linear_in_value",)
+    "Which edits hold patterns and norm scales at what they were?",
+    reads=frozen_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales"),
 )
 def frozen_edits(
     run: Any,
@@ -106,7 +109,7 @@ def frozen_edits(
     return [Set(name, run[name].values) for name in names]
 
 
-@question("How linear is the model with patterns and scales frozen?", of="texts")
+@question("How linear is the model with patterns and scales frozen?", of="texts", holds=("patterns", "norm scales"))
 def linearity(model: ModelLike, text: Any, *, a: float = 0.7, b: float = -1.3, seed: int = 0) -> Linearity:
     """Test f(ax + by) = a f(x) + b f(y), up to constants, on a decoder with patterns and norm scales frozen.
 

@@ -234,7 +234,11 @@ class Steps:
 
 
 def step_sites(model: ModelLike) -> list[str]:
-    """Return the sites that a frozen stack is made of, to be passed as `read=`."""
+    """Return the sites that a frozen stack is made of, to be passed as `read=`.
+
+    Raises:
+        NoPattern: A mechanism has no pattern that multiplies values.
+    """
     model = require_model(model)
     found, final = vector_sites(model.output_embed), model.output_stack.final
     for layer in model.sub_layers():
@@ -243,6 +247,7 @@ def step_sites(model: ModelLike) -> list[str]:
         if part is None:
             found.append(layer.at_out)
             continue
+        require_pattern(part, "a path through heads")
         found.append(part.at.pattern)
         found += [] if part.merge.linear else [part.at.z_scale]
         found += [] if part.merge.gate is None else [layer.at_read]

@@ -109,7 +109,7 @@ def source_sites(model: ModelLike) -> list[str]:
     names: list[str] = []
     for layer in require_model(model).sub_layers():
         part = layer.attention
-        if part is not None and part.traits.linear_in_value != "no":
+        if part is not None and part.traits.one_pattern:
             names += [part.at.pattern, part.at.value]
             names += [] if part.merge.linear else [part.at.z_scale]
             names += [] if part.merge.gate is None else [layer.at_read]
@@ -125,7 +125,7 @@ def _write_source_sites(model: ModelLike) -> list[str]:
     return residual_sites(model) + source_sites(model)
 
 
-@question("What is the stream at one place made of?", reads=residual_sites)
+@question("What is the stream at one place made of?", reads=residual_sites, holds=("norm scales",))
 def writes(
     run: Any,
     text: Any = None,
@@ -171,7 +171,7 @@ def writes(
     )  # fmt: skip
 
 
-@question("How much of the stream is each component?", reads=residual_sites)
+@question("How much of the stream is each component?", reads=residual_sites, holds=("norm scales",))
 def write_shares(
     run: Any,
     text: Any = None,
@@ -203,7 +203,7 @@ def write_shares(
     return WriteShares(Labelled(torch.cat(signed), axes, names), Labelled(torch.cat(sizes), axes, names), site)
 
 
-@question("Which components write along a direction?", reads=residual_sites)
+@question("Which components write along a direction?", reads=residual_sites, holds=("norm scales",))
 def write_projections(
     run: Any,
     text: Any = None,
@@ -242,7 +242,12 @@ def write_projections(
     return WriteProjections(Labelled(torch.cat(values), ("component", "pos", "direction"), names), site)
 
 
-@question("What does a head write on behalf of each token?", reads=_write_source_sites, traits=("linear_in_value",))
+@question(
+    "What does a head write on behalf of each token?",
+    reads=_write_source_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 def write_sources(
     run: Any,
     text: Any = None,
@@ -393,10 +398,11 @@ def _require_sources(run: Run, layer: SubLayer) -> None:
     """Raise unless a run has what it takes to tell apart the tokens that a head writes on behalf of."""
     part = layer.attention
     assert part is not None, "heads are those of attention"
-    if part.traits.linear_in_value == "no":
+    if not part.traits.one_pattern:
+        linear = part.traits.linear_in_value
         raise AnalysisUnavailable(
-            f'write_sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="no"), so no token '
-            "has a share of its own.\n    The head as a whole is in direct_logit_attribution(run)."
+            f'write_sources: layer {layer.layer} uses "{part.config.mixer.kind}" (linear_in_value="{linear}"), so no '
+            "token has a share that one pattern gives.\n    The head as a whole is in direct_logit_attribution(run)."
         )
     gate = None if part.merge.gate is None else layer.at_read
     scale = None if part.merge.linear else part.at.z_scale

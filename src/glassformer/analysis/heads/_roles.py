@@ -104,7 +104,7 @@ def _heads_of(layer: SubLayer) -> list[Head]:
         return []
     traits, kind = part.traits, part.config.mixer.kind or ""
     reading: Reading | None = "mass" if traits.rows_sum_to_one else "signed"
-    reading = None if traits.linear_in_value == "no" else reading
+    reading = reading if traits.one_pattern else None
     return [
         Head(label, part.path, layer.stack, layer.name, layer.layer, h, kind, reading, layer.crosses)
         for h, label in enumerate(head_labels(layer))

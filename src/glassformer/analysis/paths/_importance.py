@@ -85,7 +85,7 @@ class World:
     heads: frozenset[str] | None = None
 
 
-@question("What are chains of each length worth?", of="texts")
+@question("What are chains of each length worth?", of="texts", holds=("patterns", "norm scales", "gates"))
 @torch.no_grad()
 def importance(
     model: ModelLike,

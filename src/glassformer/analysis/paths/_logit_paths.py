@@ -89,7 +89,12 @@ class PathExpansion(Result):
         return float(self.contributions.select(path=label).values)
 
 
-@question("Which chains of heads add to this logit?", reads=step_sites, traits=("linear_in_value",))
+@question(
+    "Which chains of heads add to this logit?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 def expand_paths(
     run: Any,
     text: Any = None,
@@ -144,7 +149,10 @@ def expand_paths(
 
 
 @question(
-    "Which chains of heads add to this logit, one after the other?", reads=step_sites, traits=("linear_in_value",)
+    "Which chains of heads add to this logit, one after the other?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
 )
 def paths(
     run: Any,
@@ -163,7 +171,12 @@ def paths(
     return _terms(_ask(run, answer, against, position, "paths"), max_order)
 
 
-@question("Which positions does a chain of heads start from?", reads=step_sites, traits=("linear_in_value",))
+@question(
+    "Which positions does a chain of heads start from?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 @torch.no_grad()
 def path_sources(
     run: Any,
@@ -212,7 +225,10 @@ def path_sources(
 
 
 @question(
-    "Which positions does each head's share of this logit come from?", reads=step_sites, traits=("linear_in_value",)
+    "Which positions does each head's share of this logit come from?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
 )
 @torch.no_grad()
 def source_map(

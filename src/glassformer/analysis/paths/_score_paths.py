@@ -71,7 +71,7 @@ def score_sites(model: ModelLike) -> list[str]:
     return found + [norm.at_scale for norm in before if norm is not None and not norm.identity]
 
 
-@question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",))
+@question("What makes a head look there?", reads=score_sites, traits=("bilinear_scores",), holds=("norm scales",))
 @torch.no_grad()
 def score_paths(
     run: Any,

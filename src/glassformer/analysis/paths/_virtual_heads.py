@@ -75,7 +75,12 @@ class VirtualCopying(Result):
     eigenvalues: Labelled
 
 
-@question("Which pairs of heads add to the next token together?", reads=step_sites, traits=("linear_in_value",))
+@question(
+    "Which pairs of heads add to the next token together?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 @torch.no_grad()
 def virtual_heads(
     run: Any,
@@ -129,7 +134,12 @@ def virtual_heads(
     )  # fmt: skip
 
 
-@question("Where does a pair of heads look together?", reads=step_sites, traits=("linear_in_value",))
+@question(
+    "Where does a pair of heads look together?",
+    reads=step_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 @torch.no_grad()
 def composed_pattern(
     run: Any,

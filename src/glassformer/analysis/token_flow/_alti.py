@@ -23,7 +23,10 @@ from glassformer.analysis.token_flow._rolling import TokenFlow, Weighed, roll
 
 
 @question(
-    "Which tokens does the stream come from, by how near each share is?", reads=flow_sites, traits=("linear_in_value",)
+    "Which tokens does the stream come from, by how near each share is?",
+    reads=flow_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
 )
 def alti(
     run: Any,

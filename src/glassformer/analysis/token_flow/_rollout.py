@@ -23,6 +23,7 @@ from glassformer.errors import AnalysisUnavailable
     "Which tokens does attention lead to, multiplied up?",
     reads=flow_sites,
     traits=("linear_in_value", "rows_sum_to_one"),
+    holds=("patterns", "norm scales", "gates"),
 )
 def rollout(
     run: Any,

@@ -99,7 +99,12 @@ class FlowRoutes(Result):
     dropped: float
 
 
-@question("Along which edges does information reach a position?", reads=flow_sites, traits=("linear_in_value",))
+@question(
+    "Along which edges does information reach a position?",
+    reads=flow_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 @torch.no_grad()
 def information_flow_routes(
     run: Any,
@@ -175,7 +180,12 @@ class AverageRoutes(Result):
     prompts: int
 
 
-@question("Which heads do routes pass, over many texts?", reads=flow_sites, traits=("linear_in_value",))
+@question(
+    "Which heads do routes pass, over many texts?",
+    reads=flow_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 def average_routes(
     run: Any,
     text: Any = None,

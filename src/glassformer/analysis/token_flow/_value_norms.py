@@ -42,7 +42,12 @@ class ValueNorms(Result):
     summed: Labelled
 
 
-@question("How much does each head bring from each token?", reads=flow_sites, traits=("linear_in_value",))
+@question(
+    "How much does each head bring from each token?",
+    reads=flow_sites,
+    traits=("linear_in_value",),
+    holds=("patterns", "norm scales", "gates"),
+)
 @torch.no_grad()
 def value_norms(
     run: Any,

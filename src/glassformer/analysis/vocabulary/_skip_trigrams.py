@@ -45,7 +45,7 @@ from glassformer.analysis.vocabulary._token_circuits import (
 from glassformer.arguments import Count, Several
 from glassformer.errors import AnalysisUnavailable
 from glassformer.labelled import Labelled, Result
-from glassformer.models import ModelLike, require_model
+from glassformer.models import Decoder, ModelLike, require_model
 from glassformer.numerics import decompositions
 from glassformer.numerics.placement import place_of
 from glassformer.numerics.precision import wide
@@ -281,7 +281,7 @@ def crossed_trigrams(
     )  # fmt: skip
 
 
-@question("What do wrong skip-trigrams cost?", of="texts")
+@question("What do wrong skip-trigrams cost?", of="texts", holds=("patterns", "norm scales"))
 def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "batch pos"]) -> CrossedCost:
     """Measure what wrong cells cost: the loss, less the loss when they are taken out of the logits.
 
@@ -294,9 +294,15 @@ def crossed_cost(model: ModelLike, crossed: CrossedTrigrams, ids: Int[Tensor, "b
         ids: Rows of a text.
 
     Raises:
-        AnalysisUnavailable: Logits are soft-capped: cells are addends of the raw logits.
+        AnalysisUnavailable: Logits are soft-capped: cells are addends of the raw logits; or the model is no decoder,
+            whose next tokens are those of the text.
     """
     require_model(model, "crossed_cost").require_one_vocabulary("crossed_cost")
+    if not isinstance(model, Decoder):
+        raise AnalysisUnavailable(
+            "crossed_cost asks what cells cost where a decoder predicts the next token of one text; "
+            f"{type(model).__name__} is none.\n    The cells themselves are in crossed_trigrams(model, …)."
+        )
     if model.config.logit_cap is not None:
         raise AnalysisUnavailable(
             "crossed_cost takes cells out of the logits, and this model's logits are soft-capped (logit_cap), so that "

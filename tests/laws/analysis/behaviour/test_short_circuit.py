@@ -15,6 +15,7 @@ from glassformer.errors import AnalysisUnavailable, NoPattern, ShapeMismatch
 from glassformer.handmade import induction_model
 from glassformer.models import GREEDY, Mlp, block, generate
 from glassformer.testing import close
+from glassformer.testing.applies import made as made_by_group
 from glassformer.testing.layers import randomise
 from glassformer.testing.models import ARCHITECTURES, Subject, subject
 from glassformer.trace import Add, Apply, At, Tape
@@ -270,3 +271,15 @@ def test_a_block_with_two_attention_parts_is_short_circuited_in_both(mixer: Any)
     tokens = given.inputs[0]
     out = model(tokens, tape=Tape(model, edit=short_circuit_edits(model, [0])))
     close(out[:, -1:], model(tokens[:, -1:], tape=Tape(model, edit=short_circuit_edits(model, [0]))))
+
+
+def test_values_that_are_made_anew_at_each_step_are_short_circuited_as_in_one_pass() -> None:
+    given = made_by_group()["attention layer"]["latent"]()
+    (tokens,) = given.inputs
+    edits = short_circuit_edits(given.model, [0, 1])
+    found = regenerate(given.model, tokens[:, :3], 3, edits)
+    text = tokens[:, :3]
+    for _ in range(3):
+        again = given.model(text, tape=Tape(given.model, edit=edits))
+        text = torch.cat((text, again[:, -1:].argmax(-1)), 1)
+    assert torch.equal(found, text[:, 3:])

@@ -171,3 +171,9 @@ def test_every_other_architecture_gives_finite_ratios(name):
     assert (found.match.values.nan_to_num().abs() <= 1 + 1e-9).all()
     with pytest.raises(AnalysisUnavailable, match="augment=False"):
         induction_circuits(weights.of(subject(name).model, fold=True, augment=True))
+
+
+def test_heads_of_one_layer_alone_compose_with_none() -> None:
+    # the first layer's gate leaves it out
+    with pytest.raises(AnalysisUnavailable, match=r"no two heads of this model compose; found .* of L1H0 to L1H3"):
+        matching_trace(subject("lightning_hybrid").model)

@@ -1,0 +1,222 @@
+"""A right call of every analysis, for any tiny model: whether an analysis applies to it shows when it is made.
+
+    right_call(logit_lens, subject("llama"))()        the analysis, asked as it should be
+    right_call(logit_lens, subject("llama"))(row=7)   the same with one argument changed
+
+Arguments go by the names of parameters: `_USUAL` has them for all analyses, `_OWN` where one takes something else.
+"""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glassformer.analysis.learning import History, trajectory
+from glassformer.analysis.lens import TunedLens
+from glassformer.analysis.question import card_of
+from glassformer.analysis.sweep import logit_difference
+from glassformer.analysis.vocabulary import crossed_trigrams
+from glassformer.data import Batch, Contrast, Pair, Pairs, PlantedRows, Tokenizer, word_tokenizer
+from glassformer.testing.layers import randomise
+from glassformer.testing.models import Subject
+from glassformer.trace import Scale
+from glassformer.trace.heads import head_labels
+
+
+class Call(NamedTuple):
+    """A function, and arguments by name with which it works; of those that are taken in a row, a tuple."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    @property
+    def parameters(self) -> list[str]:
+        """What it takes, in order."""
+        named = inspect.signature(self.function).parameters.values()
+        return [one.name for one in named if one.kind != one.VAR_KEYWORD]
+
+    def __call__(self, **changed: Any) -> Any:
+        asked = inspect.signature(self.function)
+        row = {name for name, one in asked.parameters.items() if one.kind == one.VAR_POSITIONAL}
+        assert set(self.arguments) <= set(asked.parameters), "arguments that the function does not take"
+        given = dict(self.arguments) | {name: (value,) if name in row else value for name, value in changed.items()}
+        bound = inspect.BoundArguments(asked, {name: given[name] for name in asked.parameters if name in given})  # type: ignore[arg-type]
+        return self.function(*bound.args, **bound.kwargs)
+
+
+def right_call(analysis: Callable[..., Any], subject: Subject) -> Call:
+    """Return a call of an analysis with arguments that fit a model, if the analysis applies to it at all.
+
+    Raises:
+        GlassformerError: What it takes is made by another analysis, which does not apply to the model.
+    """
+    card, fits = card_of(analysis), _Fits(subject)
+    asked = inspect.signature(card.function).parameters
+    own = _OWN[card.name](fits) if card.name in _OWN else {}
+    needed = [name for name, one in asked.items() if one.default is one.empty]
+    needed += ["text"] if "run" in needed else []
+    given = {name: _USUAL[name](fits) for name in needed if name not in own} | own
+    # what the decoder of an encoder-decoder reads goes by another name, unless a batch holds both
+    if fits.target is not None and "target" in asked:
+        given["target"] = fits.target[
+            : next(_rows(given[name]) for name in ("text", "inputs", "base") if name in given)
+        ]
+    return Call(card.name, card.function, given)
+
+
+def _rows(given: Any) -> int:
+    return len(given[0]) if isinstance(given, tuple) else len(given)
+
+
+@dataclass(frozen=True)
+class _Kept(History):
+    """A training run whose models are in memory, and whose rows any may be."""
+
+    kept: Mapping[int, Any]
+
+    def model(self, step: int) -> Any:
+        return self.kept[step]
+
+    def tokens(self, step: int) -> int:
+        return step
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return _WORDS
+
+
+# six words, in the vocabulary of any model
+_WORDS = word_tokenizer(["a b c d e f"])
+
+
+@dataclass(frozen=True)
+class _Fits:
+    """What fits a model: tokens, labels of its heads, directions of its stream."""
+
+    subject: Subject
+
+    @property
+    def model(self) -> Any:
+        return self.subject.model
+
+    @property
+    def ids(self) -> Tensor:
+        return self.subject.inputs[0]
+
+    @property
+    def target(self) -> Tensor | None:
+        return self.subject.inputs[1] if len(self.subject.inputs) > 1 else None
+
+    @property
+    def batch(self) -> Batch:
+        return self.subject.batch()
+
+    @property
+    def longer(self) -> Batch:
+        """A batch of rows as long as early and late losses take to differ."""
+        shapes = [(2, 20)] * len(self.subject.inputs)
+        drawn = self.subject.others(torch.Generator().manual_seed(5), shapes)
+        return dataclasses.replace(self.subject, inputs=drawn).batch()
+
+    def prefix(self, length: int) -> Tensor | Batch:
+        """The first row cut short; with its source, if there is one."""
+        ids = self.subject.inputs[-1][:1, :length]
+        return ids if self.target is None else Batch(ids, ids, ids > -1, source=self.ids[:1])
+
+    @property
+    def heads(self) -> list[str]:
+        """Labels of self-attention of the stack that predicts; two that no model has, if it has none."""
+        found = head_labels(self.model.sites("*"))
+        return [label for label in found if label.startswith("L") and "X" not in label] or ["L0H0", "L1H0"]
+
+    @property
+    def pairs(self) -> Contrast:
+        others = self.subject.others(torch.Generator().manual_seed(9))
+        sides: dict[str, Any] = {} if self.target is None else {"target": self.target, "corrupt_target": others[1]}
+        n = len(self.ids)
+        return Contrast(self.ids, others[0], [1] * n, [2] * n, **sides)
+
+    @property
+    def direction(self) -> Tensor:
+        sites = self.model.sites("*").values()
+        width = next(site.sizes["d_model"] for site in sites if "d_model" in site.sizes)
+        return torch.ones(width, dtype=next(self.model.parameters()).dtype)
+
+    @property
+    def another(self) -> Any:
+        """The model with other weights."""
+        return randomise(copy.deepcopy(self.model), seed=3, std=0.2)
+
+    @property
+    def reading_words(self) -> Any:
+        model = copy.copy(self.model)
+        model.tokenizer = _WORDS
+        return model
+
+    @property
+    def run(self) -> History:
+        return _Kept(Path("kept"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
+
+
+# by parameter, for what has no default
+_USUAL: Mapping[str, Callable[[_Fits], Any]] = {
+    "run": lambda fits: fits.model, "model": lambda fits: fits.model, "text": lambda fits: fits.ids[:1],
+    "inputs": lambda fits: fits.ids, "ids": lambda fits: fits.subject.inputs[-1], "base": lambda fits: fits.ids[:1],
+    "batches": lambda fits: fits.batch, "metric": lambda fits: logit_difference(1, 2),
+    "heads": lambda fits: fits.heads[-1:], "head": lambda fits: fits.heads[-1], "layer": lambda fits: 0,
+    "label": lambda fits: fits.heads[0], "writer": lambda fits: fits.heads[0],
+    "reader": lambda fits: f"{fits.heads[-1]} Q", "token": lambda fits: 5, "threshold": lambda fits: 0.01,
+    "thresholds": lambda fits: [0.001, 0.1], "circuit": lambda fits: [fits.heads[0], fits.heads[-1]],
+    "subject": lambda fits: [1], "chosen": lambda fits: fits.heads[:1],
+    "mask": lambda fits: torch.eye(fits.subject.inputs[-1].shape[1], dtype=torch.bool),
+    "directions": lambda fits: fits.direction,
+    "pairs": lambda fits: fits.pairs, "plan": lambda fits: [[Scale("*.attn.out", 0.0)]],
+    "first": lambda fits: fits.heads[0], "second": lambda fits: fits.heads[-1],
+}  # fmt: skip
+
+_OWN: Mapping[str, Callable[[_Fits], dict[str, Any]]] = {
+    "input_gradients": lambda fits: {"steps": 2},
+    "meaning_shift": lambda fits: {"first": fits.prefix(5), "second": fits.prefix(4), "word": (3, 1)},
+    "find_pattern": lambda fits: {"text": fits.ids[:1, : fits.subject.inputs[-1].shape[1]]},
+    "fit_tuned_lens": lambda fits: {"batches": [fits.batch], "steps": 1},
+    "lens_divergence": lambda fits: {"lens": TunedLens.identity(fits.model), "batches": [fits.batch]},
+    "evaluate_heads": lambda fits: {"n_sequences": 2, "unit": 4, "repeats": 3},
+    "head_scores": lambda fits: {"n_sequences": 2, "unit": 3, "repeats": 2},
+    "crossed_trigrams": lambda fits: _crossed(fits),
+    "crossed_cost": lambda fits: {"crossed": crossed_trigrams(fits.model, **_crossed(fits)), "ids": fits.ids},
+    "virtual_copying": lambda fits: {"first": 0, "second": 1},
+    "answered": lambda fits: {
+        "model": fits.reading_words, "pairs": Pairs((Pair("a b", "a c", 1, 2), Pair("f b", "f c", 3, 2)))
+    },
+    "ablate": lambda fits: {"inputs": (fits.batch,)},
+    "ablate_each": lambda fits: {"inputs": (fits.batch,)},
+    "before_after": lambda fits: {"before": fits.another, "after": fits.model, "inputs": (fits.batch,)},
+    "causal_trace": lambda fits: {"inputs": fits.ids[:1], "samples": 2},
+    "long_context": lambda fits: {"sink": 1, "recent": 2},
+    "short_circuit": lambda fits: {
+        "planted": PlantedRows(fits.ids, torch.tensor([1, 4]), 3), "novel": (fits.batch,)
+    },
+    "attention_sinks": lambda fits: {"text": fits.ids, "window": 2, "first": 1},
+    "suppression": lambda fits: {"inputs": (fits.batch,)},
+    "rank_of_stream": lambda fits: {"inputs": (fits.ids[:1],)},
+    "in_context_learning": lambda fits: {"batches": (fits.batch,), "early": 1, "late": 3},
+    "loss_trajectories": lambda fits: {"folders": [fits.run], "batches": (fits.batch,), "draws": 2},
+    "phase_change": lambda fits: {"found": trajectory(fits.run, fits.longer)},
+    "trajectory": lambda fits: {"folder": fits.run, "batches": (fits.longer,)},
+    "importance": lambda fits: {"batches": (fits.batch,), "others": "recorded"},
+    "average_routes": lambda fits: {"text": fits.ids},
+    "rotation_test": lambda fits: {} if fits.target is None else {"source": fits.ids},
+    "circuits": lambda fits: {"rows": (fits.batch,)},
+}  # fmt: skip
+
+
+def _crossed(fits: _Fits) -> dict[str, Any]:
+    rules = [[0, 1, 2, 3], [0, 1, 4, 5]]
+    return {"documents": rules, "sources": [1], "destinations": [2, 4], "outputs": [3, 5], "context": [0]}
