@@ -4,7 +4,7 @@ In `table.json` equal outcomes stand once, and rows point to them:
 
     analyses    name, room and question of each, in the order of columns
     outcomes    status, and what goes with it: `held`, `reason`, `left_out`
-    rows        name, group, what it is, settings with the same outcomes (`also`), and an outcome's place for each analysis
+    rows        name, group, what it is, settings with the same outcomes (`also`), and the place of each outcome
 """
 
 import dataclasses
