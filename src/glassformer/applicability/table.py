@@ -4,8 +4,7 @@ In `table.json` equal outcomes stand once, and rows point to them:
 
     analyses    name, room and question of each, in the order of columns
     outcomes    status, and what goes with it: `held`, `reason`, `left_out`
-    rows        name, `group`, what it is (`about`), names of settings with the same outcomes (`also`), and `outcomes`:
-                for each analysis its place in the list above
+    rows        name, group, what it is, settings with the same outcomes (`also`), and the place of each outcome
 """
 
 import dataclasses

@@ -76,7 +76,7 @@ def _rows(given: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Kept(History):
+class _InMemory(History):
     """A training run whose models are in memory, and whose rows any may be."""
 
     kept: Mapping[int, Any]
@@ -162,7 +162,7 @@ class _Fits:
 
     @property
     def run(self) -> History:
-        return _Kept(Path("kept"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
+        return _InMemory(Path("kept"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
 
 
 # by parameter, for what has no default
