@@ -79,10 +79,10 @@ def _rows(given: Any) -> int:
 class _InMemory(History):
     """A training run whose models are in memory, and whose rows any may be."""
 
-    kept: Mapping[int, Any]
+    models: Mapping[int, Any]
 
     def model(self, step: int) -> Any:
-        return self.kept[step]
+        return self.models[step]
 
     def tokens(self, step: int) -> int:
         return step
@@ -162,7 +162,7 @@ class _Fits:
 
     @property
     def run(self) -> History:
-        return _InMemory(Path("kept"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
+        return _InMemory(Path("in memory"), {}, [], (1, 2, 4), {1: self.another, 2: self.another, 4: self.model})
 
 
 # by parameter, for what has no default
