@@ -38,7 +38,7 @@ Of = Literal["one pass", "weights", "texts", "pairs of prompts", "training runs"
 Reads = Callable[[Any], Sequence[str]]
 Held = Literal["patterns", "norm scales", "gates", "readout", "gradients"]
 # at which sites a model has what is held; gradients are of any model
-_KEPT_AT: dict[Held, Callable[[Site], bool]] = {
+_HELD_AT: dict[Held, Callable[[Site], bool]] = {
     "patterns": lambda site: site.quantity == "pattern",
     "norm scales": lambda site: site.quantity in ("scale", "z_scale", "write_scale", "sum_scale"),
     "gates": lambda site: site.quantity == "gate_in",
@@ -118,8 +118,8 @@ class Card:
         there = list(model.sites("*").values())
         # what is held of a pass is read, but for gates, which are made of what is
         read = there if self.sites is None else [s for name in self.reads(model) for s in model.sites(name).values()]
-        kept = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _KEPT_AT.items()}
-        return tuple(kind for kind in self.holds if kept.get(kind, True))
+        has = {kind: any(map(at, there if kind == "gates" else read)) for kind, at in _HELD_AT.items()}
+        return tuple(kind for kind in self.holds if has.get(kind, True))
 
 
 class OfOnePass(Protocol[P, R_co]):
