@@ -79,10 +79,10 @@ def _rows(given: Any) -> int:
 class _InMemory(History):
     """A training run whose models are in memory, and whose rows any may be."""
 
-    models: Mapping[int, Any]
+    by_step: Mapping[int, Any]
 
     def model(self, step: int) -> Any:
-        return self.models[step]
+        return self.by_step[step]
 
     def tokens(self, step: int) -> int:
         return step
