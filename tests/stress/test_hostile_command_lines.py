@@ -42,6 +42,7 @@ OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "circuits": (["nowhere"], ["--top", "--seed", "--rows"], ["--heads", "--run", "--data"]),
     "train": (["nowhere.json"], ["--steps", "--seed", "--threads"], ["--set", "--folder"]),
     "models": ([], [], []),
+    "bench": (["attention", "softmax", "--lengths", "8", "--seconds", "0.02"], ["--lengths", "--seed"], ["--dtype"]),
     "study": (["list"], ["--jobs"], ["--scale", "--folder"]),
     "plot": (["nowhere"], [], ["--out"]),
     "generate": ([MODEL, "a", "--max-new-tokens", "2"], ["--max-new-tokens", "--top-k", "--seed"], []),

@@ -37,7 +37,7 @@ from glassformer.attention import (
 )
 from glassformer.errors import AnalysisUnavailable, UnknownSite
 from glassformer.labelled import Labelled, Result
-from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Mlp, NoNorm, block, published_block
+from glassformer.models import BlockConfig, DecoderConfig, LayerNorm, Mlp, NoNorm, NormConfig, block, published_block
 from glassformer.testing.analysis_laws import tensors_of
 from glassformer.testing.calls import right_call
 from glassformer.testing.models import ARCHITECTURES, ENCODERS, SLOTS, Subject, drawn, subject
@@ -112,7 +112,9 @@ def _left_out(found: Any) -> Mapping[str, str]:
 
 def built(name: str = "", **settings: Any) -> Subject:
     """Return a tiny decoder of two blocks, attention and an MLP in each; settings are those of `block`."""
-    return _decoder(name, *[block(**(_BLOCK | settings))] * 2)
+    # behind post-norm blocks there is nothing left to norm
+    norm = NoNorm() if settings.get("wiring") == "post" else LayerNorm()
+    return _decoder(name, *[block(**(_BLOCK | settings))] * 2, final_norm=norm)
 
 
 def _published(name: str, mixer: MixerConfig) -> Subject:
@@ -123,9 +125,8 @@ def _of_parts(name: str, *parts: SubLayerConfig) -> Subject:
     return _decoder(name, *[BlockConfig(parts, LayerNorm(), "pre")] * 2)
 
 
-def _decoder(name: str, *blocks: BlockConfig) -> Subject:
-    norm = NoNorm() if blocks[0].wiring == "post" else LayerNorm()
-    config = DecoderConfig(11, 16, blocks, max_len=24, final_norm=norm)
+def _decoder(name: str, *blocks: BlockConfig, final_norm: NormConfig = LayerNorm()) -> Subject:  # noqa: B008  # frozen
+    config = DecoderConfig(11, 16, blocks, max_len=24, final_norm=final_norm)
     return drawn(name, config)
 
 
@@ -192,7 +193,7 @@ def about(group: str, subject: Subject) -> str:
         return "a decoder in plain PyTorch, seen through a spec that names what its modules read and write"
     config = subject.model.config
     blocks = [block for stack in config.blocks.values() for block in stack]
-    wirings, norms = dict.fromkeys(b.wiring for b in blocks), dict.fromkeys(b.norm.kind for b in blocks)
+    wirings, norms = dict.fromkeys(b.to_dict()["wiring"] for b in blocks), dict.fromkeys(b.norm.kind for b in blocks)
     parts = dict.fromkeys(
         part.mixer.described if isinstance(part, Attention) else part.kind for b in blocks for part in b.parts
     )
