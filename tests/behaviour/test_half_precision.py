@@ -152,8 +152,11 @@ def test_an_analysis_of_a_pass_in_half_precision_is_near_that_in_float32(
     if isinstance(half, GlassformerError) or card.name in THRESHOLD:
         return
     for (values, labels), (expected, others) in zip(_numbers(half), _numbers(wide)):
-        order = [labels.index(one) for one in others] if labels and sorted(labels) == sorted(others) else ...
-        values, expected = values[order].double(), expected.double()
+        # the strongest of many: of two that are nearly alike either may be last
+        both = [one for one in others if one in labels]
+        if both and len(both) == len(set(both)) and len(both) >= len(others) - 1:
+            values, expected = (x[[of.index(one) for one in both]] for x, of in ((values, labels), (expected, others)))
+        values, expected = values.double(), expected.double()
         assert torch.equal(values.isfinite(), expected.isfinite())
         size = expected[expected.isfinite()].square().mean().sqrt()
         off = (values - expected)[expected.isfinite()].square().mean().sqrt()

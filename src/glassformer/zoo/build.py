@@ -23,7 +23,7 @@ from glassformer.analysis.learning._measures import ROLES
 from glassformer.analysis.losses import bits_per_byte, document_losses, icl_places, icl_score, loss_by_position
 from glassformer.analysis.reports import circuits
 from glassformer.checkpoints import run_steps
-from glassformer.data import BigramModel, Data, NGramModel, TextConfig, TextData, ZhEnConfig
+from glassformer.data import BigramModel, Data, NGramModel, TextConfig, TextData, Tokenizer, ZhEnConfig
 from glassformer.data.text.sources import PROSE
 from glassformer.models import EncoderDecoder, ModelLike, Sampling, generate
 from glassformer.training import TrainConfig, read_metrics
@@ -34,6 +34,7 @@ from glassformer.zoo.sentences import Measured, sentences
 FINDING_ROWS, FINDING_TOKENS = 512, 65_536
 N_SAMPLES, SAMPLE_TOKENS, N_PAIRS, NGRAM, N_BATCHES, N_ROLE_ROWS = 200, 240, 2000, 5, 64, 128
 SPAN, SPAN_REPEATS, N_SPANS = 60, 3, 64
+BEGINNING_STEPS = 5000
 # names that Python has, paired as it hardly pairs them, and words it hardly has; what training text holds is left out
 PAIRS = (
     ("handler", "version"), ("offset", "parent"), ("frame", "user"), ("key", "thread"), ("port", "pattern"),
@@ -197,10 +198,13 @@ def _language(model: ModelLike, config: TrainConfig, trained: Data) -> tuple[dic
         files = [sample for sample in samples if not sample.startswith("self.")]
         figures["samples_that_parse"] = parsed / len(samples)
         low, high = share_interval(parsed, len(samples))
+        read = _beginnings(trained, model.tokenizer)
+        figures["training_text_that_parses"] = sum(map(_parses, read)) / len(read)
         notes.append(
             f"samples_that_parse: share of {N_SAMPLES} samples of {SAMPLE_TOKENS} tokens (temperature 0.8, seed 0) "
             "that ast.parse accepts once the last top-level statement, which the end cuts off, is dropped; something "
-            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}"
+            f"must be left; 95 % interval (Wilson) {low:.2f} to {high:.2f}. training_text_that_parses: the same of "
+            f"{len(read)} stretches of training text behind `<bos>`"
         )
         if 0 < len(files) < len(samples):
             in_files = sum(map(_parses, files))
@@ -330,6 +334,18 @@ def _samples(model: ModelLike) -> list[str]:
     prompts = [[bos]] * N_SAMPLES
     made = generate(model, prompts, Sampling(temperature=0.8, seed=0), max_new_tokens=SAMPLE_TOKENS)
     return [model.tokenizer.decode(row) for row in made.tokens]
+
+
+def _beginnings(data: Data, tokenizer: Tokenizer) -> list[str]:
+    """Return what stands behind `<bos>` in rows of training text, as long as samples and as many of them."""
+    found: list[str] = []
+    for step in range(1, BEGINNING_STEPS):
+        for row in data.batch(step).tokens.tolist():
+            starts = [i for i, token in enumerate(row[:-SAMPLE_TOKENS]) if token == tokenizer.bos]
+            found += [tokenizer.decode(row[i + 1 : i + 1 + SAMPLE_TOKENS]) for i in starts]
+        if len(found) >= N_SAMPLES:
+            break
+    return found[:N_SAMPLES]
 
 
 def _parses(sample: str) -> bool:

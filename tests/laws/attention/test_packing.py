@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from glassformer.data import Document, MixtureConfig, Repeat, TextConfig, bytes_tokenizer
 from glassformer.data.text.corpus import Stream, TextData, _cut, pack, split_documents
 from glassformer.data.text.sources import read_source
+from glassformer.errors import ConfigError
 
 BOS = 256
 DOCUMENTS = st.lists(st.lists(st.integers(0, 255), max_size=9), min_size=1, max_size=8)
@@ -84,6 +85,32 @@ def test_a_batch_depends_only_on_config_split_and_step(folder, crop, row_bos):
     assert not torch.equal(forward[0].tokens, config.replace(seed=1).build(one.tokenizer).batch(0).tokens)
     if row_bos:
         assert (forward[0].tokens[:, 0] == BOS).all()
+
+
+def test_the_share_asked_for_begins_where_a_document_does(folder):
+    config = TextConfig(sources=(str(folder),), batch_size=200, length=10, heldout=0.2)
+    data = config.replace(begin=1.0).build(bytes_tokenizer())
+    documents = [bytes(ids[:10]) for ids in data.documents("train")]
+    begun = data.batch(0)
+    assert (begun.tokens[:, 0] == BOS).all()
+    # a document that is shorter than the row is followed by the next
+    whole = {text for text in documents if len(text) == 10}
+    found = {bytes(row) for row in begun.targets.tolist() if BOS not in row}
+    assert found and found <= whole
+    share = float((config.replace(begin=0.25).build(data.tokenizer).batch(0).tokens[:, 0] == BOS).double().mean())
+    plain = float((config.build(data.tokenizer).batch(0).tokens[:, 0] == BOS).double().mean())
+    # 200 rows: three standard errors of a quarter are 0.09
+    assert share - plain == pytest.approx(0.25 * (1 - plain), abs=0.1)
+
+
+def test_only_rows_taken_at_random_begin_where_a_document_does(folder):
+    config = TextConfig(sources=(str(folder),), begin=0.5)
+    with pytest.raises(ConfigError, match="rows taken at random"):
+        config.replace(crop="cut")
+    with pytest.raises(ConfigError, match="rows taken at random"):
+        config.replace(streaming=True)
+    with pytest.raises(ConfigError, match="begin=2"):
+        TextConfig(sources=(str(folder),), begin=2.0)
 
 
 def test_an_epoch_of_cuts_visits_every_cut_once(folder):

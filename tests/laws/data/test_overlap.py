@@ -168,6 +168,15 @@ def test_a_row_of_repeated_text_is_one_span_of_one_document_over_and_over(folder
             assert any(bytes(row[:size]) in document for document in documents)
 
 
+def test_a_row_of_repeated_text_may_begin_as_a_text_does(folder):
+    config = RepeatedText(batch_size=6, length=50, text=TextConfig(sources=(str(folder),)), unit_min=4, unit_max=11)
+    plain, begun = (config.replace(bos=bos).build(bytes_tokenizer()).batch(3) for bos in (False, True))
+    assert begun.tokens[:, 0].eq(BOS).all() and begun.tokens[:, 1:].equal(plain.tokens[:, :-1])
+    assert begun.targets.equal(plain.tokens) and begun.weight.all()
+    with pytest.raises(DataError, match="no token that begins a text"):
+        config.replace(bos=True).build(bytes_tokenizer(()))
+
+
 def test_text_without_documents_as_long_as_a_span_is_refused(tmp_path):
     for i in range(4):
         (tmp_path / f"{i}.txt").write_text(f"ab{i}")

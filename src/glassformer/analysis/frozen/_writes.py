@@ -26,6 +26,7 @@ from glassformer.attention import per_query_head
 from glassformer.errors import AnalysisUnavailable, ShapeMismatch, UnknownSite, nearest
 from glassformer.labelled import Coordinate, Labelled, Result
 from glassformer.models import Model, ModelLike, SubLayer, require_model, written_before
+from glassformer.numerics.precision import wide
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,10 +192,12 @@ def write_shares(
     """
     run = run_for(write_shares, run, text, target, lambda model: _stack_sites(model, site), row=row)
     site, stack = _place(run, site)
-    stream = run[site].values[0].detach()
+    # squares of what float16 holds are more than it holds
+    stream = wide(run[site].values[0].detach())
     square = stream.square().sum(-1)
     signed, sizes, components = [], [], []
-    for found, vectors in each_write(run, site):
+    for found, written in each_write(run, site):
+        vectors = wide(written)
         components += found
         signed.append(torch.einsum("ctd,td->ct", vectors, stream) / square)
         sizes.append(vectors.norm(dim=-1) / square.sqrt())

@@ -13,6 +13,7 @@ import hashlib
 import platform
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, Self
 
@@ -36,6 +37,7 @@ class TextConfig(DataConfig, kind="text"):
         text_field: The field that holds the text, in JSONL and datasets.
         heldout: Share of documents that are held out, chosen by hash.
         crop: How rows are taken from the stream of tokens.
+        begin: Share of rows that begin where a document does, of those that are taken at random.
         row_bos: Put `<bos>` in the place of every row's first input, also in the middle of a document.
         vocab_size: Of the byte-level BPE that is trained when no tokenizer is given.
         apart_from: Text whose held-out documents stay new: training documents here lose every run of 13 tokens that
@@ -52,6 +54,7 @@ class TextConfig(DataConfig, kind="text"):
     text_field: str = "text"
     heldout: float = 0.05
     crop: Literal["random", "cut"] = "random"
+    begin: float = 0.0
     row_bos: bool = False
     vocab_size: int = 1024
     apart_from: "TextConfig | None" = None
@@ -62,6 +65,11 @@ class TextConfig(DataConfig, kind="text"):
     def __post_init__(self) -> None:
         require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")
         require(0 <= self.heldout < 1, f"heldout={self.heldout} is not in [0, 1).")
+        require(0 <= self.begin <= 1, f"begin={self.begin} is not in [0, 1].")
+        require(
+            self.begin == 0 or (self.crop == "random" and not self.streaming),
+            'begin is of rows taken at random: crop="random", in memory.',
+        )
         require(len(self.sources) > 0, f'sources is empty. Name a file, a folder or "{STANDARD_LIBRARY}".')
         require(self.shuffle_buffer >= 1, "shuffle_buffer must be at least 1.")
         require(
@@ -147,9 +155,12 @@ class TextData:
     def batch(self, step: int, split: Split = "train") -> Batch:
         stream, config = self.stream(split), self.config
         if config.crop == "random":
-            starts = torch.randint(
-                max(1, stream.size - config.length), (config.batch_size,), generator=generator(config.seed, split, step)
-            )
+            random, size = generator(config.seed, split, step), (config.batch_size,)
+            starts = torch.randint(max(1, stream.size - config.length), size, generator=random)
+            if config.begin > 0:
+                begun = torch.from_numpy(stream.begun)
+                begun = begun[torch.randint(len(begun), size, generator=random)]
+                starts = torch.where(torch.rand(size, generator=random) < config.begin, begun, starts)
         else:
             starts = self._cuts(stream, split, step)
         rows = [stream.row(int(start), config.length) for start in starts]
@@ -288,6 +299,13 @@ class Stream:
     def n_tokens(self) -> int:
         """How many tokens there are, `bos` not counted."""
         return self.size - (0 if self.bos is None else int((self.tokens == self.bos).sum()))
+
+    @cached_property
+    def begun(self) -> np.ndarray:
+        """Where documents begin that have not lost their beginning; all of them if none has `bos`."""
+        starts = self.starts[self.starts < self.size]
+        whole = starts if self.bos is None else starts[self.tokens[starts] == self.bos]
+        return whole if len(whole) else starts
 
     def cuts(self, length: int) -> int:
         """Return how many rows cover every token but the first as a target."""

@@ -30,6 +30,7 @@ class RepeatedText(DataConfig, kind="repeated_text"):
         text: What spans are taken from. Its batch size and length give way to those here.
         unit_min: Shortest span, in tokens.
         unit_max: Longest span, in tokens.
+        bos: Put `<bos>` before each row, as before a text that is read; without, rows begin within a document.
     """
 
     batch_size: int = 16
@@ -38,6 +39,7 @@ class RepeatedText(DataConfig, kind="repeated_text"):
     text: TextConfig = dataclasses.field(default_factory=TextConfig)
     unit_min: int = 12
     unit_max: int = 60
+    bos: bool = False
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1 and self.length >= 1, "batch_size and length must be at least 1.")
@@ -61,13 +63,18 @@ class RepeatedText(DataConfig, kind="repeated_text"):
 
 
 class RepeatedTextData:
-    """Rows that are one span of text over and over; they begin within a document, so no `<bos>` is before them."""
+    """Rows that are one span of text over and over."""
 
     def __init__(self, config: RepeatedText, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
         text = config.text.build(tokenizer)
         assert isinstance(text, TextData), "text is kept in memory"
         self.text, self.tokenizer, self.vocab_size = text, text.tokenizer, text.vocab_size
+        if config.bos and text.tokenizer.bos is None:
+            raise DataError(
+                f"repeated_text: bos=True, and {text.tokenizer} has no token that begins a text. Leave bos out, or "
+                "give a tokenizer that has one."
+            )
 
     def batch(self, step: int, split: Split = "train") -> Batch:
         check_split(split)
@@ -76,8 +83,9 @@ class RepeatedTextData:
         rows = []
         for _ in range(config.batch_size):
             span = self._span(split, random)
-            times = -(-(config.length + 1) // len(span))
-            rows.append(span.repeat(times)[: config.length + 1].long())
+            row = span.repeat(-(-(config.length + 1) // len(span))).long()
+            row = torch.cat((torch.tensor([self.tokenizer.bos]), row)) if config.bos else row
+            rows.append(row[: config.length + 1])
         return next_token_batch(torch.stack(rows))
 
     def documents(self, split: Split) -> Iterator[list[int]]:
