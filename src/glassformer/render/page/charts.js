@@ -18,7 +18,8 @@ function ticksOf(low, high) {
   const base = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * base).find((s) => s >= rough);
   const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + 1e-9 * span; t += step) found.push(Number(t.toPrecision(10)));
+  // multiples of the step, as sums of it miss zero
+  for (let i = Math.ceil(low / step); i * step <= high + 1e-9 * span; i++) found.push(Number((i * step).toPrecision(10)));
   return found;
 }
 

@@ -34,7 +34,7 @@ function claimChart(claim) {
     seeds.map(([seed, value]) => dot(px(value), middle, spoken("seed {seed}: {value}", { seed, value: short(value) }), "seed")));
 }
 
-const said = (mean, low, high) => (low === null ? short(mean) : `${short(mean)} [${short(low)}, ${short(high)}]`);
+const said = (mean, low, high) => (low === null || low === high ? short(mean) : `${short(mean)} [${short(low)}, ${short(high)}]`);
 
 function claimCard(claim) {
   const measured = claim.mean === null ? null : said(claim.mean, claim.low, claim.high);
