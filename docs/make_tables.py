@@ -16,7 +16,7 @@ from typing import Any
 
 from glassformer.attention import MixerConfig
 from glassformer.study import find, names as names_of_studies, shipped
-from glassformer.study.report import found_in_words, outdated, tallied
+from glassformer.study.report import found_in_words, outdated, size_of, tallied
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "src" / "glassformer" / "zoo"
@@ -93,6 +93,7 @@ def tables() -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs" / "mechanisms.md": {"mechanisms": mechanisms()},
         ROOT / "docs" / "claims.md": {"claims": claims()},
+        **{page: studies(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))},
         ROOT / "docs" / "reliability.md": {"stress": stress(), "environments": environments()},
     }  # fmt: skip
 
@@ -165,14 +166,33 @@ def claims() -> str:
         report = shipped(name)
         if report is None:
             continue
-        older = "" if not outdated(report) else " Some of the code that ran has changed since."
-        rows = [("claim", "expected", "found", "verdict")]
-        rows += [(one["text"], one["expected"], found_in_words(one), one["verdict"]) for one in report["claims"]]
-        ran = f"{len(report['runs'])} runs, {report['seeds']} seeds: {tallied(report)}.{older}"
         differs = "\n".join(f"- {line}" for line in report["differs"])
-        told = (report["question"], f"{report['paper']}. {ran}", _table(rows), "What differs:", differs)
+        told = (report["question"], f"{report['paper']}. {_ran(report)}", decided(report), "What differs:", differs)
         parts += [f"## {name}", *(told if differs else told[:3])]
     return "\n\n".join(parts)
+
+
+def decided(report: dict[str, Any]) -> str:
+    """Return the claims of a report with their verdicts, as a table."""
+    rows = [("claim", "expected", "found", "verdict")]
+    rows += [(one["text"], one["expected"], found_in_words(one), one["verdict"]) for one in report["claims"]]
+    return _table(rows)
+
+
+def studies(page: str) -> dict[str, str]:
+    """Return what studies that a page has a marker for found, by their names."""
+    found = {name: shipped(name) for name in names_of_studies() if f"<!-- {name} -->" in page}
+    return {
+        name: "What it finds does not come with the package yet."
+        if report is None
+        else f"{decided(report)}\n\n{_ran(report)}"
+        for name, report in found.items()
+    }
+
+
+def _ran(report: dict[str, Any]) -> str:
+    older = "" if not outdated(report) else " Some of the code that ran has changed since."
+    return f"{size_of(report)}: {tallied(report)}.{older}"
 
 
 def headlines(*, chinese: bool) -> str:

@@ -32,13 +32,11 @@ from glassformer.analysis import (
     vocabulary,
 )
 from glassformer.bench import attention_costs
-from glassformer.data import Batch, Pairs, UnseenWords
+from glassformer.data import Batch, Pairs
 from glassformer.data.batch import next_token_batch
 from glassformer.data.pairs import Pair
 from glassformer.handmade import induction_model, repeated
 from glassformer.labelled import Result
-from glassformer.studies.induction_heads import SixArguments
-from glassformer.studies.unseen_words import unseen_words
 from glassformer.testing.models import subject
 from glassformer.trace import Scale
 from glassformer.training import OptimConfig, train
@@ -145,16 +143,6 @@ def _sweep() -> Any:
     return sweep.sweep(_small(), _ids(), plan, sweep.logit_difference(1, 2))
 
 
-def _six_arguments() -> SixArguments:
-    found: Any = [result(name) for name in ("Trajectory", "PhaseChange", "Ablation", "HeadEvaluation")]
-    return SixArguments((), ("L1H0",), 0.4, 0.5, *found)
-
-
-def _unseen_words() -> Any:
-    config = UnseenWords(batch_size=8, length=40, alphabet=20, words=200, withheld=60, per_row=4)
-    return unseen_words({"built": induction_model()}, config, batches=1, counted_batches=2, orders=(2,))
-
-
 MAKERS: dict[str, Callable[[], Any]] = {
     "Ablation": lambda: causal.ablate_each(induction_model(), repeated(batch=4)),
     "AblationTable": lambda: causal.ablation_table(_small(), _ids(), sweep.logit_difference(1, 2)),
@@ -223,7 +211,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "ScorePaths": _one_pass(paths.score_paths, head="L1H0"),
     "SenderEffects": _pairs(circuits.sender_effects),
     "ShortCircuit": memorisation,
-    "SixArguments": _six_arguments,
     "SkipTrigrams": _weights(vocabulary.skip_trigrams),
     "SourceEffects": _one_pass(attribution.source_effects),
     "StreamDimensions": _one_pass(subspaces.stream_dimensions),
@@ -235,7 +222,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "TokenPairs": _weights(vocabulary.token_pairs),
     "TracesByRole": lambda: causal.average_traces([result("CausalTrace")]),  # type: ignore[list-item]
     "Trajectory": lambda: _history()[0],
-    "UnseenWordsStudy": _unseen_words,
     "ValueNorms": _one_pass(token_flow.value_norms),
     "Verified": lambda: result("NodeAttribution").verified(5),  # type: ignore[attr-defined]
     "VirtualCopying": lambda: paths.virtual_copying(_small(), 0, 1),

@@ -38,14 +38,13 @@ NAMES = [kind.__name__ for kind in classes()]
 SLOW = {
     "Circuits",
     "LossTrajectories",
-    "SixArguments",
     "Suppression",
     "AttentionSinks",
     "LensDivergence",
     "PhaseChange",
 }
-# studies of several models, and one that is made by hand here
-OF_SEVERAL_MODELS = {"ShortCircuit", "SixArguments", "UnseenWordsStudy"}
+# of several models
+OF_SEVERAL_MODELS = {"ShortCircuit"}
 every = pytest.mark.parametrize(
     "name",
     [
@@ -88,7 +87,7 @@ def test_there_is_a_result_of_every_class() -> None:
 
 
 def test_every_class_says_what_is_drawn_of_it_and_names_what_it_has() -> None:
-    nested = {"Patching", "SixArguments"}  # drawn as what they hold
+    nested = {"Patching"}  # drawn as what they hold
     for kind in classes():
         assert kind.HEADLINE or kind.__name__ in nested, kind.__name__
         known = {*(f.name for f in dataclasses.fields(kind)), *kind.derived_names()}  # type: ignore[arg-type]

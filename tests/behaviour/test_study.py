@@ -15,7 +15,7 @@ from glassformer.cli import main
 from glassformer.errors import AnalysisUnavailable, ConfigError
 from glassformer.files import read_json
 from glassformer.study import Claim, Scale, Study, above, below, find, names, run_study, shipped, survey, value, verify
-from glassformer.study.report import document, outdated, write_report
+from glassformer.study.report import document, found_in_words, outdated, write_report
 
 OWN = '''"""Noise has mean zero."""
 
@@ -257,6 +257,30 @@ def test_the_smoke_of_a_study_runs(name, tmp_path, pytestconfig):
     if name not in in_turn(names(), date.today().toordinal()) and not pytestconfig.getoption("--every-study"):
         pytest.skip("another day's turn; --every-study runs all")
     found = run_study(name, "smoke", folder=tmp_path)
-    assert not any(run.error for run in found.runs)
+    assert [run.error for run in found.runs if run.error] == []
     made = document(found)
     assert {claim["verdict"] for claim in made["claims"]} <= {"holds", "fails", "undecided", "not defined"}
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "said"),
+    [
+        (0.99234, 0.97123, 1.0131, "0.992 [0.971, 1.013]"),
+        (3e-14, 3.1e-15, 5.69e-14, "3e-14 [3.1e-15, 5.7e-14]"),
+        (1234.5, 1000.0, 1469.0, "1234 [1000, 1469]"),
+        (174.6123, 174.6123, 174.6123, "174.6"),
+        (0.5, None, None, "0.5"),
+        (None, None, None, ""),
+    ],
+)
+def test_what_was_measured_is_said_to_two_digits_of_its_interval(mean, low, high, said):
+    assert found_in_words({"mean": mean, "low": low, "high": high}) == said
+
+
+def test_an_expectation_of_equal_numbers_in_other_words_is_no_change(own, tmp_path):
+    found = run_study(own, "small", folder=tmp_path / "runs")
+    before = json.loads(json.dumps(document(found)))
+    before["claims"][0]["expected"] = "said otherwise"
+    assert document(found, before)["claims"][0]["earlier"] == []
+    before["claims"][0]["range"] = {"low": 1.5, "high": None}
+    assert [one["expected"] for one in document(found, before)["claims"][0]["earlier"]] == ["said otherwise"]

@@ -1,16 +1,12 @@
 """Induction under four mechanisms: who completes random tokens that come again, how soon, and by which pattern?
 
-Two layers of attention and nothing else, at equal width and nearly equal parameters, on random units repeated. Softmax
-can look up any earlier token; a linear mechanism keeps a state of fixed size, and two keys that are not orthogonal blur
-each other there. Linear attention also runs with smeared keys, which spare it the search for the previous token: what
-it still lacks then, it lacks for its state.
+Two layers of attention alone. Softmax can look up any earlier token; a linear mechanism keeps a state of fixed size,
+where keys that are not orthogonal blur each other. It also runs with smeared keys, which spare it the search for the
+previous token: what it still lacks then, it lacks for its state.
 """
 
 import math
-from functools import partial
-from typing import Any
-
-from torch import Tensor
+from pathlib import Path
 
 import glassformer as gf
 from glassformer.analysis.heads import head_scores
@@ -18,139 +14,98 @@ from glassformer.analysis.losses import token_losses
 from glassformer.attention import Differential, Lightning, Linear, MixerConfig, QueryKeyOnly, Softmax
 from glassformer.data import Repeat
 from glassformer.errors import AnalysisUnavailable
-from glassformer.models import DecoderConfig, ModelLike, published_block
-from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value
+from glassformer.models import DecoderConfig, published_block
+from glassformer.study import Case, Claim, Measure, Measures, Quantity, Scale, Study, above, below, value
 from glassformer.training import OptimConfig, TrainConfig, read_metrics
 
 SOFTMAX, LINEAR, SMEARED = "softmax", "linear", "linear, smeared keys"
 LIGHTNING, DIFFERENTIAL = "lightning", "differential"
-# a differential head has twice the streams and values of twice the width: half as many are as many parameters
-MIXERS: dict[str, tuple[MixerConfig, int]] = {
-    SOFTMAX: (Softmax(), 4),
-    LINEAR: (Linear(), 4),
-    SMEARED: (Linear(), 4),
-    LIGHTNING: (Lightning(), 4),
-    DIFFERENTIAL: (Differential(), 2),
-}
-SYMBOLS, WIDTH, LENGTH = 64, 64, 64
-SHORT, LONG = 8, 24
-CHANCE = math.log(SYMBOLS)
+MIXERS: dict[str, MixerConfig] = {
+    SOFTMAX: Softmax(), LINEAR: Linear(), SMEARED: Linear(), LIGHTNING: Lightning(), DIFFERENTIAL: Differential(),
+}  # fmt: skip
+SYMBOLS, WIDTH, LENGTH, SHORT, LONG, CHANCE = 64, 64, 64, 8, 24, math.log(64)
 
 
 def run(case: Case) -> Measures:
     folder = case.train(recipe(case["mechanism"], case["steps"], case.seed))
     model = gf.load(folder)
+
+    def loss(least: int, most: int) -> float:
+        data = units(case.seed, least, most).build()
+        losses, certain = token_losses(model, *(data.batch(i, "heldout") for i in range(4)))
+        return float(losses[certain].mean())
+
+    scores = head_scores(model, unit=LONG, repeats=2).scores
     return {
-        "share_of_chance": _loss(model, case.seed, SHORT, LONG) / CHANCE,
-        "share_short": _loss(model, case.seed, SHORT, SHORT) / math.log(SHORT),
-        "share_long": _loss(model, case.seed, LONG, LONG) / math.log(LONG),
-        "prefix_matching": lambda: float(_matching(model).max()),
-        "least_matching": lambda: float(_matching(model).min()),
-        "tokens_until": partial(_tokens_until, read_metrics(folder)),
-        "parameters": float(sum(p.numel() for p in model.parameters())),
+        "share_of_chance": loss(SHORT, LONG) / CHANCE,
+        "share_short": loss(SHORT, SHORT) / math.log(SHORT),
+        "share_long": loss(LONG, LONG) / math.log(LONG),
+        "prefix_matching": float(scores.select(role="induction").values.max()),
+        "tokens_until": lambda: tokens_until(folder),
     }
 
 
 def recipe(mechanism: str, steps: int, seed: int) -> TrainConfig:
-    """Return two layers of a mechanism as its paper builds them, on units repeated."""
-    mixer, n_heads = MIXERS[mechanism]
-    layers = tuple(
-        published_block(
-            mixer, i, n_heads=n_heads, d_head=WIDTH // 4, positions=QueryKeyOnly(amplitude=2.0),
-            smeared=mechanism == SMEARED,
-        )
-        for i in range(2)
-    )  # fmt: skip
-    model = DecoderConfig(SYMBOLS + 1, WIDTH, layers, max_len=LENGTH)
-    optim = OptimConfig(lr=3e-3, warmup=50)
+    """Return two layers of a mechanism as its paper builds them; two differential heads weigh what four others do."""
+    layout = {"n_heads": 2 if mechanism == DIFFERENTIAL else 4, "d_head": WIDTH // 4, "smeared": mechanism == SMEARED}
+    places = QueryKeyOnly(amplitude=2.0)
+    layers = tuple(published_block(MIXERS[mechanism], i, positions=places, **layout) for i in range(2))
     return TrainConfig(
-        model, _units(seed, SHORT, LONG), optim=optim, steps=steps, log_every=10, evaluate_every=steps, save_every=steps
-    )
+        DecoderConfig(SYMBOLS + 1, WIDTH, layers, max_len=LENGTH), units(seed, SHORT, LONG), steps=steps,
+        optim=OptimConfig(lr=3e-3, warmup=50), log_every=10, evaluate_every=steps, save_every=steps,
+    )  # fmt: skip
 
 
-def _units(seed: int, least: int, most: int) -> Repeat:
+def units(seed: int, least: int, most: int) -> Repeat:
     return Repeat(batch_size=16, seed=seed, length=LENGTH, unit_min=least, unit_max=most, vocab_size=SYMBOLS + 1)
 
 
-def _loss(model: ModelLike, seed: int, least: int, most: int) -> float:
-    """Return the loss on tokens that an earlier copy of the unit determines, in nats."""
-    data = _units(seed, least, most).build()
-    losses, certain = token_losses(model, *(data.batch(i, "heldout") for i in range(4)))
-    return float(losses[certain].mean())
-
-
-def _matching(model: ModelLike) -> Tensor:
-    """Return the prefix matching of every head; of differential attention it may be negative."""
-    return head_scores(model, unit=LONG, repeats=2).scores.select(role="induction").values
-
-
-def _tokens_until(lines: list[dict[str, Any]]) -> float:
+def tokens_until(folder: Path) -> float:
     """Return how many tokens were seen when the training loss first was half of chance."""
-    for line in lines:
+    for line in read_metrics(folder):
         if line.get("loss", math.inf) < CHANCE / 2:
             return float(line["tokens"])
     raise AnalysisUnavailable(f"the training loss never fell below half of chance, {CHANCE / 2:.2f} nats")
 
 
+def share(mechanism: str, measure: str = "share_of_chance") -> Quantity:
+    return value(measure, mechanism=mechanism)
+
+
 STUDY = Study(
     "induction-by-mechanism",
-    paper='Olsson et al. 2022, "In-context Learning and Induction Heads"; Ye et al. 2024, "Differential Transformer", '
-    'arXiv 2410.05258; Arora et al. 2023, "Zoology", arXiv 2312.04927; Jelassi et al. 2024, "Repeat After Me", arXiv '
-    "2402.01032",
+    paper='Olsson et al. 2022, "In-context Learning and Induction Heads"; Ye et al. 2024, arXiv 2410.05258; Arora et '
+    "al. 2023, arXiv 2312.04927; Jelassi et al. 2024, arXiv 2402.01032",
     question="Which mechanisms complete what comes again, and what limits those that do not?",
     run=run,
     grid={"mechanism": tuple(MIXERS)},
-    scales={
-        "smoke": Scale(seeds=2, settings={"steps": 8}),
-        "small": Scale(seeds=3, settings={"steps": 600}),
-        "full": Scale(seeds=5, settings={"steps": 4000}),
-    },
+    scales={"smoke": Scale(2, {"steps": 8}), "small": Scale(3, {"steps": 600}), "full": Scale(5, {"steps": 4000})},
     measures={
-        "share_of_chance": Measure(
-            f"Loss on tokens that an earlier copy determines, of that of guessing any; units of {SHORT} to {LONG}. "
-            "Guessing among the tokens of the unit has 0.65"
-        ),
+        "share_of_chance": Measure("Loss where an earlier copy determines the token, of that of guessing any token"),
         "share_short": Measure(f"Loss for units of {SHORT} tokens, of that of guessing among the tokens of the unit"),
         "share_long": Measure(f"The same for units of {LONG} tokens"),
         "prefix_matching": Measure("Prefix matching of the best head, on random tokens repeated", analysis=head_scores),
-        "least_matching": Measure("The same of the head with least; below 0 it matches prefixes with a negative sign"),
         "tokens_until": Measure("Training until the loss on such tokens is half of chance", "tokens"),
-        "parameters": Measure("Parameters of the model"),
     },
     claims=(
-        Claim("Two layers of softmax learn it", value("share_of_chance", mechanism=SOFTMAX), below(0.1)),
+        Claim("Two layers of softmax learn it", share(SOFTMAX), below(0.1)),
         Claim("Softmax has a head that matches prefixes", value("prefix_matching", mechanism=SOFTMAX), above(0.5)),
-        Claim("Differential attention learns it", value("share_of_chance", mechanism=DIFFERENTIAL), below(0.1)),
+        Claim("Differential attention learns it", share(DIFFERENTIAL), below(0.1)),
         Claim("Differential attention has one, too", value("prefix_matching", mechanism=DIFFERENTIAL), above(0.5)),
         Claim(
             "Differential attention needs fewer tokens than softmax, as it does on text",
-            value("tokens_until", mechanism=DIFFERENTIAL) / value("tokens_until", mechanism=SOFTMAX),
-            below(1),
+            value("tokens_until", mechanism=DIFFERENTIAL) / value("tokens_until", mechanism=SOFTMAX), below(1),
         ),
-        Claim(
-            "Linear attention recalls less than softmax",
-            value("share_of_chance", mechanism=LINEAR) - value("share_of_chance", mechanism=SOFTMAX),
-            above(0.1),
-        ),
-        Claim(
-            "Linear attention recalls less even where smeared keys spare it the first layer's part",
-            value("share_of_chance", mechanism=SMEARED) - value("share_of_chance", mechanism=SOFTMAX),
-            above(0.1),
-        ),
+        Claim("Linear attention recalls less than softmax", share(LINEAR) - share(SOFTMAX), above(0.1)),
+        Claim("Linear attention recalls less with smeared keys, too", share(SMEARED) - share(SOFTMAX), above(0.1)),
         Claim(
             "The state of linear attention is the limit: long units are recalled worse than short ones",
-            value("share_long", mechanism=SMEARED) - value("share_short", mechanism=SMEARED),
-            above(0.1),
+            share(SMEARED, "share_long") - share(SMEARED, "share_short"), above(0.1),
         ),
-        Claim(
-            "Lightning attention recalls less than softmax",
-            value("share_of_chance", mechanism=LIGHTNING) - value("share_of_chance", mechanism=SOFTMAX),
-            above(0.1),
-        ),
+        Claim("Lightning attention recalls less than softmax", share(LIGHTNING) - share(SOFTMAX), above(0.1)),
         Claim(
             "Softmax recalls long units as well as short ones",
-            value("share_long", mechanism=SOFTMAX) - value("share_short", mechanism=SOFTMAX),
-            below(0.1),
+            share(SOFTMAX, "share_long") - share(SOFTMAX, "share_short"), below(0.1),
         ),
     ),
     differs=(

@@ -1,14 +1,16 @@
 """Rank collapse: without skip connections, attention makes all tokens alike, doubly exponentially in depth.
 
-Two experiments. One layer, tokens that are nearly alike: the residual that is left grows with the third power of the
-residual before, where every row has the same softmax; a mask gives rows softmaxes of their own, and the power is one.
-Many layers at random weights: what skips, MLPs and norms change.
+One layer, tokens that are nearly alike: the residual that is left grows with the third power of the one before, where
+every row has the same softmax; a mask gives rows softmaxes of their own, and the power is one. Many layers at random
+weights: what skips, MLPs and norms change.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from glassformer.study import Case, Claim, Measure, Measures, Scale, Study, above, below, value, within
 
@@ -25,15 +27,14 @@ def run(case: Case) -> Measures:
 
     layers = [[drawn(heads, d, d) for _ in range(3)] + [drawn(d, d), drawn(d, d)] for _ in range(max(DEPTHS))]
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    variant = case["variant"]
-    skip, mlp, norm = ("skip" in variant), ("MLP" in variant), ("norm" in variant)
+    skip, mlp, norm = (part in case["variant"] for part in ("skip", "MLP", "norm"))
     shares = [share(x)]
     for query, key, out, first, second in layers:
         x = attention(x, query, key, out, masked=False) + (x if skip else 0)
-        x = _normed(x) if norm else x
+        x = layer_norm(x, (d,)) if norm else x
         if mlp:
             x = torch.relu(x @ first) @ second + (x if skip else 0)
-            x = _normed(x) if norm else x
+            x = layer_norm(x, (d,)) if norm else x
         shares.append(share(x))
     return {f"residual_{depth}": math.log10(max(shares[depth], 1e-300)) for depth in DEPTHS} | {
         f"power_{name}": _power(layers[0], n, d, generator, masked=masked)
@@ -69,22 +70,17 @@ def share(x: Tensor) -> float:
     return _size(residual(x)) / _size(x)
 
 
-def _normed(x: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(x, x.shape[-1:])
-
-
 def _power(layer: list[Tensor], n: int, d: int, generator: torch.Generator, *, masked: bool) -> float:
-    """Return the slope of the residual behind one layer over that before it, in logarithms, as it becomes small."""
+    """Return the fitted slope of the residual behind one layer over that before it, in logarithms, where small."""
     common = torch.randn(d, generator=generator, dtype=torch.float64)
     apart = residual(torch.randn(n, d, generator=generator, dtype=torch.float64))
-    points = []
-    for exponent in (-3.0, -2.5, -2.0):
-        x = common + 10**exponent * apart
-        behind = attention(x, *layer[:3], masked=masked)
-        points.append((float(residual(x).norm().log()), float(residual(behind).norm().log())))
-    (x0, y0), (x1, y1) = points[0], points[-1]
-    return (y1 - y0) / (x1 - x0)
+    nearly = [common + 10**exponent * apart for exponent in (-3.0, -2.5, -2.0)]
+    before = torch.stack([residual(x).norm().log() for x in nearly])
+    behind = torch.stack([residual(attention(x, *layer[:3], masked=masked)).norm().log() for x in nearly])
+    return float(torch.cov(torch.stack((before, behind)))[0, 1] / before.var())
 
+
+after_3, after_12 = (partial(value, f"residual_{depth}") for depth in DEPTHS)
 
 STUDY = Study(
     "rank-collapse",
@@ -105,20 +101,13 @@ STUDY = Study(
     },
     claims=(
         Claim("One layer cubes the residual", value("power_unmasked", variant="attention"), within(0.1, 3)),
-        Claim(
-            "Three layers of attention alone leave next to nothing", value("residual_3", variant="attention"), below(-5)
-        ),
-        Claim(
-            "Skip connections keep tokens apart over twelve layers",
-            value("residual_12", variant="with skip"),
-            above(-2),
-        ),
-        Claim("MLPs alone do not stop the collapse", value("residual_12", variant="with MLP"), below(-5)),
-        Claim("Norms alone do not stop the collapse", value("residual_12", variant="with norm"), below(-5)),
+        Claim("Three layers of attention alone leave next to nothing", after_3(variant="attention"), below(-5)),
+        Claim("Skip connections keep tokens apart over twelve layers", after_12(variant="with skip"), above(-2)),
+        Claim("MLPs alone do not stop the collapse", after_12(variant="with MLP"), below(-5)),
+        Claim("Norms alone do not stop the collapse", after_12(variant="with norm"), below(-5)),
         Claim(
             "Under a causal mask the residual shrinks by a factor, not by a power",
-            value("power_masked", variant="attention"),
-            within(0.1, 1),
+            value("power_masked", variant="attention"), within(0.1, 1),
         ),
     ),
     differs=(
@@ -126,4 +115,4 @@ STUDY = Study(
         "Heads are of full width, their outputs summed and divided by the root of their number.",
     ),
     mechanisms=("softmax",),
-)
+)  # fmt: skip

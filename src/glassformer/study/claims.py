@@ -179,12 +179,16 @@ class Expectation:
 
     def __str__(self) -> str:
         if math.isinf(self.low):
-            return f"below {self.high:g}"
-        return f"above {self.low:g}" if math.isinf(self.high) else f"from {self.low:g} to {self.high:g}"
+            return f"below {_end(self.high)}"
+        return f"above {_end(self.low)}" if math.isinf(self.high) else f"from {_end(self.low)} to {_end(self.high)}"
 
     def to_dict(self) -> dict[str, float | int | None]:
         """Return the ends; None for a side that is open."""
         return {name: None if math.isinf(end) else end for name, end in (("low", self.low), ("high", self.high))}
+
+
+def _end(number: float | int) -> str:
+    return f"{number:g}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def above(least: float | int) -> Expectation:

@@ -24,7 +24,7 @@ from glassformer.training import TrainConfig
 
 Setting = int | float | str | bool | None
 # a function is called by the engine: where it is not defined for a case, that is what the report says
-Measures = Mapping[str, "float | Callable[[], float]"]
+Measures = Mapping[str, float | Callable[[], float]]
 SCALES = ("smoke", "small", "full")
 
 

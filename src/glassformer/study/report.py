@@ -103,8 +103,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     machine = "; ".join(", ".join(one.values()) for one in report["machines"])
     parts = [
         f"# {report['study']}\n\n{report['question']}\n\nPaper: {report['paper']}",
-        f"Scale {report['scale']}: {len(report['runs'])} runs, {report['seeds']} seeds, "
-        f"{_spoken(report['seconds'])} on one thread ({machine}).",
+        f"Scale {report['scale']}: {size_of(report)}, {_spoken(report['seconds'])} on one thread ({machine}).",
         "## Claims\n\n" + _table(("claim", "measured", "expected", "mean and 95 % interval", "verdict"), claims),
         *(["\n".join(notes)] if notes else []),
         *(["## What differs from the paper\n\n" + "\n".join(f"- {one}" for one in report["differs"])]
@@ -131,7 +130,7 @@ def _earlier(claim: Mapping[str, Any], before: Mapping[str, Any] | None) -> list
     for old in (before or {}).get("claims", []):
         if old["text"] == claim["text"]:
             known = old["earlier"]
-            if old["expected"] != claim["expected"]:
+            if old["range"] != claim["range"]:
                 known = [*known, {name: old[name] for name in ("expected", "range", "verdict", "mean", "low", "high")}]
             return known
     return []
@@ -186,12 +185,24 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def found_in_words(claim: Mapping[str, Any]) -> str:
-    """Return what was measured for a claim of a report, `0.992 [0.971, 1.01]`; empty if nothing was."""
-    if claim["mean"] is None:
+    """Return what was measured for a claim of a report, to two digits of its interval: `0.992 [0.971, 1.013]`.
+
+    It is empty if nothing was measured, and has no interval where there is none or it has no width.
+    """
+    mean, low, high = (claim[name] for name in ("mean", "low", "high"))
+    if mean is None:
         return ""
-    if claim["low"] is None:
-        return f"{claim['mean']:.4g}"
-    return f"{claim['mean']:.4g} [{claim['low']:.4g}, {claim['high']:.4g}]"
+    if low is None or low == high:
+        return f"{mean:.4g}"
+    decimals = max(1 - math.floor(math.log10((high - low) / 2)), 0)
+    form = f".{decimals}f" if decimals < 6 else ".2g"
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def size_of(report: Mapping[str, Any]) -> str:
+    """Return how much ran, `12 runs, 3 seeds`."""
+    sizes = ((len(report["runs"]), "run"), (report["seeds"], "seed"))
+    return ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in sizes)
 
 
 def _number(value: float) -> float | None:
